@@ -237,6 +237,7 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
                                  .n_seqs = c->n_seqs,
                                  .first_layer = i * c->n_layers,
                                  .n_layers = c->n_layers,
+                                 .early = true,
                                  .logits = c->stage.group == CN_GROUP_MAX
                                                ? (float *)(void *)r->logits
                                                : NULL,

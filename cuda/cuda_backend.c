@@ -74,6 +74,7 @@ CUDA_OP(digest, cn_digest_args)
 CUDA_OP(predict, cn_predict_args)
 CUDA_OP(score, cn_score_args)
 CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
+CUDA_OP(select_in_tiles, cn_in_tiles_args)
 CUDA_OP(exchange, cn_exchange_args)
 CUDA_OP(fetch, cn_fetch_args)
 CUDA_OP(silu_mul, cn_silu_mul_args)
@@ -190,6 +191,7 @@ static const cn_backend CUDA_TABLE = {
     .predict = predict,
     .score = score,
     .select = select_best,
+    .select_in_tiles = select_in_tiles,
     .exchange = exchange,
     .fetch = fetch,
     .silu_mul = silu_mul,

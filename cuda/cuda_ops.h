@@ -175,6 +175,7 @@ cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
 size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
 cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
+cn_status cn_cuda_select_in_tiles(cn_stream *s, const cn_in_tiles_args *a);
 cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
 /* Sets the largest chosen_stride for which a thread block has enough shared memory. */
 cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most);

@@ -22,6 +22,7 @@ typedef __nv_bfloat16 cn_bf16;
 
 /* Policies of the L2 cache: for data that is read once, and for data that every block reads. */
 #define CN_CACHE_EVICT_FIRST UINT64_C(0x12f0000000000000)
+#define CN_CACHE_EVICT_NORMAL UINT64_C(0x1000000000000000)
 #define CN_CACHE_EVICT_LAST UINT64_C(0x14f0000000000000)
 
 /* ---- bf16, eight at a time ---- */

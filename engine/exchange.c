@@ -374,6 +374,7 @@ static cn_status score(const job *j, cn_row_range range)
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
+        .early = true, /* copies of events, digests and tables come before the prediction */
         .logits = j->m->logits,
         .out = j->m->score,
     };

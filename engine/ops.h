@@ -381,12 +381,11 @@ typedef struct cn_sel_stage {
     uint8_t reserved;
 } cn_sel_stage;
 
-/* What `score` counts for the `select` of its output, on the device, so that a unit's candidates
- * can be selected before all of `score` has ended. A backend that counts nothing leaves both
- * false. */
+/* Whether `score` counts for the `select` of its output, on the device: for each unit, how many
+ * scores it has stored, and how many of these have each high byte. So a unit's candidates can be
+ * selected before all of `score` has ended. */
 typedef struct cn_score_progress {
-    bool stored; /* for each unit, how many scores it has stored */
-    bool digits; /* and how many of these have each high byte */
+    bool counts;
 } cn_score_progress;
 
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
@@ -415,13 +414,16 @@ typedef struct cn_score_args {
      * if all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
     uint32_t keys;
     uint32_t n_seqs, first_layer, n_layers;
+    /* What the op reads, except q and tiles, was complete before the op before it started. A device
+     * may then read it early. */
+    bool early;
     /* Scratch of group rule max, ragged alike: cn_logit_row elements of backend->logit_bytes for
      * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
     void *logits;
     uint16_t *out;
-    /* NULL, or where `score` says what it counts. The next op of the stream must then be the
-     * `select` of this output, with the same arrays and *progress: it waits for the counts and
-     * clears them. Otherwise a later `select` may never end. */
+    /* NULL, or where `score` says whether it counts. The next op of the stream must then be the
+     * `select` or `select_in_tiles` of this output, with the same arrays and *progress: it waits
+     * for the counts and clears them. Otherwise a later `select` may never end. */
     cn_score_progress *progress;
 } cn_score_args;
 
@@ -451,6 +453,15 @@ typedef struct cn_select_args {
     uint32_t *done; /* [S, n_layers, hk] or NULL: as in cn_attn_sparse_args */
     const cn_score_progress *progress; /* of the op before, which has computed `score`; or NULL */
 } cn_select_args;
+
+/* Three ops in one: the tiles of each unit are selected, their tokens are scored, and tokens are
+ * selected. Every active stage of `score` ranks tokens in these tiles. The op before is the `score`
+ * of the tiles, with tiles.progress. `tiles.list` and `score.out` may stay unwritten. */
+typedef struct cn_in_tiles_args {
+    cn_select_args tiles;
+    cn_score_args score;
+    cn_select_args tokens;
+} cn_in_tiles_args;
 
 enum { CN_MAX_SELECT_WINDOW = 64 };
 
@@ -621,6 +632,8 @@ struct cn_backend {
     cn_status (*predict)(cn_stream *s, const cn_predict_args *a);
     cn_status (*score)(cn_stream *s, const cn_score_args *a);
     cn_status (*select)(cn_stream *s, const cn_select_args *a);
+    /* NULL: the backend has the three ops only. */
+    cn_status (*select_in_tiles)(cn_stream *s, const cn_in_tiles_args *a);
     /* Exchange with a home space; NULL: the backend supports no away requests. */
     cn_status (*exchange)(cn_stream *s, const cn_exchange_args *a);
     cn_status (*fetch)(cn_stream *s, const cn_fetch_args *a);

@@ -244,6 +244,14 @@ static uint32_t keys_of(uint32_t selectors, cn_select_flavour flavour)
     return cn_select_has_max(flavour) ? max | other : other;
 }
 
+/* Returns whether all of the selectors rank tiles first. */
+static bool only_tiles(uint32_t selectors)
+{
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
+        if ((selectors >> i & 1) && !cn_selector_of((cn_kv_select)i)->has_tiles) return false;
+    return true;
+}
+
 /* Sets what a step of this shape launches. */
 static void fix_shape(cn_select_builder *b, cn_step_shape shape)
 {
@@ -258,6 +266,7 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     v->stage[1].runs = true;
     v->stage[1].runs_max = cn_select_has_max(shape.flavour);
     v->stage[1].keys = keys_of(b->opts.selectors, shape.flavour);
+    v->only_tiles = v->stage[0].runs && only_tiles(b->opts.selectors);
 }
 
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
@@ -266,7 +275,7 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
     bool fits;
     const cn_select_flavour need =
         cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
-    v->runs_predict = false;
+    v->runs_predict = v->only_tiles = false;
     v->n_ranges = 0;
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         v->stage[i].runs = v->stage[i].runs_max = false;

@@ -71,6 +71,7 @@ typedef struct cn_select_view {
     const uint32_t *ring_slots, *newest, *modulus, *n_window; /* as in cn_predict_args */
     const uint8_t *weights, *rotate;
     cn_select_stage_view stage[CN_SELECT_STAGES];
+    bool only_tiles; /* each row that ranks tokens ranks those of tiles, after stage 0 */
     const cn_row_range *ranges;
     uint32_t n_ranges;
 } cn_select_view;

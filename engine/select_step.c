@@ -37,9 +37,14 @@ static void *at_row(void *array, size_t row, size_t n, size_t elem_bytes)
     return array ? (char *)array + row * n * elem_bytes : NULL;
 }
 
-/* One stage of the rows of a range, in one layer. */
-static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *q, uint32_t i,
-                           cn_row_range range)
+/* What a stage of the rows of a range does in one layer. `score` has no progress. */
+typedef struct stage_args {
+    cn_score_args score;
+    cn_select_args select;
+} stage_args;
+
+static stage_args args_of(const cn_select_step *p, uint32_t layer, const void *q, uint32_t i,
+                          cn_row_range range)
 {
     const cn_select_view *v = p->view;
     const cn_select_stage_view *st = &v->stage[i];
@@ -50,10 +55,8 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
     const size_t e = cn_dtype_bytes(p->pools->act_dtype);
     const size_t q_row = (size_t)p->pools->n_heads * l->head_dim;
     const size_t predicted_row = q_row * (l->n_layers - p->first_layer);
-    if (!st->runs) return CN_OK;
     uint32_t *tiles = at_row(m->tiles, r, (size_t)l->n_kv_heads * m->tile_stride, sizeof *tiles);
     uint32_t *list = at_row(m->list, r, (size_t)l->n_kv_heads * m->list_stride, sizeof *list);
-    cn_score_progress progress = {0};
     char *predicted = at_row(m->predicted, r, predicted_row, e);
     const cn_score_args score = {
         .q = {[CN_SEL_TRUE] = (const char *)q + r * q_row * e,
@@ -74,11 +77,10 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .n_seqs = range.end - r,
         .first_layer = layer,
         .n_layers = 1,
+        .early = layer > 0, /* the attention of the previous layer has waited for all before it */
         .logits = st->runs_max ? m->logits : NULL,
         .out = m->score,
-        .progress = &progress,
     };
-    CN_TRY(p->be->score(p->stream, &score));
     const cn_select_args select = {
         .score = m->score,
         .stage = score.stage,
@@ -96,17 +98,48 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .list = last ? list : tiles,
         .list_stride = last ? m->list_stride : m->tile_stride,
         .done = last ? at_row(m->done, r, l->n_kv_heads, sizeof(uint32_t)) : NULL,
-        .progress = &progress,
     };
-    return p->be->select(p->stream, &select);
+    return (stage_args){score, select};
+}
+
+/* Runs a stage of the rows of a range. */
+static cn_status run_stage(const cn_select_step *p, stage_args a)
+{
+    cn_score_progress progress = {0};
+    a.score.progress = &progress;
+    a.select.progress = &progress;
+    CN_TRY(p->be->score(p->stream, &a.score));
+    return p->be->select(p->stream, &a.select);
+}
+
+/* Runs both stages of rows that all rank tokens of tiles, if they rank any. */
+static cn_status run_in_tiles(const cn_select_step *p, stage_args tiles, const stage_args *tokens)
+{
+    cn_score_progress progress = {0};
+    tiles.score.progress = &progress;
+    tiles.select.progress = &progress;
+    CN_TRY(p->be->score(p->stream, &tiles.score));
+    const cn_in_tiles_args a = {tiles.select, tokens->score, tokens->select};
+    return p->be->select_in_tiles(p->stream, &a);
+}
+
+/* Selects for the rows of a range in one layer. */
+static cn_status run_range(const cn_select_step *p, uint32_t layer, const void *q,
+                           cn_row_range range)
+{
+    stage_args a[CN_SELECT_STAGES];
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) a[i] = args_of(p, layer, q, i, range);
+    if (p->view->only_tiles && p->be->select_in_tiles) return run_in_tiles(p, a[0], &a[1]);
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
+        if (p->view->stage[i].runs) CN_TRY(run_stage(p, a[i]));
+    return CN_OK;
 }
 
 cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
 {
     const cn_select_view *v = p->view;
     for (uint32_t g = 0; g < v->n_ranges; g++)
-        for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
-            CN_TRY(run_stage(p, attn->layer, attn->q, i, v->ranges[g]));
+        CN_TRY(run_range(p, attn->layer, attn->q, v->ranges[g]));
     /* The ranges hold all rows, so if the last stage runs, it makes all lists. */
     const bool makes_lists = v->stage[CN_SELECT_STAGES - 1].runs;
     const cn_attn_sparse_args sparse = {

@@ -530,10 +530,7 @@ static cn_status rank(cn_stream *s, cn_score_params *p, uint32_t first_row, uint
     p->stored_row = stored_row;
     p->seq_units = n_rows * a->pools.layout.n_kv_heads;
     p->n_units = a->n_seqs * p->seq_units;
-    /* In a step, no kernel starts before the attention of the previous layer has waited for all
-     * kernels before it (attn_decode.cu). On a cache device, events order them before `predict`.
-     * The second launch of a call starts when the first has waited. */
-    p->early = first_row > 0 || (a->n_layers == 1 && a->first_layer > 0);
+    p->early = first_row > 0 || a->early; /* the second launch starts when the first has waited */
     return cn_score_ring_fits(s, *p) ? cn_score_ring(s, *p) : launch(s, *p);
 }
 
@@ -554,28 +551,38 @@ static cn_status rank_one_by_one(cn_stream *s, const cn_score_params &all, size_
     return cn_score_share(s, last);
 }
 
-/* Sets what the call counts, and says so. */
+/* Sets whether the call counts, and says so. */
 static void set_counts(const cn_stream *s, cn_score_params *p)
 {
     const cn_score_args *a = &p->args;
     if (!a->progress) return;
     const size_t n_units = (size_t)a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
     const bool fits = n_units * CN_COUNTS * sizeof(uint32_t) <= counts_bytes(&s->cuda->opts);
-    a->progress->stored = fits && cn_score_ring_counts(s, *p);
-    a->progress->digits = a->progress->stored && a->keys == 1u << CN_KEY_LABELS;
-    if (a->progress->stored) p->counts = (uint32_t *)s->select_scratch;
+    a->progress->counts = fits && a->n_layers == 1 && cn_score_ring_counts(s, *p);
+    if (a->progress->counts) p->counts = (uint32_t *)s->select_scratch;
+}
+
+cn_score_params cn_score_params_of(const cn_score_args *a)
+{
+    const cn_kv_layout *l = &a->pools.layout;
+    cn_score_params p = {};
+    p.args = *a;
+    p.rows = cn_kv_rows_of(l);
+    p.group = a->pools.n_heads / l->n_kv_heads;
+    p.block_log2 = cn_log2_u32(l->block_tokens);
+    p.tile_log2 = cn_log2_u32(l->tile_tokens);
+    p.label_bytes = a->pools.digest.n_channels / 2;
+    p.row = cn_logit_row(p.group);
+    p.stored_rows = a->n_layers;
+    return p;
 }
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
     if (a->progress) *a->progress = (cn_score_progress){};
     CN_TRY(check(a));
-    const cn_kv_layout *l = &a->pools.layout;
-    cn_score_params p = {};
-    p.args = *a;
-    p.rows = cn_kv_rows_of(l);
-    p.group = a->pools.n_heads / l->n_kv_heads;
-    const uint32_t n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
+    cn_score_params p = cn_score_params_of(a);
+    const uint32_t n_units = a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
     if (n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     const size_t counts = counts_bytes(&s->cuda->opts);
@@ -586,13 +593,8 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
         return cn_fail(CN_ERR_SHAPE,
                        "score: %u units of %u query heads: expected at most %zu units", n_units,
                        p.group, slots / 2 > n_blocks ? slots / 2 - n_blocks : 0);
-    p.block_log2 = cn_log2_u32(l->block_tokens);
-    p.tile_log2 = cn_log2_u32(l->tile_tokens);
-    p.label_bytes = a->pools.digest.n_channels / 2;
-    p.row = cn_logit_row(p.group);
     p.slots = (cn_exp_sum *)((char *)s->select_scratch + counts);
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    p.stored_rows = a->n_layers;
     set_counts(s, &p);
     /* K rows take long enough for a launch of each layer. */
     if (a->logits && a->keys == 1u << CN_KEY_ROWS) return rank_one_by_one(s, p, slots / 2);

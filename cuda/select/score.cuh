@@ -515,6 +515,18 @@ __device__ static inline void cn_store_kept(uint16_t *to, uint2 words)
 #endif
 }
 
+/* Stores the low half of `bits`. */
+__device__ static inline void cn_store_score(uint16_t *to, uint32_t bits, uint64_t cache)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.global.L2::cache_hint.b16 [%0], %1, %2;" ::"l"(to), "h"((uint16_t)bits),
+                 "l"(cache)
+                 : "memory");
+#else
+    *to = (uint16_t)bits;
+#endif
+}
+
 /* ---- two f16 in a word, the first in the low half ---- */
 
 /* cn_f16_or_nan of two numbers. */

@@ -169,9 +169,12 @@ __device__ static inline void cn_ring_store_heads(uint16_t *out, uint32_t row, u
     }
 }
 
-/* Stores the scores under the mean query, the sums of columns 0 and 1. */
+/* Stores the scores under the mean query, the sums of columns 0 and 1. DIGITS: counts the high byte
+ * of the first, the only one of bounds. */
+template <bool DIGITS>
 __device__ static inline void cn_ring_store_mean(uint16_t *out, uint32_t bits,
-                                                 const float sums[4], float factor)
+                                                 const float sums[4], float factor,
+                                                 uint32_t *digits)
 {
     float score[2];
 #pragma unroll
@@ -182,6 +185,7 @@ __device__ static inline void cn_ring_store_mean(uint16_t *out, uint32_t bits,
     if (threadIdx.x % 4 > 0) return;
     if (bits & CN_LANE_EXISTS) out[0] = (uint16_t)words;
     if (bits & CN_LANE_EXISTS << 1) out[8] = (uint16_t)(words >> 16);
+    if (DIGITS && (bits & CN_LANE_EXISTS)) atomicAdd(&digits[words >> 8 & 0xff], 1u);
 }
 
 /* ---- a part ---- */
@@ -207,8 +211,8 @@ __device__ static inline const cn_bf16 *cn_ring_query_row(const cn_ring_memory &
 }
 
 /* Computes the warp's lots of a part of rows, or else of bounds, under the mean query. D: head_dim,
- * or 0 for any. known: as in cn_feed_find. */
-template <bool IS_ROWS, uint32_t D, typename Feed>
+ * or 0 for any. known: as in cn_feed_find. DIGITS: counts the high bytes, of bounds. */
+template <bool IS_ROWS, uint32_t D, bool DIGITS, typename Feed>
 __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const cn_score_part &x,
                                                 const cn_ring_memory &m, Feed &f,
                                                 uint32_t known)
@@ -221,7 +225,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
         float sums[4];
         cn_ring_dot<IS_ROWS, D>(sums, p, cn_feed_wait(f), q);
         cn_feed_release(f, p, known);
-        cn_ring_store_mean(l.out, bits, sums, factor);
+        cn_ring_store_mean<DIGITS>(l.out, bits, sums, factor, m.fixed->digits);
     }
 }
 
@@ -263,7 +267,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
     if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
 }
 
-template <bool IS_ROWS, uint32_t D, typename Feed>
+template <bool IS_ROWS, uint32_t D, bool DIGITS, typename Feed>
 __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, const cn_score_part &x,
                                                    const cn_ring_memory &m, Feed &f,
                                                    uint32_t known)
@@ -271,7 +275,7 @@ __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, con
     if (x.stage.group == CN_GROUP_MAX)
         cn_ring_keys_max<IS_ROWS, D>(p, x, m, f, known);
     else
-        cn_ring_keys_mean<IS_ROWS, D>(p, x, m, f, known);
+        cn_ring_keys_mean<IS_ROWS, D, DIGITS>(p, x, m, f, known);
 }
 
 #endif

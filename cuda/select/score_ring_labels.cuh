@@ -152,7 +152,7 @@ cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_rin
 template <int N_WORDS, bool WHOLE, bool DIGITS>
 __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const cn_ring_labels &lot,
                                                  const cn_label_query<N_WORDS, 1> &q,
-                                                 uint32_t *digits)
+                                                 uint64_t cache, uint32_t *digits)
 {
 #pragma unroll(WHOLE ? 4 : 1)
     for (uint32_t i = 0; i < 8; i += 2) {
@@ -172,8 +172,8 @@ __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const c
             logit[k] = cn_label_logit_of(product[0][2 * k], scale, q.factor[0]);
         }
         const uint32_t both = cn_score_of_f16x2(cn_f16x2(logit[0], logit[1]));
-        if (valid[0]) lot.score[i * CN_WARP] = (uint16_t)both;
-        if (valid[1]) lot.score[(i + 1) * CN_WARP] = (uint16_t)(both >> 16);
+        if (valid[0]) cn_store_score(lot.score + i * CN_WARP, both, cache);
+        if (valid[1]) cn_store_score(lot.score + (i + 1) * CN_WARP, both >> 16, cache);
         if (DIGITS && valid[0]) atomicAdd(&digits[both >> 8 & 0xff], 1u);
         if (DIGITS && valid[1]) atomicAdd(&digits[both >> 24], 1u);
     }
@@ -219,20 +219,21 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
     const cn_label_query<N_WORDS, 1> q =
         cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, 1);
     const uint32_t warp = threadIdx.x / CN_WARP;
+    const uint64_t cache = DIGITS || p.n_rows == 1 ? CN_CACHE_EVICT_NORMAL : CN_CACHE_EVICT_LAST;
     cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
         cn_ring_wait_labels<N_WORDS>(f, lot);
         if (whole)
-            cn_ring_label_mean<N_WORDS, true, DIGITS>(x, lot, q, m.fixed->digits);
+            cn_ring_label_mean<N_WORDS, true, DIGITS>(x, lot, q, cache, m.fixed->digits);
         else
-            cn_ring_label_mean<N_WORDS, false, DIGITS>(x, lot, q, m.fixed->digits);
+            cn_ring_label_mean<N_WORDS, false, DIGITS>(x, lot, q, cache, m.fixed->digits);
         cn_feed_release(f, p, known);
         cn_ring_labels_skip(p, lot, m.n_workers);
     }
 }
 
-template <int N_WORDS, bool MAX, typename Feed>
+template <int N_WORDS, bool MAX, bool DIGITS, typename Feed>
 __device__ static inline void
 cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
                        Feed &f, uint32_t known)
@@ -243,7 +244,7 @@ cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const c
     else if (MAX && x.stage.group == CN_GROUP_MAX)
         cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known);
     else
-        cn_ring_compute_mean<N_WORDS, Feed::key == CN_KEY_LABELS>(p, x, m, f, known);
+        cn_ring_compute_mean<N_WORDS, DIGITS>(p, x, m, f, known);
 }
 
 #endif

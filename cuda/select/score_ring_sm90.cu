@@ -31,11 +31,12 @@
  *
  * With cn_score_params.counts a block counts what it has stored of a unit, so that the next kernel
  * can begin with this unit: scores and their high bytes, or under rule max the candidates whose
- * weights are in the sums. Counting high bytes in shared memory is hidden by the copies.
+ * weights are in the sums. Counting high bytes in shared memory is hidden by the copies. Launches
+ * of several layers count nothing, and their scores leave the L2 cache last.
  *
  * Bytes per candidate and kv head: as in score.cu.
  * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
- * for labels or bounds alone without rule max. CPU version: cpu_sel_score.c. */
+ * for labels of one layer or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_share.h"
@@ -49,6 +50,7 @@ enum {
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     RESERVED_BYTES = 1024,    /* shared memory that the GPU takes for each block */
+    IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     SHARE_BYTES = 1280        /* no less than half of what a block of score_share.cu takes */
 };
 
@@ -102,25 +104,22 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
     if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_SUMMED, candidates_of(x));
 }
 
-/* Counts the scores of the part. KEY: what the launch ranks. Of labels the high bytes are counted,
- * too: they have been in shared memory. */
-template <uint32_t KEY>
+/* Counts the scores of the part, and their high bytes, which have been in shared memory. */
 __device__ static inline void count_scores(const cn_score_params &p, const cn_score_part &x,
                                            const cn_ring_memory &m)
 {
     uint32_t *counts = p.counts + (size_t)x.at.index * CN_COUNTS;
-    if (KEY == CN_KEY_LABELS) {
-        __syncthreads();
-        const uint32_t n = m.fixed->digits[threadIdx.x];
-        m.fixed->digits[threadIdx.x] = 0; /* for the next part */
-        if (n > 0) atomicAdd(counts + threadIdx.x, n);
-    }
+    __syncthreads();
+    const uint32_t n = m.fixed->digits[threadIdx.x];
+    m.fixed->digits[threadIdx.x] = 0; /* for the next part */
+    if (n > 0) atomicAdd(counts + threadIdx.x, n);
     __syncthreads();
     if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, candidates_of(x));
 }
 
-/* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. */
-template <bool MAX, uint32_t D, typename Feed>
+/* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. DIGITS: counts
+ * high bytes in shared memory, except under rule max. */
+template <bool MAX, uint32_t D, bool DIGITS, typename Feed>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_ring_memory &m,
                                            Feed &f, uint32_t number)
 {
@@ -135,22 +134,23 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     if (key == CN_KEY_HASH) {
         compute_hashes(p, x);
     } else if (warp < m.n_workers) {
-        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D>(p, x, m, f, number + 1);
-        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0>(p, x, m, f, number + 1);
-        else if (p.label_bytes == 16) cn_ring_compute_labels<4, MAX>(p, x, m, f, number + 1);
-        else cn_ring_compute_labels<2, MAX>(p, x, m, f, number + 1);
+        const uint32_t known = number + 1;
+        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D, false>(p, x, m, f, known);
+        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0, DIGITS>(p, x, m, f, known);
+        else if (p.label_bytes == 16) cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known);
+        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known);
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
         store_sums(p, x, m);
-    } else if ((Feed::key == CN_KEY_LABELS || Feed::key == CN_KEY_BOUNDS) && p.counts) {
-        count_scores<Feed::key>(p, x, m);
+    } else if (DIGITS && p.counts) {
+        count_scores(p, x, m);
     }
 }
 
-/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D: head_dim, or 0 for
- * any. */
-template <uint32_t KEY, bool MAX, uint32_t D>
+/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D, DIGITS: as
+ * above. */
+template <uint32_t KEY, bool MAX, uint32_t D, bool DIGITS>
 __device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
                                   const CUtensorMap *rows)
 {
@@ -163,7 +163,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
     cn_feed_init(&fixed.feed);
-    if (KEY == CN_KEY_LABELS) fixed.digits[threadIdx.x] = 0;
+    if (DIGITS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
         cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
@@ -186,7 +186,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
             cn_score_find(plan, p, i + 1, &fixed.feed.parts);
             __syncthreads();
         }
-        compute_part<MAX, D>(p, m, f, i);
+        compute_part<MAX, D, DIGITS>(p, m, f, i);
         __syncthreads();
     }
 }
@@ -199,21 +199,22 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
                 const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_FEED_ANY, true, 0>(p, shape, &rows);
+    run<CN_FEED_ANY, true, 0, false>(p, shape, &rows);
 #endif
 }
 
-/* The same for launches that rank labels only, or bounds only and none under rule max. Besides its
- * blocks a multiprocessor has room for blocks of the next kernel: two of `select`, one if it has
- * clusters of eight, or one of score_share.cu. So these start, and load what they need of the step,
- * before this kernel ends. */
-template <uint32_t KEY, bool MAX>
-__global__ static void __maxnreg__(MAX ? 96 : 64)
+/* The same for launches that rank labels only, or bounds only and none under rule max. LINE: of one
+ * layer, or under rule max, or of bounds. Then a multiprocessor has room for blocks of the next
+ * kernel beside those of this one: two of `select`, one if it has clusters of eight, one of
+ * score_share.cu, or one of select_in_tiles.cu. So these start, and load what they need of the
+ * step, before this kernel ends. */
+template <uint32_t KEY, bool MAX, bool LINE>
+__global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
     one_key_kernel(const __grid_constant__ cn_score_params p,
                    const __grid_constant__ ring_shape shape)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<KEY, MAX, 0>(p, shape, NULL);
+    run<KEY, MAX, 0, LINE>(p, shape, NULL);
 #endif
 }
 
@@ -226,7 +227,7 @@ __global__ static void __maxnreg__(96)
                const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_KEY_ROWS, true, D>(p, shape, &rows);
+    run<CN_KEY_ROWS, true, D, false>(p, shape, &rows);
 #endif
 }
 
@@ -241,11 +242,15 @@ static bool has_one_key(const cn_score_params &p)
     return has_only(p, CN_KEY_LABELS) || (has_only(p, CN_KEY_BOUNDS) && !p.args.logits);
 }
 
+/* Returns whether a launch ranks one layer, so that `select` follows. */
+static bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
+
 /* Returns the shared memory that each block leaves to blocks of the next kernel. */
 static size_t room_of(const cn_score_params &p)
 {
-    if (!has_one_key(p)) return 0;
-    return p.args.logits ? (size_t)SHARE_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
+    if (!has_one_key(p) || !is_line(p)) return 0;
+    if (p.args.logits) return SHARE_BYTES;
+    return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
 }
 
 /* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
@@ -328,9 +333,10 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
     const size_t bytes = shape.seqs_at + cn_score_seqs_bytes(&p.args);
     const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, bytes};
     if (has_one_key(p)) {
-        const auto of_max = one_key_kernel<CN_KEY_LABELS, true>;
-        const auto of_labels = p.args.logits ? of_max : one_key_kernel<CN_KEY_LABELS, false>;
-        const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false>;
+        const auto of_mean = is_line(p) ? one_key_kernel<CN_KEY_LABELS, false, true>
+                                        : one_key_kernel<CN_KEY_LABELS, false, false>;
+        const auto of_labels = p.args.logits ? one_key_kernel<CN_KEY_LABELS, true, true> : of_mean;
+        const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false, true>;
         return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds,
                               how, p, shape);
     }

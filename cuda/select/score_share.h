@@ -4,6 +4,9 @@
 
 #include "cuda/select/score.cuh"
 
+/* Returns the parameters that the arguments alone determine. */
+cn_score_params cn_score_params_of(const cn_score_args *a);
+
 /* Turns the logits that the first kernel stored into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
 /* The same, launched behind the first kernel of the next layer, which has waited for that of p. */

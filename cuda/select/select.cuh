@@ -11,7 +11,7 @@ enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
 
 /* The counts of a unit (cn_score_progress). All are zero before `score`; `select` clears them. */
 enum {
-    /* Counts 0 to 255: how many scores have this high byte. Only with cn_score_progress.digits. */
+    /* Counts 0 to 255: how many scores have this high byte. */
     CN_COUNT_DIGITS = 256,
     CN_COUNT_STORED = CN_COUNT_DIGITS, /* how many candidates have a stored score (and digit) */
     CN_COUNT_SUMMED, /* rule max: how many candidates have their weights in the stored sums */
