@@ -15,10 +15,9 @@
  * of the next layer read the logits before they wait, too: that kernel has waited for them.
  * attn_sparse, behind `select`, reads queries, K and V before it waits for the same reason, and
  * lists before it waits because `select` counts their finished parts (select.cu). All this holds
- * for select_in_tiles in the place of `select`. rope_store of
- * later layers reads the arrays of the step and the tables of angles before it waits: copies write
- * them before the first kernel of the step. Weights are never written and may be read before the
- * wait. */
+ * for select_in_tiles in the place of `select`. rope_store of later layers reads the arrays of the
+ * step and the tables of angles before it waits: copies write them before the first kernel of the
+ * step. Weights are never written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 

@@ -112,7 +112,7 @@ static cn_status run_stage(const cn_select_step *p, stage_args a)
     return p->be->select(p->stream, &a.select);
 }
 
-/* Runs both stages of rows that all rank tokens of tiles, if they rank any. */
+/* Runs both stages of rows that rank tokens of tiles, if they rank any. */
 static cn_status run_in_tiles(const cn_select_step *p, stage_args tiles, const stage_args *tokens)
 {
     cn_score_progress progress = {0};
@@ -127,11 +127,12 @@ static cn_status run_in_tiles(const cn_select_step *p, stage_args tiles, const s
 static cn_status run_range(const cn_select_step *p, uint32_t layer, const void *q,
                            cn_row_range range)
 {
-    stage_args a[CN_SELECT_STAGES];
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) a[i] = args_of(p, layer, q, i, range);
-    if (p->view->only_tiles && p->be->select_in_tiles) return run_in_tiles(p, a[0], &a[1]);
+    if (p->view->only_tiles && p->be->select_in_tiles) {
+        const stage_args tokens = args_of(p, layer, q, 1, range);
+        return run_in_tiles(p, args_of(p, layer, q, 0, range), &tokens);
+    }
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
-        if (p->view->stage[i].runs) CN_TRY(run_stage(p, a[i]));
+        if (p->view->stage[i].runs) CN_TRY(run_stage(p, args_of(p, layer, q, i, range)));
     return CN_OK;
 }
 

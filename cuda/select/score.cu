@@ -559,7 +559,7 @@ static void set_counts(const cn_stream *s, cn_score_params *p)
     const size_t n_units = (size_t)a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
     const bool fits = n_units * CN_COUNTS * sizeof(uint32_t) <= counts_bytes(&s->cuda->opts);
     a->progress->counts = fits && a->n_layers == 1 && cn_score_ring_counts(s, *p);
-    if (a->progress->counts) p->counts = (uint32_t *)s->select_scratch;
+    p->counts = cn_counts_of(s, a->progress);
 }
 
 cn_score_params cn_score_params_of(const cn_score_args *a)

@@ -387,6 +387,15 @@ typedef struct cn_score_token {
     bool valid; /* it is a candidate of the unit; else the token is another one of the unit */
 } cn_score_token;
 
+/* Sets where a token with a known position lies. */
+__device__ static inline void cn_score_place(const cn_score_params &p, const cn_score_part &x,
+                                             cn_score_token &t)
+{
+    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
+                    (t.position >> p.block_log2));
+    t.slot = t.position & ((1u << p.block_log2) - 1);
+}
+
 /* Returns the token with number `at` on the line of candidates. */
 __device__ static inline cn_score_token cn_score_token_of(const cn_score_params &p,
                                                          const cn_score_part &x, uint32_t at)
@@ -399,9 +408,7 @@ __device__ static inline cn_score_token cn_score_token_of(const cn_score_params 
         t.position = tiles[t.position / CN_DIGEST_TILE] * CN_DIGEST_TILE +
                      t.position % CN_DIGEST_TILE;
     }
-    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
-                    (t.position >> p.block_log2));
-    t.slot = t.position & ((1u << p.block_log2) - 1);
+    cn_score_place(p, x, t);
     return t;
 }
 
@@ -559,6 +566,13 @@ __device__ static inline uint32_t cn_score_of_f16x2(uint32_t h)
     const __half2 pair = *reinterpret_cast<__half2 *>(&h);
     const uint32_t key = h ^ ((h >> 15 & 0x00010001u) * 0xffffu | 0x80008000u);
     return key & __heq2_mask(pair, pair); /* NaN is 0 */
+}
+
+/* Returns the scores of two candidates. a, b: the largest shares of their even and odd heads. */
+__device__ static inline uint32_t cn_scores_of_shares(uint32_t a, uint32_t b)
+{
+    const uint32_t even = __byte_perm(a, b, 0x5410), odd = __byte_perm(a, b, 0x7632);
+    return cn_score_of_f16x2(cn_f16x2_max(even, odd));
 }
 
 /* Returns, to lane 0, the sum over the lanes of the warp. Lanes from n on have none. */

@@ -85,9 +85,7 @@ __device__ static inline void store_scores(const share_part &s, uint32_t c,
     uint16_t *out = s.out + c;
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i += 2) {
-        const uint32_t even = __byte_perm(best[i], best[i + 1], 0x5410);
-        const uint32_t odd = __byte_perm(best[i], best[i + 1], 0x7632);
-        const uint32_t bits = cn_score_of_f16x2(cn_f16x2_max(even, odd));
+        const uint32_t bits = cn_scores_of_shares(best[i], best[i + 1]);
         const bool first = c + i * N < s.end, second = c + (i + 1) * N < s.end;
         if (first) out[i * N] = (uint16_t)bits;
         if (second) out[(i + 1) * N] = (uint16_t)(bits >> 16);

@@ -74,9 +74,8 @@ static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units)
 {
     cn_launch how = {dim3(n_units * PARTS), THREADS};
     if (PARTS > 1) how.cluster = PARTS;
-    const cn_score_progress *done = a->progress;
-    uint32_t *counts = done && done->counts ? (uint32_t *)s->select_scratch : NULL;
-    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a, counts);
+    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a,
+                          cn_counts_of(s, a->progress));
 }
 
 extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)

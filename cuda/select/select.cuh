@@ -41,6 +41,12 @@ __device__ static inline size_t cn_sel_first(const cn_sel_unit &u, uint32_t firs
     return ((size_t)first * n_layers + (size_t)u.row * n) * n_kv_heads + (size_t)u.head * n;
 }
 
+/* Returns the counts of all units, or NULL if `score` has counted nothing. done: may be NULL. */
+static inline uint32_t *cn_counts_of(const cn_stream *s, const cn_score_progress *done)
+{
+    return done && done->counts ? (uint32_t *)s->select_scratch : NULL;
+}
+
 /* Adds n to a count. Releases what the block has stored before its last barrier. */
 __device__ static inline void cn_count_add(uint32_t *count, uint32_t n)
 {

@@ -73,9 +73,7 @@ __device__ static inline rank_labels load_labels(const cn_score_params &p, const
     const uint32_t lane = threadIdx.x % CN_WARP, n_tiles = x.n / CN_DIGEST_TILE;
     cn_score_token t = {};
     t.position = tiles[min(lot * LOT_TILES + lane % LOT_TILES, n_tiles - 1)] * CN_DIGEST_TILE;
-    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
-                    (t.position >> p.block_log2));
-    t.slot = t.position & ((1u << p.block_log2) - 1);
+    cn_score_place(p, x, t);
     const size_t own = cn_score_side_of(p, x, t);
     rank_labels l;
     l.valid = l.below = 0;
@@ -201,8 +199,7 @@ __device__ static inline void share(const rank_part &part, uint32_t n, const uin
         const uint4 two = ((const uint4 *)part.logits)[i];
         const uint32_t a = cn_f16x2_max(cn_f16x2_add(two.x, low), cn_f16x2_add(two.y, high));
         const uint32_t b = cn_f16x2_max(cn_f16x2_add(two.z, low), cn_f16x2_add(two.w, high));
-        const uint32_t bits =
-            cn_score_of_f16x2(cn_f16x2_max(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632)));
+        const uint32_t bits = cn_scores_of_shares(a, b);
         ((uint32_t *)part.scores)[i] = bits;
         atomicAdd(&digits[bits >> 8 & 0xff], 1u);
         atomicAdd(&digits[bits >> 24], 1u);
@@ -314,9 +311,7 @@ __device__ static inline select_list list_of(const cn_select_args &a, const cn_s
 {
     select_list l = open_list<PARTS>(a, u, r, min(r.n_forced, a.list_stride));
     l.skew = 0;
-    l.first = min(part.first * LOT, r.n) / SCORES;
-    l.end = min(part.end * LOT, r.n) / SCORES;
-    l.per = min((l.end - l.first + THREADS - 1) / THREADS, (uint32_t)VECS);
+    set_part(&l, min(part.first * LOT, r.n) / SCORES, min(part.end * LOT, r.n) / SCORES);
     l.vecs = (const uint4 *)part.scores - l.first;
     l.tiles = part.tiles;
     return l;
@@ -401,13 +396,11 @@ static bool fits(const cn_stream *s, const cn_score_params &p)
 template <uint32_t PARTS>
 static cn_status launch(cn_stream *s, const cn_score_params &p, const cn_in_tiles_args *a)
 {
-    const cn_score_progress *done = a->tiles.progress;
-    uint32_t *counts = done && done->counts ? (uint32_t *)s->select_scratch : NULL;
     const uint32_t room = part_lots(a->score.tile_stride * CN_DIGEST_TILE, PARTS);
     cn_launch how = {dim3(units_of(&a->score) * PARTS), THREADS, memory_of(&a->score, PARTS)};
     how.cluster = PARTS;
     return cn_cuda_launch(s, "select_in_tiles", in_tiles_kernel<PARTS>, how, p, a->tiles,
-                          a->tokens, counts, room);
+                          a->tokens, cn_counts_of(s, a->tiles.progress), room);
 }
 
 /* The three ops. */

@@ -331,6 +331,14 @@ __device__ static inline select_row load_row(const cn_select_args &a, uint32_t s
     return r;
 }
 
+/* Sets the vectors of the block's part. */
+__device__ static inline void set_part(select_list *l, uint32_t first, uint32_t end)
+{
+    l->first = first;
+    l->end = end;
+    l->per = min((end - first + THREADS - 1) / THREADS, (uint32_t)VECS);
+}
+
 /* Returns the candidates of the block's part of the unit. */
 template <uint32_t PARTS>
 __device__ static inline select_list open_list(const cn_select_args &a, const cn_sel_unit &u,
@@ -349,9 +357,8 @@ __device__ static inline select_list open_list(const cn_select_args &a, const cn
     l.vecs = (const uint4 *)(score - l.skew);
     const uint32_t n_vecs = l.n > 0 ? (l.n + l.skew + SCORES - 1) / SCORES : 0;
     const uint32_t each = (n_vecs + PARTS - 1) / PARTS;
-    l.first = min(l.part * each, n_vecs);
-    l.end = min(l.first + each, n_vecs);
-    l.per = min((l.end - l.first + THREADS - 1) / THREADS, (uint32_t)VECS);
+    const uint32_t first = min(l.part * each, n_vecs);
+    set_part(&l, first, min(first + each, n_vecs));
     return l;
 }
 
