@@ -84,6 +84,12 @@ CUDA_OP(count_reset, cn_count_reset_args)
 CUDA_OP(copy_blocks, cn_copy_args)
 CUDA_OP(compress, cn_compress_args)
 
+static bool links_norm(cn_backend *be, uint32_t n_tokens, const cn_product_shape *first,
+                       const cn_product_shape *second)
+{
+    return cn_cuda_links_norm(be->ctx, n_tokens, first, second);
+}
+
 static cn_status mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out)
 {
     cn_cuda_use(s->cuda);
@@ -183,6 +189,7 @@ static const cn_backend CUDA_TABLE = {
     .rmsnorm = rmsnorm,
     .gemm = gemm,
     .gemm_silu_mul = gemm_silu_mul,
+    .links_norm = links_norm,
     .rope_store = rope_store,
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,

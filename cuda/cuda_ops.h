@@ -165,6 +165,8 @@ cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
 cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
+bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *first,
+                        const cn_product_shape *second);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
 /* Scratch that attn_decode and attn_sparse need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);

@@ -23,11 +23,6 @@ typedef struct rope_params {
     float eps;
 } rope_params;
 
-__device__ static inline float2 unpack2(uint32_t bits)
-{
-    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
-}
-
 /* The destinations of a head's row; NULL: none. `also` is the second destination. */
 typedef struct head_rows {
     uint32_t *row, *also;
@@ -106,7 +101,7 @@ __device__ static inline void norm_head(float2 low[PAIRS], float2 high[PAIRS],
     const float scale = rsqrtf(cn_warp_sum(sum) / (float)(4 * n_pairs) + eps);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        const float2 a = unpack2(weight.low[j]), b = unpack2(weight.high[j]);
+        const float2 a = cn_unpack2(weight.low[j]), b = cn_unpack2(weight.high[j]);
         low[j] = make_float2(low[j].x * scale * a.x, low[j].y * scale * a.y);
         high[j] = make_float2(high[j].x * scale * b.x, high[j].y * scale * b.y);
     }
@@ -146,8 +141,8 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     float2 low[PAIRS], high[PAIRS];
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        low[j] = unpack2(x.low[j]);
-        high[j] = unpack2(x.high[j]);
+        low[j] = cn_unpack2(x.low[j]);
+        high[j] = cn_unpack2(x.high[j]);
     }
     if (head < n_rotated) {
         if (norm) norm_head<PAIRS>(low, high, terms.norm, n_pairs, p.eps);

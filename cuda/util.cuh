@@ -37,6 +37,12 @@ __device__ static inline void cn_unpack8(float out[CN_VEC8], uint4 bits)
     }
 }
 
+/* Two bf16 in a word, the first in the low half. */
+__device__ static inline float2 cn_unpack2(uint32_t bits)
+{
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+
 __device__ static inline uint32_t cn_pack2(float low, float high)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -18,6 +18,7 @@ typedef struct workspace {
     size_t residual; /* [T, h] the running sum of all branches */
     size_t normed;   /* [T, h] */
     size_t branch;   /* [T, h] output of attention or the MLP, added by the next norm */
+    size_t squares;  /* [T, h / CN_NORM_COLUMNS] f32, of a cn_norm_link */
     size_t qkv;      /* [T, (hq+2hk)*d] */
     size_t q, attn;  /* [T, hq*d] */
     size_t gate_up;  /* [T, 2I], shares its start with qkv */
@@ -64,6 +65,7 @@ static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t ma
     ws.residual = take(&at, max_tokens * c->hidden, e);
     ws.normed = take(&at, max_tokens * c->hidden, e);
     ws.branch = take(&at, max_tokens * c->hidden, e);
+    ws.squares = take(&at, max_tokens * c->hidden / CN_NORM_COLUMNS, sizeof(float));
     size_t attention = at, mlp = at;
     ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
     ws.q = take(&attention, max_tokens * heads, e);
@@ -164,6 +166,9 @@ typedef struct pass {
     const cn_batch_view *batch;
     const cn_pools *pools;
     const cn_select_view *select; /* NULL: every row attends to all tokens */
+    /* The norms of the MLP, and those of attention but the first, are part of the products around
+     * them (cn_norm_link). */
+    bool links_mlp, links_attention;
 } pass;
 
 static cn_status dump(const pass *p, cn_dump_name name, int32_t layer, size_t offset, uint32_t rows,
@@ -206,20 +211,100 @@ static cn_status norm(const pass *p, bool add, cn_weight_id id, uint32_t layer, 
     return dump(p, name, where, m->ws.normed, a.n_tokens, a.hidden);
 }
 
-/* out[T, n] = x[T, k] * W^T + bias. */
-static cn_status linear(const pass *p, size_t out, size_t x, cn_weight_id id, const void *bias,
-                        uint32_t layer, uint32_t n, uint32_t k, cn_dump_name name)
+/* The norm `id` of a layer, for the products around it. */
+static cn_norm_link link_of(const pass *p, cn_weight_id id, uint32_t layer)
 {
     const cn_model *m = p->m;
-    cn_gemm_args a = {.out = at(m, out),
-                      .x = at(m, x),
-                      .weight = weight(m, id, layer),
-                      .bias = bias,
-                      .n_tokens = p->batch->n_tokens,
-                      .n = n,
-                      .k = k};
+    return (cn_norm_link){.residual = at(m, m->ws.residual),
+                          .scaled = at(m, m->ws.normed),
+                          .weight = weight(m, id, layer),
+                          .squares = at(m, m->ws.squares),
+                          .eps = m->cfg.rms_eps};
+}
+
+/* out[T, n] = x[T, k] * W^T + bias, in a layer. */
+typedef struct product {
+    size_t out, x; /* of the workspace */
+    cn_weight_id id;
+    cn_product_shape shape;
+    const void *bias;
+    cn_dump_name name;
+    const cn_norm_link *adds, *norms; /* NULL: none */
+} product;
+
+static cn_status linear(const pass *p, uint32_t layer, const product *l)
+{
+    const cn_model *m = p->m;
+    const cn_gemm_args a = {.out = at(m, l->out),
+                            .x = at(m, l->x),
+                            .weight = weight(m, l->id, layer),
+                            .bias = l->bias,
+                            .n_tokens = p->batch->n_tokens,
+                            .n = l->shape.n,
+                            .k = l->shape.k,
+                            .adds = l->adds,
+                            .norms = l->norms};
     CN_TRY(m->be->gemm(p->s, &a));
-    return dump(p, name, (int32_t)layer, out, a.n_tokens, n);
+    return dump(p, l->name, (int32_t)layer, l->out, a.n_tokens, a.n);
+}
+
+/* The products of a layer, without links. */
+static product qkv_of(const cn_model *m, uint32_t layer)
+{
+    const cn_model_config *c = &m->cfg;
+    const void *bias = weight(m, CN_W_QKV_BIAS, layer);
+    const uint32_t n = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+    return (product){.out = m->ws.qkv,
+                     .x = m->ws.normed,
+                     .id = CN_W_QKV,
+                     .shape = {.n = n, .k = c->hidden, .has_bias = bias != NULL},
+                     .bias = bias,
+                     .name = CN_DUMP_QKV};
+}
+
+static product o_of(const cn_model *m, uint32_t layer)
+{
+    const cn_model_config *c = &m->cfg;
+    const void *bias = weight(m, CN_W_O_BIAS, layer);
+    const uint32_t k = c->n_heads * c->head_dim;
+    return (product){.out = m->ws.branch,
+                     .x = m->ws.attn,
+                     .id = CN_W_O,
+                     .shape = {.n = c->hidden, .k = k, .has_bias = bias != NULL},
+                     .bias = bias,
+                     .name = CN_DUMP_O};
+}
+
+static product gate_up_of(const cn_model *m)
+{
+    return (product){.out = m->ws.gate_up,
+                     .x = m->ws.normed,
+                     .id = CN_W_GATE_UP,
+                     .shape = {.n = 2 * m->cfg.intermediate, .k = m->cfg.hidden},
+                     .name = CN_DUMP_GATE_UP};
+}
+
+static product down_of(const cn_model *m)
+{
+    return (product){.out = m->ws.branch,
+                     .x = m->ws.act,
+                     .id = CN_W_DOWN,
+                     .shape = {.n = m->cfg.hidden, .k = m->cfg.intermediate},
+                     .name = CN_DUMP_DOWN};
+}
+
+/* Sets which norms are part of the products around them. A dump needs their outputs. */
+static void plan_links(pass *p)
+{
+    const cn_model *m = p->m;
+    cn_backend *be = m->be;
+    if (!be->links_norm || !be->gemm_silu_mul || m->dump) return;
+    const uint32_t n = p->batch->n_tokens;
+    const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m);
+    product gate_up = gate_up_of(m);
+    gate_up.shape.gated = true;
+    p->links_mlp = be->links_norm(be, n, &o.shape, &gate_up.shape);
+    p->links_attention = be->links_norm(be, n, &down.shape, &qkv.shape);
 }
 
 /* Rows past their first commit keep the dense layers' K and V in the plane. */
@@ -321,38 +406,41 @@ static cn_status attend(const pass *p, uint32_t layer)
                 m->cfg.n_heads * m->cfg.head_dim);
 }
 
-/* branch = attention of the normed residual. */
+/* Attention of the normed residual, into branch or, with links_mlp, added to the residual. */
 static cn_status attention_branch(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
-    const cn_model_config *c = &m->cfg;
-    uint32_t heads = c->n_heads * c->head_dim, kv_heads = c->n_kv_heads * c->head_dim;
-    CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
-    CN_TRY(linear(p, m->ws.qkv, m->ws.normed, CN_W_QKV, weight(m, CN_W_QKV_BIAS, layer), layer,
-                  heads + 2 * kv_heads, c->hidden, CN_DUMP_QKV));
+    const cn_norm_link before = link_of(p, CN_W_ATTN_NORM, layer);
+    const cn_norm_link behind = link_of(p, CN_W_MLP_NORM, layer);
+    product qkv = qkv_of(m, layer), o = o_of(m, layer);
+    if (p->links_attention && layer > 0) qkv.norms = &before;
+    else CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    if (p->links_mlp) o.adds = &behind;
+    CN_TRY(linear(p, layer, &qkv));
     CN_TRY(rope_store(p, layer));
     CN_TRY(attend(p, layer));
-    return linear(p, m->ws.branch, m->ws.attn, CN_W_O, weight(m, CN_W_O_BIAS, layer), layer,
-                  c->hidden, heads, CN_DUMP_O);
+    return linear(p, layer, &o);
 }
 
-/* The gated half of the MLP: one op, or two if the backend lacks it or a dump needs gate_up. */
-static cn_status gate(const pass *p, uint32_t layer)
+/* The gated half of the MLP: one op, or two if the backend lacks it or a dump needs gate_up. norms:
+ * as in cn_gemm_args. */
+static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
 {
     const cn_model *m = p->m;
     const cn_model_config *c = &m->cfg;
+    const product gate_up = gate_up_of(m);
     if (m->be->gemm_silu_mul && !m->dump) {
         const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
-                                         .x = at(m, m->ws.normed),
+                                         .x = at(m, gate_up.x),
                                          .weight = weight(m, CN_W_GATE_UP, layer),
-                                         .gate_up = at(m, m->ws.gate_up),
+                                         .gate_up = at(m, gate_up.out),
                                          .n_tokens = p->batch->n_tokens,
                                          .intermediate = c->intermediate,
-                                         .k = c->hidden};
+                                         .k = c->hidden,
+                                         .norms = norms};
         return m->be->gemm_silu_mul(p->s, &a);
     }
-    CN_TRY(linear(p, m->ws.gate_up, m->ws.normed, CN_W_GATE_UP, NULL, layer, 2 * c->intermediate,
-                  c->hidden, CN_DUMP_GATE_UP));
+    CN_TRY(linear(p, layer, &gate_up));
     cn_silu_mul_args a = {.out = at(m, m->ws.act),
                           .gate_up = at(m, m->ws.gate_up),
                           .n_tokens = p->batch->n_tokens,
@@ -361,15 +449,19 @@ static cn_status gate(const pass *p, uint32_t layer)
     return dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate);
 }
 
-/* branch = SwiGLU MLP of the normed residual. */
+/* SwiGLU MLP of the normed residual, into branch or, with links_attention, added to the residual.
+ * The last layer has no link behind it: not all rows need the final norm. */
 static cn_status mlp_branch(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
-    const cn_model_config *c = &m->cfg;
-    CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
-    CN_TRY(gate(p, layer));
-    return linear(p, m->ws.branch, m->ws.act, CN_W_DOWN, NULL, layer, c->hidden, c->intermediate,
-                  CN_DUMP_DOWN);
+    const bool is_last = layer + 1 == m->cfg.n_layers;
+    const cn_norm_link before = link_of(p, CN_W_MLP_NORM, layer);
+    const cn_norm_link behind = link_of(p, CN_W_ATTN_NORM, is_last ? layer : layer + 1);
+    product down = down_of(m);
+    if (!p->links_mlp) CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    CN_TRY(gate(p, layer, p->links_mlp ? &before : NULL));
+    if (p->links_attention && !is_last) down.adds = &behind;
+    return linear(p, layer, &down);
 }
 
 static cn_status lm_head(const pass *p, uint32_t n_rows)
@@ -403,7 +495,8 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
                            uint32_t n_rows)
 {
     CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
-    pass p = {m, s, b, pools, select};
+    pass p = {.m = m, .s = s, .batch = b, .pools = pools, .select = select};
+    plan_links(&p);
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
     CN_TRY(embed(&p));
@@ -436,19 +529,11 @@ float *cn_model_logits(const cn_model *m) { return at(m, m->ws.logits); }
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows)
 {
     CN_ASSERT(n_tokens > 0 && n_tokens <= m->max_tokens && n_rows <= m->max_rows && !m->dump);
-    const cn_model_config *c = &m->cfg;
     const cn_batch_view batch = {.n_tokens = n_tokens};
     const pass p = {.m = m, .s = s, .batch = &batch};
-    const uint32_t heads = c->n_heads * c->head_dim, kv_heads = c->n_kv_heads * c->head_dim;
-    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        CN_TRY(linear(&p, m->ws.qkv, m->ws.normed, CN_W_QKV, weight(m, CN_W_QKV_BIAS, layer),
-                      layer, heads + 2 * kv_heads, c->hidden, CN_DUMP_QKV));
-        CN_TRY(linear(&p, m->ws.branch, m->ws.attn, CN_W_O, weight(m, CN_W_O_BIAS, layer), layer,
-                      c->hidden, heads, CN_DUMP_O));
-        CN_TRY(linear(&p, m->ws.gate_up, m->ws.normed, CN_W_GATE_UP, NULL, layer,
-                      2 * c->intermediate, c->hidden, CN_DUMP_GATE_UP));
-        CN_TRY(linear(&p, m->ws.branch, m->ws.act, CN_W_DOWN, NULL, layer, c->hidden,
-                      c->intermediate, CN_DUMP_DOWN));
+    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
+        const product all[] = {qkv_of(m, layer), o_of(m, layer), gate_up_of(m), down_of(m)};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) CN_TRY(linear(&p, layer, &all[i]));
     }
     return n_rows > 0 ? lm_head(&p, n_rows) : CN_OK;
 }

@@ -92,13 +92,37 @@ typedef struct cn_rmsnorm_args {
     float eps;
 } cn_rmsnorm_args;
 
+/* An RMS norm that two products compute together, so that no op runs between them:
+ *   W2 (residual / rms(residual) * weight) = W2 (residual * weight) / rms(residual).
+ * The first product adds its output to the residual, stores `scaled` and the squares. The second
+ * one has `scaled` as its x, and divides its output rows by the rms (before a bias). */
+typedef struct cn_norm_link {
+    void *residual;     /* [T,h] act, updated in place */
+    void *scaled;       /* [T,h] act: residual * weight */
+    const void *weight; /* [h] */
+    float *squares;     /* [T, h / CN_NORM_COLUMNS]: sums of squares of neighbours in residual */
+    float eps;
+} cn_norm_link;
+
+enum { CN_NORM_COLUMNS = 64 }; /* of residual that have one sum of squares */
+
+/* The shape of a product, as a backend needs it to plan a cn_norm_link. */
+typedef struct cn_product_shape {
+    uint32_t n, k; /* of the weight */
+    bool has_bias;
+    bool gated; /* gemm_silu_mul, n = 2 I */
+} cn_product_shape;
+
 /* out[T,N] = x[T,K] * weight[N,K]^T (+ bias[N]). The bits of an output row depend on that row
- * alone, not on T or on its index (on a GPU: with --batch-invariant). */
+ * alone, not on T or on its index (on a GPU: with --batch-invariant). Links are NULL unless
+ * cn_backend.links_norm returned true for the two products. */
 typedef struct cn_gemm_args {
-    void *out;
+    void *out; /* not used with `adds` */
     const void *x, *weight, *bias; /* bias may be NULL */
     uint32_t n_tokens, n, k;
-    bool out_f32; /* logits: out is f32, not act */
+    bool out_f32;              /* logits: out is f32, not act */
+    const cn_norm_link *adds;  /* this is the first product of a link, N = h */
+    const cn_norm_link *norms; /* this is the second one, K = h */
 } cn_gemm_args;
 
 /* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] with y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in
@@ -108,6 +132,7 @@ typedef struct cn_gemm_silu_mul_args {
     const void *x, *weight;
     void *gate_up; /* [T,2I] workspace; holds y or is undefined afterwards */
     uint32_t n_tokens, intermediate, k;
+    const cn_norm_link *norms; /* as in cn_gemm_args */
 } cn_gemm_silu_mul_args;
 
 /* Splits qkv[T, (hq+2hk)*d] into heads. Applies the per-head RMS norm of Qwen3 (unless the norms
@@ -623,6 +648,10 @@ struct cn_backend {
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);
     cn_status (*gemm)(cn_stream *s, const cn_gemm_args *a);
     cn_status (*gemm_silu_mul)(cn_stream *s, const cn_gemm_silu_mul_args *a); /* may be NULL */
+    /* Returns whether two products of n_tokens rows can compute the norm between them. The answer
+     * for given shapes and rows never changes. NULL: they cannot. */
+    bool (*links_norm)(cn_backend *be, uint32_t n_tokens, const cn_product_shape *first,
+                       const cn_product_shape *second);
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
     cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);

@@ -1,7 +1,5 @@
-/* test_op_cuda.c - the GPU's row-wise ops, matrix products, copies, memory, streams and graphs
- * compared with the CPU's on random shapes; the timings of products on disk. Attention and sampling
- * have separate files. */
-#include <dirent.h>
+/* test_op_cuda.c - the GPU's row-wise ops, copies, memory and streams compared with the CPU's on
+ * random shapes. Attention, matrix products, sampling and others have separate files. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,35 +13,6 @@
 #include "engine/checkpoint/dummy_weight.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
-
-static uint32_t between(op_env *e, uint32_t low, uint32_t high)
-{
-    return low + test_rng_below(&e->rng, high - low + 1);
-}
-
-static bool coin(op_env *e) { return test_rng_below(&e->rng, 2) == 1; }
-
-/* Returns a number of rows, mostly small, sometimes large. */
-static uint32_t some_rows(op_env *e)
-{
-    static const uint32_t most[] = {1, 9, 70, 600};
-    return between(e, 1, most[test_rng_below(&e->rng, 4)]);
-}
-
-static void sync_both(op_env *e)
-{
-    OP_OK(e->cpu->stream_sync(e->cpu_stream));
-    OP_OK(e->cuda->stream_sync(e->cuda_stream));
-}
-
-#define RUN_BOTH(e, op, cpu_args, cuda_args)                                                       \
-    do {                                                                                           \
-        OP_OK((e)->cpu->op((e)->cpu_stream, cpu_args));                                            \
-        OP_OK((e)->cuda->op((e)->cuda_stream, cuda_args));                                         \
-        sync_both(e);                                                                              \
-    } while (0)
-
-#define SHAPE(e, ...) snprintf((e)->shape, sizeof(e)->shape, __VA_ARGS__)
 
 /* ---- embed, gather ---- */
 
@@ -59,10 +28,11 @@ static op_tensor random_ids(op_env *e, uint32_t n, uint32_t below)
 /* Ids from the host, from the last step's sample, or both. */
 static double run_embed(op_env *e, uint32_t seed)
 {
-    const uint32_t t = some_rows(e), h = 8 * between(e, 1, 300), v = between(e, 1, 500);
-    SHAPE(e, "T=%u h=%u V=%u%s", t, h, v, seed % 2 ? " sampled" : "");
+    const uint32_t t = op_some_rows(e), h = 8 * op_between(e, 1, 300), v = op_between(e, 1, 500);
+    OP_SHAPE(e, "T=%u h=%u V=%u%s", t, h, v, seed % 2 ? " sampled" : "");
     int32_t *rows = cn_calloc(t, sizeof *rows);
-    for (uint32_t i = 0; i < t; i++) rows[i] = coin(e) ? (int32_t)test_rng_below(&e->rng, 7) : -1;
+    for (uint32_t i = 0; i < t; i++)
+        rows[i] = op_coin(e) ? (int32_t)test_rng_below(&e->rng, 7) : -1;
     op_tensor table = op_random(e, (size_t)v * h), ids = random_ids(e, t, v);
     op_tensor sampled = random_ids(e, 7, v), sampled_row = op_words(e, rows, t);
     op_tensor out = op_poison(e, (size_t)t * h, CN_BF16);
@@ -76,7 +46,7 @@ static double run_embed(op_env *e, uint32_t seed)
         cuda.sampled_row = sampled_row.cuda;
         cuda.sampled = sampled.cuda;
     }
-    RUN_BOTH(e, embed, &cpu, &cuda);
+    OP_RUN_BOTH(e, embed, &cpu, &cuda);
     const double error = op_error(e, &out);
     cn_free(rows);
     op_tensor *const all[] = {&out, &sampled_row, &sampled, &ids, &table};
@@ -87,13 +57,13 @@ static double run_embed(op_env *e, uint32_t seed)
 static double run_gather(op_env *e, uint32_t seed)
 {
     (void)seed;
-    const uint32_t t = some_rows(e), n = some_rows(e), h = 8 * between(e, 1, 300);
-    SHAPE(e, "n=%u of T=%u h=%u", n, t, h);
+    const uint32_t t = op_some_rows(e), n = op_some_rows(e), h = 8 * op_between(e, 1, 300);
+    OP_SHAPE(e, "n=%u of T=%u h=%u", n, t, h);
     op_tensor x = op_random(e, (size_t)t * h), rows = random_ids(e, n, t);
     op_tensor out = op_poison(e, (size_t)n * h, CN_BF16);
     cn_gather_args cpu = {out.cpu, x.cpu, rows.cpu, n, h};
     cn_gather_args cuda = {out.cuda, x.cuda, rows.cuda, n, h};
-    RUN_BOTH(e, gather, &cpu, &cuda);
+    OP_RUN_BOTH(e, gather, &cpu, &cuda);
     const double error = op_error(e, &out);
     op_tensor_free(e, &out);
     op_tensor_free(e, &rows);
@@ -106,15 +76,15 @@ static double run_gather(op_env *e, uint32_t seed)
 static double run_rmsnorm(op_env *e, uint32_t seed)
 {
     static const uint32_t widths[] = {8, 64, 1024, 4096, 5120, 8192, 8200, 16384, 32768};
-    const bool add = coin(e);
-    const uint32_t h = seed < 9 ? widths[seed] : 8 * between(e, 1, 700);
-    const uint32_t t = h > 8192 ? between(e, 1, 9) : some_rows(e);
-    SHAPE(e, "T=%u h=%u %s", t, h, add ? "with x" : "without x");
+    const bool add = op_coin(e);
+    const uint32_t h = seed < 9 ? widths[seed] : 8 * op_between(e, 1, 700);
+    const uint32_t t = h > 8192 ? op_between(e, 1, 9) : op_some_rows(e);
+    OP_SHAPE(e, "T=%u h=%u %s", t, h, add ? "with x" : "without x");
     op_tensor residual = op_random(e, (size_t)t * h), x = op_random(e, (size_t)t * h);
     op_tensor weight = op_random(e, h), out = op_poison(e, (size_t)t * h, CN_BF16);
     cn_rmsnorm_args cpu = {out.cpu, residual.cpu, add ? x.cpu : NULL, weight.cpu, t, h, 1e-6f};
     cn_rmsnorm_args cuda = {out.cuda, residual.cuda, add ? x.cuda : NULL, weight.cuda, t, h, 1e-6f};
-    RUN_BOTH(e, rmsnorm, &cpu, &cuda);
+    OP_RUN_BOTH(e, rmsnorm, &cpu, &cuda);
     const double error = fmax(op_error(e, &out), op_error(e, &residual));
     op_tensor_free(e, &out);
     op_tensor_free(e, &weight);
@@ -125,196 +95,21 @@ static double run_rmsnorm(op_env *e, uint32_t seed)
 
 static double run_silu_mul(op_env *e, uint32_t seed)
 {
-    const uint32_t t = some_rows(e), n = 8 * between(e, 1, 400);
+    const uint32_t t = op_some_rows(e), n = 8 * op_between(e, 1, 400);
     const float scale = seed % 2 ? 8.0f : 120.0f;
-    SHAPE(e, "T=%u I=%u up to %g", t, n, (double)scale);
+    OP_SHAPE(e, "T=%u I=%u up to %g", t, n, (double)scale);
     float *values = cn_calloc((size_t)t * 2 * n, sizeof *values);
     for (size_t i = 0; i < (size_t)t * 2 * n; i++)
         values[i] = scale * test_rng_uniform(&e->rng);
     op_tensor x = op_floats(e, values, (size_t)t * 2 * n, CN_BF16);
     op_tensor out = op_poison(e, (size_t)t * n, CN_BF16);
     cn_silu_mul_args cpu = {out.cpu, x.cpu, t, n}, cuda = {out.cuda, x.cuda, t, n};
-    RUN_BOTH(e, silu_mul, &cpu, &cuda);
+    OP_RUN_BOTH(e, silu_mul, &cpu, &cuda);
     const double error = op_error(e, &out);
     cn_free(values);
     op_tensor_free(e, &out);
     op_tensor_free(e, &x);
     return error;
-}
-
-/* ---- gemm ---- */
-
-typedef struct gemm_shape {
-    uint32_t t, n, k;
-    bool bias, f32;
-} gemm_shape;
-
-static double gemm_error(op_env *e, gemm_shape g)
-{
-    SHAPE(e, "T=%u N=%u K=%u%s%s", g.t, g.n, g.k, g.bias ? " bias" : "", g.f32 ? " f32" : "");
-    op_tensor x = op_random(e, (size_t)g.t * g.k), weight = op_random(e, (size_t)g.n * g.k);
-    op_tensor bias = op_random(e, g.n);
-    op_tensor out = op_poison(e, (size_t)g.t * g.n, g.f32 ? CN_F32 : CN_BF16);
-    cn_gemm_args cpu = {out.cpu, x.cpu, weight.cpu, g.bias ? bias.cpu : NULL, g.t, g.n, g.k, g.f32};
-    cn_gemm_args cuda = cpu;
-    cuda.out = out.cuda;
-    cuda.x = x.cuda;
-    cuda.weight = weight.cuda;
-    cuda.bias = g.bias ? bias.cuda : NULL;
-    RUN_BOTH(e, gemm, &cpu, &cuda);
-    double error = op_error(e, &out);
-    if (g.f32) error *= 100; /* f32 is not rounded to bf16: a tighter bound */
-    op_tensor_free(e, &out);
-    op_tensor_free(e, &bias);
-    op_tensor_free(e, &weight);
-    op_tensor_free(e, &x);
-    return error;
-}
-
-/* Every batch size of the kernels for small batches, the edges of tiles, all divisions of K. */
-static double run_gemm(op_env *e, uint32_t seed)
-{
-    static const gemm_shape fixed[] = {
-        {1, 4096, 4096, false, false},  {8, 6144, 1024, true, false},
-        {9, 64, 64, false, true},       {16, 65, 64, false, true},
-        {32, 12288, 512, false, false}, {33, 1000, 2048, true, false},
-        {64, 191, 192, false, false},   {65, 4096, 1536, false, false},
-        {96, 129, 1088, false, true},   {128, 384, 4096, false, false},
-        {129, 20011, 64, false, true},  {144, 256, 8, true, false},
-        {168, 4096, 768, false, false}, {169, 333, 512, false, true},
-        {192, 8192, 256, true, false},  {193, 130, 192, false, false},
-        {255, 4096, 512, false, false}, {256, 640, 1024, true, false},
-        {257, 264, 64, false, true},    {700, 264, 320, true, false},
-        {1, 151936, 128, false, true},
-    };
-    if (seed < sizeof fixed / sizeof *fixed) return gemm_error(e, fixed[seed]);
-    gemm_shape g = {.t = between(e, 1, 200), .n = between(e, 1, 3000), .k = 64 * between(e, 1, 24)};
-    if (seed % 4 == 3) g.k += 8 * between(e, 1, 7); /* only the library supports this */
-    g.f32 = coin(e);
-    g.bias = !g.f32 && coin(e);
-    return gemm_error(e, g);
-}
-
-static double run_gemm_silu_mul(op_env *e, uint32_t seed)
-{
-    static const uint32_t fixed[][3] = {{1, 12288, 4096}, {8, 96, 64},    {17, 104, 192},
-                                        {64, 3072, 1024}, {128, 1000, 320}, {168, 640, 512},
-                                        {192, 333 * 8, 128}, {256, 2048, 256}, {300, 256, 512}};
-    const bool is_fixed = seed < sizeof fixed / sizeof *fixed;
-    const uint32_t t = is_fixed ? fixed[seed][0] : between(e, 1, 260);
-    const uint32_t n = is_fixed ? fixed[seed][1] : 8 * between(e, 1, 300);
-    const uint32_t k = is_fixed ? fixed[seed][2] : 64 * between(e, 1, 24);
-    SHAPE(e, "T=%u I=%u K=%u", t, n, k);
-    op_tensor x = op_random(e, (size_t)t * k), weight = op_random(e, (size_t)2 * n * k);
-    op_tensor y = op_poison(e, (size_t)t * 2 * n, CN_BF16);
-    op_tensor out = op_poison(e, (size_t)t * n, CN_BF16);
-    const cn_gemm_args product = {y.cpu, x.cpu, weight.cpu, NULL, t, 2 * n, k, false};
-    const cn_silu_mul_args gate = {out.cpu, y.cpu, t, n};
-    const cn_gemm_silu_mul_args fused = {out.cuda, x.cuda, weight.cuda, y.cuda, t, n, k};
-    OP_OK(e->cpu->gemm(e->cpu_stream, &product));
-    OP_OK(e->cpu->silu_mul(e->cpu_stream, &gate));
-    OP_OK(e->cuda->gemm_silu_mul(e->cuda_stream, &fused));
-    const double error = op_error(e, &out);
-    op_tensor *const all[] = {&out, &y, &weight, &x};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
-    return error;
-}
-
-/* A row alone and the same row in batches of all sizes must have the same bits. */
-static double run_gemm_invariant(op_env *e, uint32_t seed)
-{
-    static const uint32_t shapes[][2] = {{4096, 4096}, {6144, 512}, {1000, 1536}, {136, 200}};
-    static const uint32_t sizes[] = {1, 2, 7, 8, 16, 33, 64, 100, 128, 168, 257, 600};
-    const uint32_t n = shapes[seed][0], k = shapes[seed][1], most = 600;
-    SHAPE(e, "N=%u K=%u, batches of 1 to %u", n, k, most);
-    op_tensor x = op_random(e, (size_t)most * k), weight = op_random(e, (size_t)n * k);
-    op_tensor out = op_poison(e, (size_t)most * n, CN_F32);
-    float *want = cn_calloc((size_t)most * n, sizeof *want), *got = cn_calloc((size_t)most * n, 4);
-    double error = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        cn_gemm_args a = {out.cuda, x.cuda, weight.cuda, NULL, sizes[i], n, k, true};
-        OP_OK(e->cuda->gemm(e->cuda_stream, &a));
-        op_read(e, &out, got);
-        if (i == 0) memcpy(want, got, n * sizeof *want); /* row 0 alone */
-        if (memcmp(got, want, n * sizeof *want) != 0) error = INFINITY;
-    }
-    /* Each row of the largest batch was computed at its own place. Here it is alone at place 0. */
-    memcpy(want, got, (size_t)most * n * sizeof *want);
-    for (uint32_t row = 1; row < most; row += 61) {
-        cn_gemm_args a = {out.cuda, (uint16_t *)x.cuda + (size_t)row * k, weight.cuda, NULL, 1, n,
-                          k, true};
-        OP_OK(e->cuda->gemm(e->cuda_stream, &a));
-        op_read(e, &out, got);
-        if (memcmp(got, want + (size_t)row * n, n * sizeof *want) != 0) error = INFINITY;
-    }
-    cn_free(got);
-    cn_free(want);
-    op_tensor_free(e, &out);
-    op_tensor_free(e, &weight);
-    op_tensor_free(e, &x);
-    return error;
-}
-
-/* ---- timings on disk ---- */
-
-static void open_timed(op_env *e, const char *dir)
-{
-    const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(2) << 30,
-                                    .n_heads = 4,
-                                    .n_kv_heads = 2,
-                                    .head_dim = 64,
-                                    .hidden = 256,
-                                    .intermediate = 512,
-                                    .vocab = 1000,
-                                    .max_seqs = 16,
-                                    .max_tokens = 48,
-                                    .cache_dir = dir};
-    cn_backend *be = NULL;
-    OP_OK(cn_backend_cuda_load(&be, o));
-    be->close(be);
-    (void)e;
-}
-
-/* Returns the text of the only file of a directory (free it with cn_free), and its path. */
-static char *only_file(const char *dir, char path[300])
-{
-    struct dirent **entries;
-    const int n = scandir(dir, &entries, NULL, alphasort);
-    assert_int_equal(n, 3); /* ., .., the file */
-    snprintf(path, 300, "%s/%s", dir, entries[2]->d_name);
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
-    FILE *f = fopen(path, "r");
-    char *text = cn_calloc(1 << 20, 1);
-    assert_true(f && text && fread(text, 1, (1 << 20) - 1, f) > 0);
-    fclose(f);
-    return text;
-}
-
-/* Products are timed once and then read from the file. They are timed again when it is
- * incomplete. */
-static double run_gemm_cache(op_env *e, uint32_t seed)
-{
-    (void)seed;
-    char parent[64], dir[80], path[300];
-    make_folder(parent);
-    snprintf(dir, sizeof dir, "%s/made", parent);
-    SHAPE(e, "timings in %s", dir);
-    open_timed(e, dir);
-    char *first = only_file(dir, path);
-    open_timed(e, dir);
-    char *second = only_file(dir, path);
-    assert_string_equal(first, second);
-    write_file(path, first, strlen(first) / 2);
-    open_timed(e, dir);
-    char *third = only_file(dir, path);
-    assert_non_null(strstr(third, "\nend\n"));
-    cn_free(third);
-    cn_free(second);
-    cn_free(first);
-    remove_folder(dir);
-    remove_folder(parent);
-    return 0;
 }
 
 /* ---- rope_store ---- */
@@ -385,10 +180,10 @@ static double run_rope_store(op_env *e, uint32_t seed)
     static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
     paged_shape s = {.n_layers = 2, .n_kv_heads = 1 + seed % 3, .head_dim = dims[seed % 6],
                      .block_tokens = 16u << seed % 5, .n_seqs = 2, .n_decode = 1,
-                     .n_q = {1, between(e, 1, 120)}, .kv_len = {200, between(e, 120, 290)}};
+                     .n_q = {1, op_between(e, 1, 120)}, .kv_len = {200, op_between(e, 120, 290)}};
     s.n_heads = s.n_kv_heads * (1 + seed % 8);
-    SHAPE(e, "T=%u hq=%u hk=%u d=%u block=%u%s", 1 + s.n_q[1], s.n_heads, s.n_kv_heads, s.head_dim,
-          s.block_tokens, seed / 6 % 2 ? " norms" : "");
+    OP_SHAPE(e, "T=%u hq=%u hk=%u d=%u block=%u%s", 1 + s.n_q[1], s.n_heads, s.n_kv_heads,
+             s.head_dim, s.block_tokens, seed / 6 % 2 ? " norms" : "");
     return rope_error(e, &s, seed / 6 % 2);
 }
 
@@ -430,8 +225,8 @@ static double twin_pools_end(op_env *e, twin_pools *p)
 static double run_copy_blocks(op_env *e, uint32_t seed)
 {
     enum { L = 3, BLOCKS = 700, HK = 2, BT = 16, D = 16, SLOTS = 9, W = 3, HQ = 4, MANY = 600 };
-    const uint32_t n = seed == 0 ? 0 : seed == 1 ? MANY : between(e, 1, 12);
-    SHAPE(e, "%u pairs of blocks, 4 of query slots", n);
+    const uint32_t n = seed == 0 ? 0 : seed == 1 ? MANY : op_between(e, 1, 12);
+    OP_SHAPE(e, "%u pairs of blocks, 4 of query slots", n);
     const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
     twin_pools p = twin_pools_create(e, &l, SLOTS, W, HQ);
     cn_block_copy pairs[MANY], slots[4];
@@ -443,7 +238,7 @@ static double run_copy_blocks(op_env *e, uint32_t seed)
     cn_copy_args cpu = {.list = {pairs, n, slots, 4}}, cuda = cpu;
     cpu.from = cpu.to = cn_pools_planes(&p.cpu);
     cuda.from = cuda.to = cn_pools_planes(&p.cuda);
-    RUN_BOTH(e, copy_blocks, &cpu, &cuda);
+    OP_RUN_BOTH(e, copy_blocks, &cpu, &cuda);
     cuda.from.slot[CN_PLANE_QUERIES].base = NULL;
     assert_int_equal(e->cuda->copy_blocks(e->cuda_stream, &cuda), CN_ERR_SHAPE);
     return twin_pools_end(e, &p);
@@ -454,7 +249,7 @@ static double run_put(op_env *e, uint32_t seed)
 {
     enum { L = 3, BLOCKS = 12, HOME = 9, HK = 2, BT = 64, D = 64, MOST = 6 };
     const uint32_t n = 1 + seed % MOST, n_layers = 1 + seed % L;
-    SHAPE(e, "%u blocks, %u layers", n, n_layers);
+    OP_SHAPE(e, "%u blocks, %u layers", n, n_layers);
     const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
     const cn_kv_layout h = cn_kv_layout_make(n_layers, HOME, HK, BT, D, CN_F32);
     twin_pools from = twin_pools_create(e, &l, 1, 1, HK), to = twin_pools_create(e, &h, 1, 1, HK);
@@ -467,7 +262,7 @@ static double run_put(op_env *e, uint32_t seed)
     cuda.from = cn_planes_kv(&cuda_all, n_layers);
     cpu.to = cn_pools_planes(&to.cpu);
     cuda.to = cn_pools_planes(&to.cuda);
-    RUN_BOTH(e, copy_blocks, &cpu, &cuda);
+    OP_RUN_BOTH(e, copy_blocks, &cpu, &cuda);
     return fmax(twin_pools_end(e, &from), twin_pools_end(e, &to));
 }
 
@@ -477,7 +272,7 @@ static double run_swap(op_env *e, uint32_t seed)
     enum { L = 3, BLOCKS = 12, HK = 2, BT = 64, D = 64, SLOTS = 9, W = 5, HQ = 4, MOST = 6 };
     const uint32_t n = 1 + seed % MOST, n_slots = seed % 3;
     const bool sides = seed % 2 == 0;
-    SHAPE(e, "%u blocks%s, %u query slots", n, sides ? " with scores and origins" : "", n_slots);
+    OP_SHAPE(e, "%u blocks%s, %u query slots", n, sides ? " with scores and origins" : "", n_slots);
     const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
     twin_pools p = twin_pools_create(e, &l, SLOTS, W, HQ);
     if (!sides) {
@@ -503,9 +298,9 @@ static double run_swap(op_env *e, uint32_t seed)
     }
     const cn_copy_list out_list = {out, n, slots_out, n_slots};
     const cn_copy_list in_list = {in, n, slots_in, n_slots};
-    RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu, cpu_host, out_list}),
+    OP_RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu, cpu_host, out_list}),
              (&(cn_copy_args){cuda, cuda_host, out_list}));
-    RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu_host, cpu, in_list}),
+    OP_RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu_host, cpu, in_list}),
              (&(cn_copy_args){cuda_host, cuda, in_list}));
     e->cpu->host_free(e->cpu, host[0]);
     e->cuda->host_free(e->cuda, host[1]);
@@ -514,9 +309,10 @@ static double run_swap(op_env *e, uint32_t seed)
 
 static double run_count_reset(op_env *e, uint32_t seed)
 {
-    const uint32_t vocab = 2 * between(e, 1, 3000), n_slots = 3, slot = seed % 3;
-    const uint32_t n_prompt = between(e, 0, 500), n_output = seed == 1 ? 40000 : between(e, 0, 900);
-    SHAPE(e, "V=%u prompt %u output %u", vocab, n_prompt, n_output);
+    const uint32_t vocab = 2 * op_between(e, 1, 3000), n_slots = 3, slot = seed % 3;
+    const uint32_t n_prompt = op_between(e, 0, 500);
+    const uint32_t n_output = seed == 1 ? 40000 : op_between(e, 0, 900);
+    OP_SHAPE(e, "V=%u prompt %u output %u", vocab, n_prompt, n_output);
     /* Seed 1 counts one token more often than the largest count. */
     op_tensor prompt = random_ids(e, n_prompt + 1, vocab);
     op_tensor output = random_ids(e, n_output + 1, seed == 1 ? 1 : vocab);
@@ -524,7 +320,7 @@ static double run_count_reset(op_env *e, uint32_t seed)
     cn_count_reset_args cpu = {counts.cpu, vocab, slot, prompt.cpu, output.cpu, n_prompt, n_output};
     cn_count_reset_args cuda = {counts.cuda, vocab,    slot,    prompt.cuda,
                                 output.cuda, n_prompt, n_output};
-    RUN_BOTH(e, count_reset, &cpu, &cuda);
+    OP_RUN_BOTH(e, count_reset, &cpu, &cuda);
     const double error = op_words_error(e, &counts);
     op_tensor_free(e, &counts);
     op_tensor_free(e, &output);
@@ -541,7 +337,7 @@ static double run_dummy_fill(op_env *e, uint32_t seed)
     const uint32_t n = sizes[seed], first = seed % 3, n_words = (first + n) / 2 + 1;
     const uint64_t key = (uint64_t)test_rng_below(&e->rng, UINT32_MAX) << 32 | seed;
     const float scale = 0.02f / (float)(1 << (seed + 10));
-    SHAPE(e, "%u elements at element %u", n, first);
+    OP_SHAPE(e, "%u elements at element %u", n, first);
     op_tensor words = random_ids(e, n_words, UINT32_MAX);
     const cn_dummy_fill_args args = {(uint16_t *)words.cuda + first, CN_BF16, n, key, scale};
     OP_OK(e->cuda->dummy_fill(e->cuda_stream, &args));
@@ -556,7 +352,7 @@ static double run_memory(op_env *e, uint32_t seed)
 {
     static const uint32_t sizes[] = {1, 2, 3, 4, 1000, 4 << 20, (40 << 20) / 4 + 1};
     const uint32_t n = sizes[seed];
-    SHAPE(e, "%u words", n);
+    OP_SHAPE(e, "%u words", n);
     op_tensor words = random_ids(e, n, UINT32_MAX);
     uint64_t zero = 1, sum = 0, want = 0;
     for (uint32_t i = 0; i < n; i++) want += ((uint32_t *)words.cpu)[i];
@@ -580,7 +376,7 @@ static double run_memory(op_env *e, uint32_t seed)
 static double run_fences(op_env *e, uint32_t seed)
 {
     enum { N = 1 << 20 };
-    SHAPE(e, "%u words from stream %u to the other", N, seed % 2);
+    OP_SHAPE(e, "%u words from stream %u to the other", N, seed % 2);
     cn_stream *const streams[] = {e->cuda_stream, e->cuda_side};
     cn_stream *from = streams[seed % 2], *to = streams[1 - seed % 2];
     op_tensor words = random_ids(e, N, 1000), out = op_words(e, words.cpu, 2);
@@ -608,49 +404,6 @@ static double run_fences(op_env *e, uint32_t seed)
     return error;
 }
 
-/* A recorded chain of ops uses the contents of its inputs at each launch. */
-static double run_graph(op_env *e, uint32_t seed)
-{
-    enum { T = 8, H = 512, N = 768, LAUNCHES = 3 };
-    (void)seed;
-    SHAPE(e, "rmsnorm, gemm, silu_mul; %d launches", LAUNCHES);
-    op_tensor weight = op_random(e, H), matrix = op_random(e, (size_t)N * H);
-    op_tensor x = op_random(e, T * H), normed = op_poison(e, T * H, CN_BF16);
-    op_tensor product = op_poison(e, T * N, CN_BF16), out = op_poison(e, T * N / 2, CN_BF16);
-    const cn_rmsnorm_args norm = {normed.cuda, x.cuda, NULL, weight.cuda, T, H, 1e-6f};
-    const cn_gemm_args gemm = {product.cuda, normed.cuda, matrix.cuda, NULL, T, N, H, false};
-    const cn_silu_mul_args silu = {out.cuda, product.cuda, T, N / 2};
-    cn_graph *g = NULL;
-    OP_OK(e->cuda->graph_begin(e->cuda_stream));
-    OP_OK(e->cuda->rmsnorm(e->cuda_stream, &norm));
-    OP_OK(e->cuda->gemm(e->cuda_stream, &gemm));
-    OP_OK(e->cuda->silu_mul(e->cuda_stream, &silu));
-    assert_int_equal(e->cuda->mem_write(e->cuda_stream, x.cuda, x.cpu, 4), CN_ERR_DEVICE);
-    OP_OK(e->cuda->graph_end(e->cuda_stream, &g));
-    double error = 0;
-    for (int launch = 0; launch < LAUNCHES; launch++) {
-        op_tensor fresh = op_random(e, T * H);
-        uint16_t *halves = cn_calloc(T * H, sizeof *halves);
-        OP_OK(e->cuda->mem_read(e->cuda_stream, halves, fresh.cuda, T * H * 2));
-        OP_OK(e->cuda->stream_sync(e->cuda_stream));
-        OP_OK(e->cuda->mem_write(e->cuda_stream, x.cuda, halves, T * H * 2));
-        OP_OK(e->cuda->graph_launch(e->cuda_stream, g));
-        const cn_rmsnorm_args cpu_norm = {normed.cpu, fresh.cpu, NULL, weight.cpu, T, H, 1e-6f};
-        const cn_gemm_args cpu_gemm = {product.cpu, normed.cpu, matrix.cpu, NULL, T, N, H, false};
-        const cn_silu_mul_args cpu_silu = {out.cpu, product.cpu, T, N / 2};
-        OP_OK(e->cpu->rmsnorm(e->cpu_stream, &cpu_norm));
-        OP_OK(e->cpu->gemm(e->cpu_stream, &cpu_gemm));
-        OP_OK(e->cpu->silu_mul(e->cpu_stream, &cpu_silu));
-        error = fmax(error, op_error(e, &out));
-        cn_free(halves);
-        op_tensor_free(e, &fresh);
-    }
-    e->cuda->graph_free(g);
-    op_tensor *const all[] = {&out, &product, &normed, &x, &matrix, &weight};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
-    return error;
-}
-
 static const op_case cases[] = {
     {"dummy_fill", 6, 0, run_dummy_fill, CN_CUDA_GEMM_FASTEST, false, false},
     {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false, false},
@@ -664,14 +417,6 @@ static const op_case cases[] = {
     {"copy_blocks, put", 12, 0, run_put, CN_CUDA_GEMM_FASTEST, false, false},
     {"swap", 12, 0, run_swap, CN_CUDA_GEMM_FASTEST, false, false},
     {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
-    {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"gemm_silu_mul", 16, 2e-2, run_gemm_silu_mul, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false, false},
-    {"gemm_silu_mul_own", 24, 1e-2, run_gemm_silu_mul, CN_CUDA_GEMM_OWN, false, false},
-    {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false, false},
-    {"gemm_cache", 1, 0, run_gemm_cache, CN_CUDA_GEMM_FASTEST, false, false},
-    {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true, false},
 };
 
 int main(int argc, char **argv)

@@ -157,6 +157,7 @@ static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
 cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
 {
     if (plan->kind == CN_GEMM_SKINNY) return cn_gemm_skinny_run(s, call, plan->skinny);
+    CN_ASSERT(!call->adds && !call->norms);
     CN_TRY(run_library(s, call, &plan->algorithm));
     if (!call->shape.gated) return CN_OK;
     const cn_silu_mul_args gate = {call->out, call->gate_up, call->n_tokens, call->shape.n / 2};
@@ -238,21 +239,58 @@ static cn_status run_or_replan(cn_stream *s, const cn_gemm_call *call, const cn_
     return cn_gemm_run(s, call, &other);
 }
 
-/* Runs a call by its plan. A plan is made for the most rows of its bucket, so that it does not
- * depend on the order of calls. */
+/* *out = the plan of a product: that of the table, or *once if the table is full. A plan is made
+ * for the most rows of its bucket, so that it does not depend on the order of calls. */
+static cn_status plan_of(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *once,
+                         const cn_gemm_plan **out)
+{
+    const uint32_t bucket = cn_gemm_bucket(n_tokens);
+    const uint32_t most = cn_max_u32(n_tokens, cn_gemm_buckets[bucket]);
+    cn_gemm_entry *e = cn_gemm_find(c->gemm, shape);
+    cn_gemm_plan *plan = e ? &e->plans[bucket] : once;
+    *once = (cn_gemm_plan){.kind = CN_GEMM_UNPLANNED};
+    *out = plan;
+    if (plan->kind != CN_GEMM_UNPLANNED || plan_as_unbiased(c, shape, most, plan)) return CN_OK;
+    return plan_untimed(c, shape, most, plan);
+}
+
 static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
 {
+    cn_gemm_plan once;
+    const cn_gemm_plan *plan;
     CN_TRY(check_call(call));
     if (call->n_tokens == 0) return CN_OK;
-    cn_cuda *c = s->cuda;
-    const uint32_t bucket = cn_gemm_bucket(call->n_tokens);
-    const uint32_t most = cn_max_u32(call->n_tokens, cn_gemm_buckets[bucket]);
-    cn_gemm_plan once = {.kind = CN_GEMM_UNPLANNED};
-    cn_gemm_entry *e = cn_gemm_find(c->gemm, call->shape);
-    cn_gemm_plan *plan = e ? &e->plans[bucket] : &once;
-    if (plan->kind == CN_GEMM_UNPLANNED && !plan_as_unbiased(c, call->shape, most, plan))
-        CN_TRY(plan_untimed(c, call->shape, most, plan));
+    CN_TRY(plan_of(s->cuda, call->shape, call->n_tokens, &once, &plan));
     return run_or_replan(s, call, plan);
+}
+
+bool cn_gemm_links(cn_gemm_shape first, const cn_gemm_plan *first_plan, cn_gemm_shape second,
+                   const cn_gemm_plan *second_plan, uint32_t n_tokens)
+{
+    return first_plan->kind == CN_GEMM_SKINNY && second_plan->kind == CN_GEMM_SKINNY &&
+           n_tokens <= CN_GEMM_MAX_LINK && first.n == second.k && !first.gated &&
+           first.n % CN_GEMM_LINK_COLUMNS == 0;
+}
+
+bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *first,
+                        const cn_product_shape *second)
+{
+    const cn_product_shape *const products[] = {first, second};
+    cn_gemm_shape shapes[2];
+    cn_gemm_plan once[2];
+    const cn_gemm_plan *plans[2];
+    if (n_tokens == 0 || n_tokens > CN_GEMM_MAX_LINK) return false;
+    for (int i = 0; i < 2; i++) {
+        const cn_product_shape *p = products[i];
+        shapes[i] = (cn_gemm_shape){
+            .n = p->n, .k = p->k, .has_bias = p->has_bias, .gated = p->gated};
+        if (plan_of(c, shapes[i], n_tokens, &once[i], &plans[i]) != CN_OK) return false;
+        /* The plan of a bucket need not fit fewer rows. */
+        if (plans[i]->kind == CN_GEMM_SKINNY &&
+            !cn_gemm_skinny_fits(c, shapes[i], n_tokens, plans[i]->skinny))
+            return false;
+    }
+    return cn_gemm_links(shapes[0], plans[0], shapes[1], plans[1], n_tokens);
 }
 
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
@@ -264,6 +302,8 @@ cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
         .weight = a->weight,
         .bias = a->bias,
         .n_tokens = a->n_tokens,
+        .adds = a->adds,
+        .norms = a->norms,
     };
     return run_planned(s, &call);
 }
@@ -277,6 +317,7 @@ cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
         .weight = a->weight,
         .gate_up = a->gate_up,
         .n_tokens = a->n_tokens,
+        .norms = a->norms,
     };
     return run_planned(s, &call);
 }

@@ -17,7 +17,13 @@
 extern "C" {
 #endif
 
-enum { CN_GEMM_BUCKETS = 38, CN_GEMM_MAX_SHAPES = 16, CN_GEMM_MAX_SKINNY = 256 };
+enum {
+    CN_GEMM_BUCKETS = 38,
+    CN_GEMM_MAX_SHAPES = 16,
+    CN_GEMM_MAX_SKINNY = 256,
+    CN_GEMM_MAX_LINK = 64, /* rows of a cn_norm_link: with more it takes longer than a norm */
+    CN_GEMM_LINK_COLUMNS = 4 * CN_NORM_COLUMNS /* those of a cn_norm_link are a multiple */
+};
 
 /* The most rows of each bucket. The last bucket also takes larger batches. */
 extern const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS];
@@ -36,6 +42,7 @@ typedef struct cn_gemm_call {
     const void *x, *weight, *bias;
     void *gate_up; /* gated: the library's output before the gate, [T, 2I] */
     uint32_t n_tokens;
+    const cn_norm_link *adds, *norms; /* as in cn_gemm_args; own kernels only */
 } cn_gemm_call;
 
 /* The configuration of an own kernel. A block multiplies `rows` weight rows by all tokens over
@@ -73,6 +80,10 @@ void cn_cuda_gemm_close(cn_cuda *c);
 /* Returns the entry of a shape, adding it if missing; NULL when the table is full. */
 cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape);
 
+/* Returns whether two products with these plans can be the two of a cn_norm_link. */
+bool cn_gemm_links(cn_gemm_shape first, const cn_gemm_plan *first_plan, cn_gemm_shape second,
+                   const cn_gemm_plan *second_plan, uint32_t n_tokens);
+
 /* Runs a product by the plan. */
 cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan);
 
@@ -93,6 +104,8 @@ bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_token
  * than a kernel needs. */
 uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, uint32_t rows,
                                uint32_t blocks_per_sm);
+/* Returns the blocks of a launch. */
+uint32_t cn_gemm_skinny_blocks(cn_gemm_shape shape, cn_gemm_skinny config);
 /* Returns the configuration to use without timings; rows = 0 when no own kernel fits. */
 cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens);
 cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call, cn_gemm_skinny config);

@@ -10,7 +10,7 @@
 
 #include "cuda/gemm/gemm.h"
 
-enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 4 };
+enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 5 };
 
 /* Writes everything that the choice of plans depends on to key. */
 static void make_key(const cn_cuda *c, char key[KEY_BYTES])

@@ -19,8 +19,13 @@
  * causes most of the load of the L2 cache. A stage is filled again when all sharers have emptied
  * it.
  *
+ * Two products of up to CN_GEMM_MAX_LINK rows can compute the RMS norm between them (cn_norm_link).
+ * The blocks of the first add their outputs to the residual and sum squares of 64 columns. Each
+ * block of the second sums all squares of a row while the first copies are on their way.
+ *
  * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes moved: 2*N*K + out from memory, and
- * 2*T*K*ceil(N/rows)/sharers from the cache. CPU versions: cpu_gemm.c and cpu_norm.c. */
+ * 2*T*K*ceil(N/rows)/sharers from the cache; the second of a link reads T*K/16*ceil(N/rows) more.
+ * CPU versions: cpu_gemm.c and cpu_norm.c. */
 #include "cuda/gemm/gemm.h"
 #include "cuda/hopper.cuh"
 #include "cuda/launch.cuh"
@@ -38,7 +43,19 @@ typedef struct skinny_params {
     uint32_t splits_log2, cluster_log2;
     uint32_t sharer_ranks; /* bits: the ranks that share x with rank 0 */
     bool out_f32, gated;
+    /* Of a link's first product, else NULL: out is the link's `scaled`. */
+    uint2 *residual;
+    const uint2 *norm_weight;
+    float *squares;
+    /* Of a link's second product, else NULL. */
+    const float4 *row_squares;
+    float inverse_k, eps;
 } skinny_params;
+
+enum {
+    STATIC_BYTES = 1536,  /* no less than the static shared memory of a block */
+    RESERVED_BYTES = 1024 /* shared memory that the GPU takes for each block */
+};
 
 typedef struct skinny_barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
@@ -274,29 +291,175 @@ __device__ static inline void add_splits(float v[4], const skinny_params &p,
     v[3] = sum.w;
 }
 
-/* Computes and stores this block's share of the outputs of its splits. */
+__device__ static inline void scale_by(float v[4], float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= scale;
+}
+
+__device__ static inline void add_bias(float v[4], const skinny_params &p, uint32_t column)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (column + i < p.n) v[i] += __bfloat162float(p.bias[column + i]);
+}
+
+/* Computes and stores this block's share of the outputs of its splits. scales: of the tokens; not
+ * used without a link. */
 template <int GROUPS>
 __device__ static inline void add_and_store(const skinny_params &p, const skinny_part &part,
-                                            const float *shared)
+                                            const float *shared, const float *scales)
 {
     const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + SUMS_PAD;
     const uint32_t n = p.n_tokens * fours, end = n * (part.split + 1) >> p.splits_log2;
     for (uint32_t i = (n * part.split >> p.splits_log2) + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t token = i / fours, row = i % fours * 4, column = part.first_column + row;
         if (column >= p.n) continue;
+        const float scale = p.row_squares ? scales[token] : 1.0f;
         float v[4];
         add_splits(v, p, part, shared + token * stride + row);
+        scale_by(v, scale);
         if (p.gated) {
             float up[4];
             add_splits(up, p, part, shared + token * stride + GROUPS * 32 + row);
+            scale_by(up, scale);
 #pragma unroll
             for (int j = 0; j < 4; j++) v[j] = v[j] / (1.0f + __expf(-v[j])) * up[j];
         }
-        if (p.bias)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++)
-                if (column + j < p.n) v[j] += __bfloat162float(p.bias[column + j]);
+        if (p.bias) add_bias(v, p, column);
         store_out(p, token, column, v);
+    }
+}
+
+/* ---- the norm behind the product: the first of a cn_norm_link ---- */
+
+enum { SEGMENT_LANES = CN_NORM_COLUMNS / 4 }; /* a lane has four columns */
+
+/* Four columns of a token's row, and what is there before the product ends. */
+typedef struct link_place {
+    uint32_t token, row, column; /* row: of the block's weights */
+    uint2 residual, weight;
+} link_place;
+
+/* Returns place i of the block, segments of 64 columns one after the other. */
+template <int GROUPS>
+__device__ static inline link_place link_load(const skinny_params &p, const skinny_part &part,
+                                              uint32_t i)
+{
+    const uint32_t segment = i / SEGMENT_LANES;
+    link_place at = {};
+    at.token = segment / GROUPS;
+    at.row = segment % GROUPS * CN_NORM_COLUMNS + i % SEGMENT_LANES * 4;
+    at.column = part.first_column + at.row;
+    if (at.column >= p.n) return at;
+    at.residual = p.residual[((size_t)at.token * p.n + at.column) / 4];
+    at.weight = __ldg(p.norm_weight + at.column / 4);
+    return at;
+}
+
+/* The places of this block's share of the outputs of its splits; a thread of the warpgroups has
+ * every THREADS-th. */
+template <int GROUPS> struct link_range {
+    static constexpr uint32_t THREADS = GROUPS * CN_WARPGROUP;
+    uint32_t from, to;
+};
+
+template <int GROUPS>
+__device__ static inline link_range<GROUPS> link_range_of(const skinny_params &p,
+                                                          const skinny_part &part)
+{
+    const uint32_t n = p.n_tokens * GROUPS; /* segments */
+    return {(n * part.split >> p.splits_log2) * SEGMENT_LANES + threadIdx.x,
+            (n * (part.split + 1) >> p.splits_log2) * SEGMENT_LANES};
+}
+
+/* Adds an output to the residual, rounded as if it had been stored. Returns, to the first lane of a
+ * segment, the sum of squares of the segment. */
+__device__ static inline float link_add(const skinny_params &p, const link_place &at,
+                                        const float v[4])
+{
+    const size_t place = ((size_t)at.token * p.n + at.column) / 4;
+    const float2 low = cn_unpack2(cn_pack2(v[0], v[1])), high = cn_unpack2(cn_pack2(v[2], v[3]));
+    const float2 a = cn_unpack2(at.residual.x), b = cn_unpack2(at.residual.y);
+    const uint2 sum = make_uint2(cn_pack2(a.x + low.x, a.y + low.y),
+                                 cn_pack2(b.x + high.x, b.y + high.y));
+    const float2 r = cn_unpack2(sum.x), s = cn_unpack2(sum.y);
+    const float2 w = cn_unpack2(at.weight.x), x = cn_unpack2(at.weight.y);
+    p.residual[place] = sum;
+    ((uint2 *)p.out)[place] = make_uint2(cn_pack2(r.x * w.x, r.y * w.y),
+                                         cn_pack2(s.x * x.x, s.y * x.y));
+    float square = r.x * r.x + r.y * r.y + s.x * s.x + s.y * s.y;
+    const uint32_t lanes = 0xffffu << (threadIdx.x & SEGMENT_LANES); /* 0 or 16 */
+#pragma unroll
+    for (int offset = SEGMENT_LANES / 2; offset > 0; offset /= 2)
+        square += __shfl_xor_sync(lanes, square, offset);
+    return square;
+}
+
+/* Returns the thread's first place. */
+template <int GROUPS>
+__device__ static inline link_place link_begin(const skinny_params &p, const skinny_part &part)
+{
+    const link_range<GROUPS> range = link_range_of<GROUPS>(p, part);
+    cn_wait_previous();
+    return range.from < range.to ? link_load<GROUPS>(p, part, range.from) : link_place{};
+}
+
+/* As add_and_store, for the warpgroups. at: link_begin(). The next place is loaded
+ * before the outputs of one are computed. */
+template <int GROUPS>
+__device__ static inline void add_and_link(const skinny_params &p, const skinny_part &part,
+                                           const float *shared, link_place at)
+{
+    const uint32_t stride = GROUPS * 64 + SUMS_PAD;
+    const link_range<GROUPS> range = link_range_of<GROUPS>(p, part);
+    for (uint32_t i = range.from; i < range.to; i += range.THREADS) {
+        const uint32_t next = i + range.THREADS;
+        const link_place ahead = next < range.to ? link_load<GROUPS>(p, part, next) : link_place{};
+        if (at.column < p.n) { /* equal in all lanes of a segment */
+            float v[4];
+            add_splits(v, p, part, shared + at.token * stride + at.row);
+            if (p.bias) add_bias(v, p, at.column);
+            const float square = link_add(p, at, v);
+            if (threadIdx.x % SEGMENT_LANES == 0)
+                p.squares[(at.token * p.n + at.column) / CN_NORM_COLUMNS] = square;
+        }
+        at = ahead;
+    }
+}
+
+/* ---- the norm before the product: the second of a cn_norm_link ---- */
+
+/* The lanes that sum the squares of a row: as many as there are for all rows at once. */
+constexpr __device__ uint32_t lanes_of_row(uint32_t tokens, uint32_t threads)
+{
+    uint32_t lanes = SEGMENT_LANES;
+    while (lanes > 1 && lanes * tokens > threads) lanes /= 2;
+    return lanes;
+}
+
+/* scales[token] = 1 / rms of the row. Called by the warpgroups. */
+template <int TOKENS, int GROUPS>
+__device__ static inline void load_scales(float *scales, const skinny_params &p)
+{
+    constexpr uint32_t THREADS = GROUPS * CN_WARPGROUP, LANES = lanes_of_row(TOKENS, THREADS);
+    const uint32_t lane = threadIdx.x % LANES, fours = p.n_tiles / 4;
+    static_assert(CN_BOX_COLS == CN_NORM_COLUMNS, "a tile of x has one sum of squares");
+    cn_wait_previous();
+    for (uint32_t from = 0; from < p.n_tokens; from += THREADS / LANES) {
+        const uint32_t token = from + threadIdx.x / LANES;
+        const bool is_row = token < p.n_tokens;
+        const float4 *row = p.row_squares + (size_t)token * fours;
+        float sum = 0;
+#pragma unroll 4
+        for (uint32_t i = lane; i < fours; i += LANES) {
+            const float4 v = is_row ? row[i] : float4{};
+            sum += (v.x + v.y) + (v.z + v.w);
+        }
+#pragma unroll
+        for (uint32_t offset = LANES / 2; offset > 0; offset /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        if (is_row && lane == 0) scales[token] = rsqrtf(sum * p.inverse_k + p.eps);
     }
 }
 
@@ -310,6 +473,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ char dynamic[];
     __shared__ skinny_barriers barriers;
+    __shared__ float scales[TOKENS];
     char *base = dynamic + (TILE_ALIGN - cn_shared_address(dynamic) % TILE_ALIGN) % TILE_ALIGN;
     const skinny_part part = my_part<TOKENS, GROUPS>(p);
     const bool copies = threadIdx.x >= GROUPS * CN_WARPGROUP;
@@ -320,10 +484,14 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     if (p.sharers > 1) cn_cluster_meet(); /* the barriers of the others are initialised */
     __syncthreads();
     float sums[TOKENS / 2] = {};
-    if (!copies)
+    link_place first = {};
+    if (!copies) {
+        if (p.row_squares) load_scales<TOKENS, GROUPS>(scales, p);
+        if (p.squares) first = link_begin<GROUPS>(p, part);
         multiply_tiles<TOKENS, GROUPS>(sums, base, &barriers, p, part);
-    else if (leads)
+    } else if (leads) {
         copy_tiles<TOKENS, GROUPS>(base, &barriers, &weight, &x, p, part);
+    }
     __syncwarp();
     __syncthreads(); /* all products are done: the memory of the stages is free for the sums */
     if (!copies) store_sums<TOKENS, GROUPS>((float *)base, sums);
@@ -332,7 +500,8 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
         cn_cluster_sync();
     else
         __syncthreads();
-    add_and_store<GROUPS>(p, part, (const float *)base);
+    if (!p.squares) add_and_store<GROUPS>(p, part, (const float *)base, scales);
+    else if (!copies) add_and_link<GROUPS>(p, part, (const float *)base, first);
     __syncwarp();
     if (p.splits * p.sharers > 1) cn_cluster_meet(); /* others may still read this block */
 #endif
@@ -378,7 +547,8 @@ extern "C" uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, u
                                           uint32_t blocks_per_sm)
 {
     const uint32_t tokens = kernels[kernel_for(n_tokens)].tokens;
-    const size_t budget = (c->device.shared_bytes - 2048) / blocks_per_sm;
+    const size_t budget = (c->device.shared_bytes + RESERVED_BYTES) / blocks_per_sm -
+                          RESERVED_BYTES - STATIC_BYTES;
     uint32_t stages = MAX_STAGES;
     while (stages > LEAST_STAGES && shared_bytes(tokens, rows, stages) > budget) stages--;
     return stages;
@@ -392,7 +562,7 @@ static uint32_t columns_of(cn_gemm_shape shape, cn_gemm_skinny config)
 
 static uint32_t out_columns(cn_gemm_shape shape) { return shape.gated ? shape.n / 2 : shape.n; }
 
-static uint32_t blocks_of(cn_gemm_shape shape, cn_gemm_skinny config)
+extern "C" uint32_t cn_gemm_skinny_blocks(cn_gemm_shape shape, cn_gemm_skinny config)
 {
     const uint64_t parts = cn_ceil_div(out_columns(shape), columns_of(shape, config));
     return (uint32_t)cn_round_up(parts, config.sharers) * config.splits;
@@ -413,7 +583,8 @@ extern "C" bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint3
     const uint32_t stage_columns = CN_BOX_COLS * tiles_per_stage(tokens, config.rows);
     if (shape.k % CN_BOX_COLS != 0 || shape.k < config.splits * stage_columns) return false;
     if (config.stages < LEAST_STAGES || config.stages > MAX_STAGES) return false;
-    return shared_bytes(tokens, config.rows, config.stages) + 2048 <= c->device.shared_bytes;
+    return shared_bytes(tokens, config.rows, config.stages) + STATIC_BYTES <=
+           c->device.shared_bytes;
 }
 
 /* Chooses the configuration with the most blocks that can run at once. Among equals it prefers wide
@@ -430,7 +601,7 @@ extern "C" cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape
             const uint32_t sharers = cn_min_u32(wanted, MAX_CLUSTER / splits);
             const uint32_t stages = cn_gemm_skinny_stages(c, n_tokens, rows, 2);
             const cn_gemm_skinny config = {rows, splits, sharers, stages};
-            const uint32_t blocks = blocks_of(shape, config);
+            const uint32_t blocks = cn_gemm_skinny_blocks(shape, config);
             if (blocks <= most || blocks > c->device.n_sms) continue;
             if (!cn_gemm_skinny_fits(c, shape, n_tokens, config)) continue;
             best = config;
@@ -457,11 +628,26 @@ static cn_status make_map(CUtensorMap *map, const void *base, uint32_t halves, u
 extern "C" cn_status cn_gemm_skinny_open(cn_cuda *c)
 {
     if (!c->device.hopper) return CN_OK;
-    const size_t most = c->device.shared_bytes - 1024; /* the barriers are static */
+    const size_t most = c->device.shared_bytes - STATIC_BYTES;
     for (uint32_t i = 0; i < N_KERNELS; i++)
         for (uint32_t g = 0; g < MAX_GROUPS && kernels[i].by_groups[g]; g++)
             CN_TRY(cn_launch_set_shared(c, "gemm", kernels[i].by_groups[g], most));
     return CN_OK;
+}
+
+static void set_links(skinny_params *p, const cn_gemm_call *call)
+{
+    if (call->adds) {
+        p->out = call->adds->scaled;
+        p->residual = (uint2 *)call->adds->residual;
+        p->norm_weight = (const uint2 *)call->adds->weight;
+        p->squares = call->adds->squares;
+    }
+    if (call->norms) {
+        p->row_squares = (const float4 *)call->norms->squares;
+        p->inverse_k = 1.0f / (float)call->shape.k;
+        p->eps = call->norms->eps;
+    }
 }
 
 extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
@@ -491,7 +677,8 @@ extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
     for (uint32_t i = 0; i < config.sharers; i++) p.sharer_ranks |= 1u << i * config.splits;
     p.out_f32 = shape.out_f32;
     p.gated = shape.gated;
-    cn_launch how = {dim3(blocks_of(shape, config)), config.rows * 2 + CN_WARP,
+    set_links(&p, call);
+    cn_launch how = {dim3(cn_gemm_skinny_blocks(shape, config)), config.rows * 2 + CN_WARP,
                      shared_bytes(tokens, config.rows, p.stages)};
     how.shared_is_set = true; /* cn_gemm_skinny_open */
     how.cluster = config.splits * config.sharers;

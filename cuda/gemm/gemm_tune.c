@@ -41,7 +41,8 @@ static const char *next_weight(cn_gemm_tuner *t, size_t bytes)
 }
 
 cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
-                           const cn_gemm_plan *plan)
+                           const cn_gemm_plan *plan, const cn_norm_link *adds,
+                           const cn_norm_link *norms)
 {
     char *out = t->memory + t->weight_bytes + t->x_bytes;
     const cn_gemm_call call = {
@@ -51,6 +52,8 @@ cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tok
         .weight = next_weight(t, cn_gemm_weight_bytes(shape)),
         .gate_up = out + (shape.gated ? (size_t)n_tokens * shape.n : 0), /* behind n / 2 columns */
         .n_tokens = n_tokens,
+        .adds = adds,
+        .norms = norms,
     };
     return cn_gemm_run(t->s, &call, plan);
 }
@@ -69,9 +72,9 @@ static cn_status time_plan(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tok
                            const cn_gemm_plan *plan, float *us)
 {
     const uint32_t n = repeats(shape, n_tokens);
-    if (cn_gemm_tune_run(t, shape, n_tokens, plan) != CN_OK) return CN_OK;
+    if (cn_gemm_tune_run(t, shape, n_tokens, plan, NULL, NULL) != CN_OK) return CN_OK;
     CN_CUDA(cudaEventRecord(t->start, t->s->handle));
-    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_gemm_tune_run(t, shape, n_tokens, plan));
+    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_gemm_tune_run(t, shape, n_tokens, plan, NULL, NULL));
     CN_CUDA(cudaEventRecord(t->end, t->s->handle));
     CN_CUDA(cudaEventSynchronize(t->end));
     float ms = 0;
@@ -199,13 +202,15 @@ static cn_status list_plans(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_to
 static cn_status take_memory(cn_gemm_tuner *t)
 {
     const size_t want_weights = (size_t)1 << 30;
+    /* residual, scaled and squares of a link (gemm_tune_layer.c) */
+    const size_t link_row = (size_t)t->c->opts.hidden * (2 + 2 + sizeof(float));
     size_t largest = 0;
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_shape shape = t->shapes[i].shape;
         const size_t rows = t->shapes[i].most_tokens, out_size = shape.out_f32 ? 4 : 2;
         const size_t bytes = cn_round_up(cn_gemm_weight_bytes(shape), 256);
         const size_t x = rows * shape.k * 2;
-        const size_t out = rows * shape.n * (out_size + shape.gated);
+        const size_t out = rows * (shape.n * (out_size + shape.gated) + link_row);
         if (bytes > largest) largest = bytes;
         if (x > t->x_bytes) t->x_bytes = cn_round_up(x, 256);
         if (out > t->out_bytes) t->out_bytes = cn_round_up(out, 256);

@@ -52,9 +52,11 @@ static inline size_t cn_gemm_weight_bytes(cn_gemm_shape shape)
     return (size_t)shape.n * shape.k * 2;
 }
 
-/* Runs a product once, with the weights behind those of the last run. */
+/* Runs a product once, with the weights behind those of the last run. adds, norms: as in
+ * cn_gemm_args. */
 cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
-                           const cn_gemm_plan *plan);
+                           const cn_gemm_plan *plan, const cn_norm_link *adds,
+                           const cn_norm_link *norms);
 
 enum { CN_GEMM_PLAN_TEXT = 48 };
 /* Writes a plan for the log. */

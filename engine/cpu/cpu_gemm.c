@@ -313,6 +313,7 @@ static uint32_t cut_tasks(gemm_job *job, uint32_t n_threads)
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a)
 {
     cn_cpu *cpu = cn_cpu_stream_owner(s);
+    CN_ASSERT(!a->adds && !a->norms); /* this backend has no links_norm */
     if (a->n == 0 || a->k == 0)
         return cn_fail(CN_ERR_SHAPE, "gemm: weight of shape [%u, %u]: expected both above 0", a->n,
                        a->k);

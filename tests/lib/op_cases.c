@@ -27,6 +27,25 @@ void op_ok(cn_status status, const char *call)
 
 /* ---- tensors ---- */
 
+uint32_t op_between(op_env *e, uint32_t low, uint32_t high)
+{
+    return low + test_rng_below(&e->rng, high - low + 1);
+}
+
+bool op_coin(op_env *e) { return test_rng_below(&e->rng, 2) == 1; }
+
+uint32_t op_some_rows(op_env *e)
+{
+    static const uint32_t most[] = {1, 9, 70, 600};
+    return op_between(e, 1, most[test_rng_below(&e->rng, 4)]);
+}
+
+void op_sync(op_env *e)
+{
+    OP_OK(e->cpu->stream_sync(e->cpu_stream));
+    OP_OK(e->cuda->stream_sync(e->cuda_stream));
+}
+
 cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 {
     return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,

@@ -37,6 +37,24 @@ typedef struct op_case {
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);
 
+/* Draws. */
+uint32_t op_between(op_env *e, uint32_t low, uint32_t high);
+bool op_coin(op_env *e);
+uint32_t op_some_rows(op_env *e); /* mostly few, sometimes many */
+
+/* Waits for both sides. */
+void op_sync(op_env *e);
+
+/* Runs an op on both sides and waits for both. */
+#define OP_RUN_BOTH(e, op, cpu_args, cuda_args)                                                    \
+    do {                                                                                           \
+        OP_OK((e)->cpu->op((e)->cpu_stream, cpu_args));                                            \
+        OP_OK((e)->cuda->op((e)->cuda_stream, cuda_args));                                         \
+        op_sync(e);                                                                                \
+    } while (0)
+
+#define OP_SHAPE(e, ...) snprintf((e)->shape, sizeof(e)->shape, __VA_ARGS__)
+
 /* Returns the layout of a pool of the same shape with another dtype, for the other side. */
 cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype);
 
