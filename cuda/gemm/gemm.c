@@ -226,12 +226,13 @@ static cn_status check_call(const cn_gemm_call *c)
 }
 
 /* A plan is known to support the most rows of its bucket. If it does not support fewer rows, it
- * fails before anything is launched, and the library's choice for that number of rows is used. */
+ * fails before anything is launched, and the library's choice for that number of rows is used. The
+ * library has no links; cn_cuda_links_norm has checked the rows of those. */
 static cn_status run_or_replan(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
 {
     cn_cuda *c = s->cuda;
     const cn_status status = cn_gemm_run(s, call, plan);
-    if (status == CN_OK || c->opts.batch_invariant) return status;
+    if (status == CN_OK || c->opts.batch_invariant || call->adds || call->norms) return status;
     cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: planned again", call->shape.n, call->shape.k,
            call->n_tokens);
     cn_gemm_plan other = {.kind = CN_GEMM_UNPLANNED};
