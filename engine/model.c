@@ -298,11 +298,11 @@ static void plan_links(pass *p)
 {
     const cn_model *m = p->m;
     cn_backend *be = m->be;
-    if (!be->links_norm || !be->gemm_silu_mul || m->dump) return;
+    if (!be->links_norm || m->dump) return;
     const uint32_t n = p->batch->n_tokens;
     const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m);
     product gate_up = gate_up_of(m);
-    gate_up.shape.gated = true;
+    gate_up.shape.gated = be->gemm_silu_mul != NULL;
     p->links_mlp = be->links_norm(be, n, &o.shape, &gate_up.shape);
     p->links_attention = be->links_norm(be, n, &down.shape, &qkv.shape);
 }
@@ -428,7 +428,8 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
 {
     const cn_model *m = p->m;
     const cn_model_config *c = &m->cfg;
-    const product gate_up = gate_up_of(m);
+    product gate_up = gate_up_of(m);
+    gate_up.norms = norms;
     if (m->be->gemm_silu_mul && !m->dump) {
         const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
                                          .x = at(m, gate_up.x),
@@ -437,7 +438,7 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
                                          .n_tokens = p->batch->n_tokens,
                                          .intermediate = c->intermediate,
                                          .k = c->hidden,
-                                         .norms = norms};
+                                         .norms = gate_up.norms};
         return m->be->gemm_silu_mul(p->s, &a);
     }
     CN_TRY(linear(p, layer, &gate_up));
@@ -450,7 +451,7 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
 }
 
 /* SwiGLU MLP of the normed residual, into branch or, with links_attention, added to the residual.
- * The last layer has no link behind it: not all rows need the final norm. */
+ * The last layer has no link behind it: rows are gathered between the final norm and the head. */
 static cn_status mlp_branch(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;

@@ -120,9 +120,10 @@ typedef struct cn_gemm_args {
     void *out; /* not used with `adds` */
     const void *x, *weight, *bias; /* bias may be NULL */
     uint32_t n_tokens, n, k;
-    bool out_f32;              /* logits: out is f32, not act */
-    const cn_norm_link *adds;  /* this is the first product of a link, N = h */
-    const cn_norm_link *norms; /* this is the second one, K = h */
+    bool out_f32; /* logits: out is f32, not act */
+    /* At most one of them. adds: this is the first product of a link, N = h; not with out_f32.
+     * norms: this is the second one, K = h. */
+    const cn_norm_link *adds, *norms;
 } cn_gemm_args;
 
 /* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] with y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in

@@ -12,6 +12,7 @@
 
 #include "engine/backend.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/linked_products.h"
 #include "tests/lib/model_rig.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/sanitizer.h"
@@ -20,7 +21,7 @@ static const double LOGITS_TOLERANCE = 1e-4;
 static const char REASONER[] = "examples/tiny-reasoner";
 
 static model_rig *open_golden(const char *name, uint32_t max_tokens, uint32_t max_seqs,
-                              uint32_t block_tokens)
+                              uint32_t block_tokens, bool links_norm)
 {
     char dir[256];
     snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
@@ -29,7 +30,8 @@ static model_rig *open_golden(const char *name, uint32_t max_tokens, uint32_t ma
                                             .max_tokens = max_tokens,
                                             .max_seqs = max_seqs,
                                             .max_kv_tokens = 512,
-                                            .block_tokens = block_tokens});
+                                            .block_tokens = block_tokens,
+                                            .links_norm = links_norm});
 }
 
 static uint32_t argmax(const float *x, uint32_t n)
@@ -42,14 +44,14 @@ static uint32_t argmax(const float *x, uint32_t n)
 
 /* ---- golden figures ---- */
 
-static void check_golden_model(const char *name)
+static void check_golden_model(const char *name, bool links_norm)
 {
     golden *g = golden_open(name);
     size_t n = 0, n_greedy = 0, rows = 0, cols = 0;
     const uint32_t *tokens = golden_u32(g, "tokens", &n);
     const uint32_t *greedy = golden_u32(g, "greedy", &n_greedy);
     const float *want = golden_f32(g, "logits", &rows, &cols);
-    model_rig *r = open_golden(name, (uint32_t)n, 1, 16);
+    model_rig *r = open_golden(name, (uint32_t)n, 1, 16, links_norm);
     assert_int_equal(rows, n);
     assert_int_equal(cols, r->cfg.vocab);
 
@@ -72,7 +74,19 @@ static void check_golden_model(const char *name)
 static void every_architecture_equals_transformers(void **state)
 {
     (void)state;
-    for (size_t i = 0; golden_models[i]; i++) check_golden_model(golden_models[i]);
+    for (size_t i = 0; golden_models[i]; i++) check_golden_model(golden_models[i], false);
+}
+
+/* The norms of all layers but the first norm and the last one are computed by products. */
+static void norms_in_products_equal_transformers(void **state)
+{
+    (void)state;
+    uint32_t n_models = 0;
+    for (size_t i = 0; golden_models[i]; i++) {
+        check_golden_model(golden_models[i], true);
+        n_models += linked_products_count() > 0;
+    }
+    assert_true(n_models >= 4); /* the others have fewer than CN_NORM_COLUMNS columns */
 }
 
 enum { N_PROMPTS = 4 };
@@ -228,7 +242,7 @@ static void a_batch_of_64_has_the_bits_of_64_batches_of_one(void **state)
     static const char *const models[] = {"qwen3-d80-f32", "qwen2-tied-bf16", "llama-yarn-bias-f16"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         test_rng rng = {i};
-        model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i);
+        model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i, false);
         crowd *c = draw_crowd(r, &rng);
         for (uint32_t n_decode = 0; n_decode <= N_SEQS; n_decode += 21)
             check_crowd(r, c, n_decode, &rng);
@@ -262,7 +276,7 @@ static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
     (void)state;
     enum { LEN = 300 };
     test_rng rng = {5};
-    model_rig *r = open_golden("qwen3-bf16", LEN, 2, 32);
+    model_rig *r = open_golden("qwen3-bf16", LEN, 2, 32, false);
     uint32_t tokens[LEN], vocab = r->cfg.vocab;
     for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
     model_rig_chunk chunk = {0, LEN, tokens};
@@ -289,7 +303,7 @@ static void positions_may_be_covered_later(void **state)
     (void)state;
     enum { LEN = 200, FIRST = 7 };
     test_rng rng = {6};
-    model_rig *r = open_golden("qwen3-bf16", LEN, 1, 32);
+    model_rig *r = open_golden("qwen3-bf16", LEN, 1, 32, false);
     uint32_t tokens[LEN], vocab = r->cfg.vocab;
     for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
     const model_rig_chunk first = {0, FIRST, tokens}, rest = {0, LEN - FIRST, tokens + FIRST};
@@ -317,7 +331,7 @@ static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
     (void)state;
     enum { LEN = 120, BLOCK = 16 };
     test_rng rng = {8};
-    model_rig *r = open_golden("llama-llama3-bf16", LEN, 3, BLOCK);
+    model_rig *r = open_golden("llama-llama3-bf16", LEN, 3, BLOCK, false);
     uint32_t tokens[LEN], vocab = r->cfg.vocab;
     for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
     model_rig_chunk chunk = {0, LEN, tokens};
@@ -337,7 +351,7 @@ static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
 static void a_pass_allocates_nothing(void **state)
 {
     (void)state;
-    model_rig *r = open_golden("qwen3-bf16", 64, 2, 16);
+    model_rig *r = open_golden("qwen3-bf16", 64, 2, 16, false);
     uint32_t tokens[20] = {1, 2, 3};
     model_rig_chunk chunks[] = {{0, 20, tokens}, {1, 7, tokens}};
     uint64_t before = cn_alloc_count();
@@ -351,7 +365,7 @@ static void a_pass_allocates_nothing(void **state)
 static void a_missing_op_is_refused_by_name(void **state)
 {
     (void)state;
-    model_rig *r = open_golden("qwen3-bf16", 8, 1, 16);
+    model_rig *r = open_golden("qwen3-bf16", 8, 1, 16, false);
     cn_backend lacking = *r->be;
     lacking.attn_prefill = NULL;
     cn_model *m = NULL;
@@ -394,7 +408,7 @@ static void the_workspace_has_the_planned_size(void **state)
 {
     (void)state;
     enum { GUARD = 256, TOKENS = 100, ROWS = 7, POSITIONS = 64 };
-    model_rig *r = open_golden("llama-f32", 8, 1, 16);
+    model_rig *r = open_golden("llama-f32", 8, 1, 16, false);
     const size_t bytes = cn_model_workspace_bytes(&r->cfg, r->be, TOKENS, ROWS, POSITIONS);
     unsigned char *memory = cn_calloc_aligned(bytes + GUARD, 1);
     memset(memory + bytes, 0xa5, GUARD);
@@ -422,6 +436,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_architecture_equals_transformers),
+        cmocka_unit_test(norms_in_products_equal_transformers),
         cmocka_unit_test(the_bundled_model_gives_the_text_of_transformers),
         cmocka_unit_test(a_batch_of_64_has_the_bits_of_64_batches_of_one),
         cmocka_unit_test(the_bundled_model_is_batch_invariant),

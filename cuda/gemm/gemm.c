@@ -222,6 +222,10 @@ static cn_status check_call(const cn_gemm_call *c)
         return cn_fail(CN_ERR_SHAPE, "gemm: k of %u: expected a multiple of 8", s->k);
     if (s->has_bias && s->out_f32)
         return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output is not supported");
+    /* Of links cn_cuda_links_norm has said so. */
+    CN_ASSERT(!c->adds || (!c->norms && !s->out_f32 && !s->gated));
+    CN_ASSERT((!c->adds && !c->norms) || c->n_tokens <= CN_GEMM_MAX_LINK);
+    CN_ASSERT((c->adds ? s->n : c->norms ? s->k : 0) % CN_GEMM_LINK_COLUMNS == 0);
     return CN_OK;
 }
 

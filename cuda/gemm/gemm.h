@@ -22,7 +22,8 @@ enum {
     CN_GEMM_MAX_SHAPES = 16,
     CN_GEMM_MAX_SKINNY = 256,
     CN_GEMM_MAX_LINK = 64, /* rows of a cn_norm_link: with more it takes longer than a norm */
-    CN_GEMM_LINK_COLUMNS = 4 * CN_NORM_COLUMNS /* those of a cn_norm_link are a multiple */
+    /* h of a link is a multiple of this: squares are read four at a time. */
+    CN_GEMM_LINK_COLUMNS = 4 * CN_NORM_COLUMNS
 };
 
 /* The most rows of each bucket. The last bucket also takes larger batches. */

@@ -14,17 +14,17 @@
  *
  * Blocks form clusters of splits * sharers. The splits divide K of the same rows. Their sums are
  * added through shared memory, always in the order of ranks. The bits are then the same in every
- * run and for every T of a configuration. The sharers have different rows and the same part of K.
- * Each stage of x is read once and sent to all of them, because for more than about 64 tokens x
- * causes most of the load of the L2 cache. A stage is filled again when all sharers have emptied
- * it.
+ * run and for every T of a configuration (of a link: of a compiled kernel). The sharers have
+ * different rows and the same part of K. Each stage of x is read once and sent to all of them,
+ * because for more than about 64 tokens x causes most of the load of the L2 cache. A stage is
+ * filled again when all sharers have emptied it.
  *
  * Two products of up to CN_GEMM_MAX_LINK rows can compute the RMS norm between them (cn_norm_link).
  * The blocks of the first add their outputs to the residual and sum squares of 64 columns. Each
- * block of the second sums all squares of a row while the first copies are on their way.
+ * block of the second sums the squares of every row while the first copies are on their way.
  *
  * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes moved: 2*N*K + out from memory, and
- * 2*T*K*ceil(N/rows)/sharers from the cache; the second of a link reads T*K/16*ceil(N/rows) more.
+ * 2*T*K*ceil(N/rows)/sharers from the cache; the second of a link reads T*K/16 more in each block.
  * CPU versions: cpu_gemm.c and cpu_norm.c. */
 #include "cuda/gemm/gemm.h"
 #include "cuda/hopper.cuh"
@@ -373,22 +373,24 @@ __device__ static inline link_range<GROUPS> link_range_of(const skinny_params &p
             (n * (part.split + 1) >> p.splits_log2) * SEGMENT_LANES};
 }
 
-/* Adds an output to the residual, rounded as if it had been stored. Returns, to the first lane of a
- * segment, the sum of squares of the segment. */
+/* Adds an output to the residual, rounded as if it had been stored. Returns the sum
+ * of squares of the segment. */
 __device__ static inline float link_add(const skinny_params &p, const link_place &at,
                                         const float v[4])
 {
     const size_t place = ((size_t)at.token * p.n + at.column) / 4;
-    const float2 low = cn_unpack2(cn_pack2(v[0], v[1])), high = cn_unpack2(cn_pack2(v[2], v[3]));
-    const float2 a = cn_unpack2(at.residual.x), b = cn_unpack2(at.residual.y);
-    const uint2 sum = make_uint2(cn_pack2(a.x + low.x, a.y + low.y),
-                                 cn_pack2(b.x + high.x, b.y + high.y));
-    const float2 r = cn_unpack2(sum.x), s = cn_unpack2(sum.y);
-    const float2 w = cn_unpack2(at.weight.x), x = cn_unpack2(at.weight.y);
+    const float2 out_low = cn_unpack2(cn_pack2(v[0], v[1]));
+    const float2 out_high = cn_unpack2(cn_pack2(v[2], v[3]));
+    const float2 old_low = cn_unpack2(at.residual.x), old_high = cn_unpack2(at.residual.y);
+    const uint2 sum = make_uint2(cn_pack2(old_low.x + out_low.x, old_low.y + out_low.y),
+                                 cn_pack2(old_high.x + out_high.x, old_high.y + out_high.y));
+    const float2 low = cn_unpack2(sum.x), high = cn_unpack2(sum.y);
+    const float2 weight_low = cn_unpack2(at.weight.x), weight_high = cn_unpack2(at.weight.y);
     p.residual[place] = sum;
-    ((uint2 *)p.out)[place] = make_uint2(cn_pack2(r.x * w.x, r.y * w.y),
-                                         cn_pack2(s.x * x.x, s.y * x.y));
-    float square = r.x * r.x + r.y * r.y + s.x * s.x + s.y * s.y;
+    ((uint2 *)p.out)[place] =
+        make_uint2(cn_pack2(low.x * weight_low.x, low.y * weight_low.y),
+                   cn_pack2(high.x * weight_high.x, high.y * weight_high.y));
+    float square = low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
     const uint32_t lanes = 0xffffu << (threadIdx.x & SEGMENT_LANES); /* 0 or 16 */
 #pragma unroll
     for (int offset = SEGMENT_LANES / 2; offset > 0; offset /= 2)
@@ -430,10 +432,12 @@ __device__ static inline void add_and_link(const skinny_params &p, const skinny_
 
 /* ---- the norm before the product: the second of a cn_norm_link ---- */
 
+enum { MOST_ROW_LANES = 16 };
+
 /* The lanes that sum the squares of a row: as many as there are for all rows at once. */
 constexpr __device__ uint32_t lanes_of_row(uint32_t tokens, uint32_t threads)
 {
-    uint32_t lanes = SEGMENT_LANES;
+    uint32_t lanes = MOST_ROW_LANES;
     while (lanes > 1 && lanes * tokens > threads) lanes /= 2;
     return lanes;
 }

@@ -202,22 +202,22 @@ static cn_status list_plans(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_to
 static cn_status take_memory(cn_gemm_tuner *t)
 {
     const size_t want_weights = (size_t)1 << 30;
-    /* residual, scaled and squares of a link (gemm_tune_layer.c) */
-    const size_t link_row = (size_t)t->c->opts.hidden * (2 + 2 + sizeof(float));
+    /* residual, scaled and at most as much for squares of a link (gemm_tune_layer.c) */
+    const size_t link = 3 * (size_t)CN_GEMM_MAX_LINK * t->c->opts.hidden * 2;
     size_t largest = 0;
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_shape shape = t->shapes[i].shape;
         const size_t rows = t->shapes[i].most_tokens, out_size = shape.out_f32 ? 4 : 2;
         const size_t bytes = cn_round_up(cn_gemm_weight_bytes(shape), 256);
         const size_t x = rows * shape.k * 2;
-        const size_t out = rows * (shape.n * (out_size + shape.gated) + link_row);
+        const size_t out = rows * shape.n * (out_size + shape.gated);
         if (bytes > largest) largest = bytes;
         if (x > t->x_bytes) t->x_bytes = cn_round_up(x, 256);
         if (out > t->out_bytes) t->out_bytes = cn_round_up(out, 256);
     }
     t->weight_bytes = largest > want_weights ? largest : want_weights;
     void *memory = NULL;
-    const size_t bytes = t->weight_bytes + t->x_bytes + t->out_bytes;
+    const size_t bytes = t->weight_bytes + t->x_bytes + t->out_bytes + link;
     t->apart = bytes > cn_cuda_arena_largest(&t->c->arena);
     if (!t->apart) CN_TRY(cn_cuda_arena_take(&t->c->arena, bytes, &memory));
     if (t->apart && cudaMalloc(&memory, bytes) != cudaSuccess) {

@@ -41,7 +41,7 @@ typedef struct cn_gemm_tuner {
     cudaEvent_t start, end;
     char *memory; /* weights, x and out, one after the other */
     bool apart;   /* memory is not part of the backend's one allocation */
-    size_t weight_bytes, x_bytes, out_bytes;
+    size_t weight_bytes, x_bytes, out_bytes; /* behind them the arrays of a link */
     size_t next_weight; /* offset of the weights of the next run */
     cn_gemm_model_shape shapes[CN_GEMM_MODEL_SHAPES];
     cn_gemm_short_list lists[CN_GEMM_MODEL_SHAPES][CN_GEMM_BUCKETS];

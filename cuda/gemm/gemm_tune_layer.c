@@ -53,11 +53,11 @@ static bool links(const cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *
                          plans->of[next], n_tokens);
 }
 
-/* A link in the memory for outputs. Its arrays are not read as x, so that this stays random. */
+/* A link behind the memory for outputs. Its arrays are not read as x, so that x stays random. */
 static cn_norm_link link_of(const cn_gemm_tuner *t, uint32_t n_tokens)
 {
     const size_t elems = (size_t)n_tokens * t->c->opts.hidden;
-    char *const residual = t->memory + t->weight_bytes + t->x_bytes;
+    char *const residual = t->memory + t->weight_bytes + t->x_bytes + t->out_bytes;
     return (cn_norm_link){.residual = residual,
                           .scaled = residual + 2 * elems,
                           .weight = t->memory,
@@ -145,24 +145,35 @@ typedef struct layer_choice {
     float us, cost_us;
 } layer_choice;
 
-/* Returns what a plan costs in a step beyond its time here, as a share of the layer. Two blocks on
- * each multiprocessor take longer in a step than here (docs/KERNELS.md). The kernels around one of
- * the library cannot start early. In small batches this matters, and the stand-in for attention
- * does not show it. */
-static float hidden_cost(const cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
-                         const cn_gemm_plan *plan)
+/* Returns whether a multiprocessor has one block of an own kernel at most. */
+static bool has_one_block(const cn_gemm_tuner *t, int product, const cn_gemm_plan *plan)
 {
-    const float library = n_tokens <= CN_GEMM_MAX_LINK ? 0.02f : 0.0f, two_blocks = 0.02f;
-    if (plan->kind == CN_GEMM_LIBRARY) return library;
-    return cn_gemm_skinny_blocks(shape, plan->skinny) > t->c->device.n_sms ? two_blocks : 0;
+    return plan->kind == CN_GEMM_SKINNY &&
+           cn_gemm_skinny_blocks(t->shapes[product].shape, plan->skinny) <= t->c->device.n_sms;
 }
 
-static cn_status time_choice(cn_gemm_tuner *t, uint32_t n_tokens, layer_choice *c)
+/* Returns what a plan costs in a step beyond its time here, as a share of the layer: in small
+ * batches, where another plan of the product has one block on each multiprocessor at most. Several
+ * blocks take longer in a step than here (docs/KERNELS.md). The kernels around one of the library
+ * cannot start early, and the stand-in for attention does not show what this costs. */
+static float hidden_cost(const cn_gemm_tuner *t, uint32_t bucket, int product,
+                         const cn_gemm_plan *plan)
+{
+    const float cost = 0.02f;
+    const cn_gemm_short_list *list = &t->lists[product][bucket];
+    if (cn_gemm_buckets[bucket] > CN_GEMM_MAX_LINK || has_one_block(t, product, plan)) return 0;
+    for (uint32_t i = 0; i < list->n; i++)
+        if (has_one_block(t, product, &list->plans[i])) return cost;
+    return 0;
+}
+
+static cn_status time_choice(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_tokens,
+                             layer_choice *c)
 {
     CN_TRY(time_layer(t, n_tokens, &c->plans, &c->us));
     c->cost_us = c->us;
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
-        c->cost_us += c->us * hidden_cost(t, t->shapes[i].shape, n_tokens, c->plans.of[i]);
+        c->cost_us += c->us * hidden_cost(t, bucket, i, c->plans.of[i]);
     return CN_OK;
 }
 
@@ -177,7 +188,7 @@ static cn_status choose(cn_gemm_tuner *t, cn_gemm_product which, uint32_t bucket
         layer_choice other = *best;
         if (&list->plans[i] == in_use) continue;
         set_plan(t, &other.plans, which, &list->plans[i]);
-        CN_TRY(time_choice(t, n_tokens, &other));
+        CN_TRY(time_choice(t, bucket, n_tokens, &other));
         log_layer(t->shapes[which].shape, n_tokens, &list->plans[i], other.us, false);
         if (other.cost_us < best->cost_us * noise) *best = other;
     }
@@ -195,7 +206,7 @@ static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_token
         set_plan(t, &best.plans, (cn_gemm_product)i, &t->lists[i][bucket].plans[0]);
     }
     CN_TRY(run_layer(t, n_tokens, &best.plans)); /* sets up what cannot be while recording */
-    CN_TRY(time_choice(t, n_tokens, &best));
+    CN_TRY(time_choice(t, bucket, n_tokens, &best));
     cn_log(CN_LOG_DEBUG, "gemm, %u rows: a layer of the fastest products takes %.1f us", n_tokens,
            (double)best.us);
     float before_us = 0;

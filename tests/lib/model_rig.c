@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/lib/linked_products.h"
+
 /* Aborts when the rig cannot open. */
 static void must(cn_status status)
 {
@@ -49,7 +51,8 @@ model_rig *model_rig_open(const model_rig_opts *o)
                           cn_model_workspace_bytes(&r->cfg, r->be, o->max_tokens, o->max_tokens,
                                                    o->max_kv_tokens),
                           &r->memory[1]));
-    const cn_model_opts model_opts = {.backend = r->be,
+    if (o->links_norm) linked_products_open(&r->linked, r->be);
+    const cn_model_opts model_opts = {.backend = o->links_norm ? &r->linked : r->be,
                                       .stream = r->stream,
                                       .config = &r->cfg,
                                       .weights = r->weights,

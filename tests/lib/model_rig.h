@@ -14,10 +14,12 @@ typedef struct model_rig_opts {
     uint32_t max_kv_tokens; /* in a sequence */
     uint32_t block_tokens;
     uint32_t eager_positions; /* of cn_model_opts; each pass covers its own */
+    bool links_norm;          /* with linked_products.h */
 } model_rig_opts;
 
 typedef struct model_rig {
     cn_backend *be;
+    cn_backend linked; /* with links_norm: used by the model instead of *be */
     cn_stream *stream;
     cn_model_config cfg;
     void *memory[2]; /* for the weights and for the model */
