@@ -392,7 +392,8 @@ cn_status cn_engine_step(cn_engine *e, bool *idle);
 /* ---- statistics ----
  * Totals since the engine was created, and the state between two steps. */
 typedef struct cn_stats {
-    uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t steps, generation_tokens;
+    uint64_t prompt_tokens, cached_tokens; /* of requests that have been admitted */
     uint64_t requests_done, preemptions, recomputed_tokens;
     uint64_t prefix_queries; /* prompt tokens looked up in the prefix cache; cached_tokens hit */
     uint64_t holder_preemptions; /* preemptions of a request with a query slot or reservation */

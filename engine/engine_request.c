@@ -271,7 +271,6 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     e->n_scored += r->scores != NULL;
     cn_list_append(&e->requests, &r->node);
     e->next_id++;
-    e->stats->prompt_tokens += e->prompt.len;
     if (request) *request = r->id;
     return CN_OK;
 }
@@ -292,7 +291,7 @@ static cn_status check_fit(const cn_engine *e, const cn_request_params *p, size_
 cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
                                void *user, uint64_t *first)
 {
-    const uint64_t next_id = e->next_id, prompt_tokens = e->stats->prompt_tokens;
+    const uint64_t next_id = e->next_id;
     CN_ASSERT(n > 0);
     CN_TRY(check_fit(e, p, n));
     *first = next_id;
@@ -303,7 +302,6 @@ cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t 
             cn_engine_drop_request(e, CN_CONTAINER_OF(e->requests.tail, cn_engine_request, node));
             e->next_id--;
         }
-        e->stats->prompt_tokens = prompt_tokens;
         return n > 1 ? cn_fail_within(status, "prompt %zu of %zu", i + 1, n) : status;
     }
     return CN_OK;

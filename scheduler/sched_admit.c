@@ -68,6 +68,7 @@ static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
     cn_seq_sched *st = q->sched;
     if (!st->was_admitted) {
         q->n_cached_tokens = hit_tokens;
+        s->stats.prompt_tokens += q->n_prompt;
         if (s->prefix) s->stats.prefix_queries += q->n_prompt;
         s->stats.cached_tokens += hit_tokens;
     }

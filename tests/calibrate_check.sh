@@ -61,6 +61,8 @@ cmp "$dir/one" "$dir/model/select.safetensors"
 refuse "--text is missing" --model $model
 refuse "--model is missing" --text "$dir/a.txt"
 refuse "empty.txt: expected text, got an empty file" --model $model --text "$dir/empty.txt"
+printf 'text\377' >"$dir/bytes.txt"
+refuse "bytes.txt: byte 5 is not UTF-8: expected text" --model $model --text "$dir/bytes.txt"
 refuse "nowhere.txt" --model $model --text "$dir/a.txt" "$dir/nowhere.txt"
 refuse "--calibrate-len 9000 exceeds the context length of 8192" --model $model --text "$dir/a.txt" \
     --calibrate-len 9000

@@ -32,6 +32,8 @@ grep -q '"complete": true' "$dir/out.json"
 [ "$(grep -c '"arm": "zip:128:no-global"' "$dir/out.json")" = 2 ]
 [ "$(grep -c '"global": false' "$dir/out.json")" = 2 ]
 [ "$(grep -c '"logprob_gap_per_token":' "$dir/out.json")" = 6 ]
+# The arm full differs nowhere from itself.
+grep -q '"median_first_divergence": null' "$dir/out.json"
 grep -q '^</svg>$' "$dir/out.svg"
 
 # Output to a pipe is written into the pipe, which is not replaced by a file.

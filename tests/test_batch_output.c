@@ -226,6 +226,30 @@ static void an_open_output_is_busy_for_another_run(void **state)
     cn_batch_output_close(b);
 }
 
+/* A killed run keeps its lock for a moment. */
+static void a_lock_that_is_released_soon_is_waited_for(void **state)
+{
+    (void)state;
+    int opened[2];
+    char byte;
+    assert_int_equal(pipe(opened), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        cn_batch_output *other;
+        if (cn_batch_output_open(&other, path, 0666) != CN_OK) _exit(1);
+        (void)!write(opened[1], "", 1);
+        usleep(300 * 1000);
+        _exit(0);
+    }
+    assert_int_equal(read(opened[0], &byte, 1), 1);
+    cn_batch_output_close(open_output());
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    close(opened[0]);
+    close(opened[1]);
+}
+
 static void reading_back_finds_ids_and_figures(void **state)
 {
     (void)state;
@@ -479,6 +503,7 @@ int main(void)
         IN_DIR(a_full_disk_leaves_complete_lines),
         IN_DIR(a_failed_record_write_names_the_cause),
         IN_DIR(an_open_output_is_busy_for_another_run),
+        IN_DIR(a_lock_that_is_released_soon_is_waited_for),
         IN_DIR(reading_back_finds_ids_and_figures),
         IN_DIR(retried_errors_are_removed_from_the_file),
         IN_DIR(a_symbolic_link_keeps_pointing_at_the_file),

@@ -121,7 +121,9 @@ static void equal_prefixes_share_blocks(void **state)
     assert_int_not_equal(a->table[0], twin->table[0]);
     cn_seq *b = rig_add(&r, 1, 8, 20, rig_full());
     cn_seq *c = rig_add(&r, 1, 9, 20, rig_full());
+    assert_int_equal(rig_stats(&r).prompt_tokens, 18); /* not of requests that wait */
     rig_step(&r);
+    assert_int_equal(rig_stats(&r).prompt_tokens, 35);
     assert_int_equal(b->n_cached_tokens, 4); /* one prompt token is always computed */
     assert_int_equal(c->n_cached_tokens, 8);
     assert_int_equal(rig_row(&r, c)->n_new, 1);

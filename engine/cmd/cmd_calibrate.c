@@ -5,8 +5,9 @@
 #include "engine/cmd/command.h"
 #include "engine/json.h"
 #include "engine/text/tokenizer.h"
+#include "engine/utf8.h"
 
-enum { MAX_TEXT_BYTES = 64 << 20 };
+enum { MAX_TEXT_BYTES = 64 << 20, FEW_TOKENS = 1024 };
 
 typedef struct job {
     const cn_config *c;
@@ -37,6 +38,10 @@ static cn_status add_file(job *j, const char *path)
     cn_buf text = {0};
     cn_tokens ids = {0};
     cn_status status = cn_json_read_file(&text, path, MAX_TEXT_BYTES);
+    const size_t n_valid = status == CN_OK ? cn_utf8_valid_prefix(text.data, text.len) : 0;
+    if (status == CN_OK && n_valid < text.len)
+        status = cn_fail(CN_ERR_ARG, "--text %s: byte %zu is not UTF-8: expected text", path,
+                         n_valid + 1);
     if (status == CN_OK && text.len)
         status = cn_tokenizer_encode(j->tokenizer, text.data, text.len, true, &ids);
     if (status == CN_OK) status = add_tokens(j, path, &ids);
@@ -90,6 +95,9 @@ static cn_status run(job *j, char **more, int n_more)
     if (cn_calibrator_tokens(j->calibrator) == 0)
         return cn_fail(CN_ERR_ARG, "--text %s: expected text, got an empty file",
                        c->calibrate_text);
+    if (cn_calibrator_tokens(j->calibrator) < FEW_TOKENS)
+        cn_log(CN_LOG_WARN, "--text %s: %llu tokens are few: the channels may not suit other text",
+               c->calibrate_text, (unsigned long long)cn_calibrator_tokens(j->calibrator));
     return write_channels(j);
 }
 

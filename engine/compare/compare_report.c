@@ -177,13 +177,15 @@ static json_t *match_json(const cn_compare_figures *f)
                      f->low, "high_95", f->high);
 }
 
-/* Without tokens, share and gap are null. */
+/* Without tokens, share and gap are null; without outputs that differ, the median is. */
 static json_t *agreement_json(const cn_compare_figures *f)
 {
     const cn_agreement *a = &f->agreement;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o?, s:o?}", "compared_outputs",
+    const bool differs = f->identical < f->compared;
+    json_t *median = differs ? json_integer((json_int_t)f->median_divergence) : NULL;
+    return json_pack("{s:I, s:I, s:o?, s:I, s:I, s:I, s:o?, s:o?}", "compared_outputs",
                      (json_int_t)f->compared, "identical_outputs", (json_int_t)f->identical,
-                     "median_first_divergence", (json_int_t)f->median_divergence,
+                     "median_first_divergence", median,
                      "audited_outputs", (json_int_t)a->outputs, "refused_replays",
                      (json_int_t)f->refused_replays, "audited_tokens", (json_int_t)a->tokens,
                      "same_best_share",

@@ -81,7 +81,7 @@ static void write_engine_counters(writer *w, const cn_stats *s)
 {
     const row rows[] = {
         {"vllm:num_preemptions_total", "Preemptions.", (double)s->preemptions},
-        {"vllm:prompt_tokens_total", "Prompt tokens of accepted requests.",
+        {"vllm:prompt_tokens_total", "Prompt tokens of admitted requests.",
          (double)s->prompt_tokens},
         {"vllm:generation_tokens_total", "Tokens generated.", (double)s->generation_tokens},
         {"vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
