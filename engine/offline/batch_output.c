@@ -4,11 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "engine/lock_file.h"
 #include "engine/offline/line_reader.h"
 #include "engine/replace_file.h"
 
@@ -39,19 +38,6 @@ static cn_status find_real_path(cn_batch_output *o, const struct stat *opened)
     return cn_fail(CN_ERR_BUSY, "%s: another run is writing this file", o->path);
 }
 
-/* Locks the file. A killed run keeps its lock until the system has freed its memory, so this waits
- * for some seconds. Returns false with errno. */
-static bool lock_file(int fd)
-{
-    enum { TRIES = 60 };
-    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
-    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; i++) {
-        if (errno != EWOULDBLOCK || i == TRIES) return false;
-        nanosleep(&pause, NULL);
-    }
-    return true;
-}
-
 /* Measures after locking, because until then another run may append. */
 static cn_status lock_and_measure(cn_batch_output *o)
 {
@@ -59,7 +45,7 @@ static cn_status lock_and_measure(cn_batch_output *o)
     if (fstat(o->fd, &st) != 0) return fail_io(o, "stat");
     o->is_file = S_ISREG(st.st_mode);
     if (!o->is_file) return CN_OK;
-    if (!lock_file(o->fd)) {
+    if (!cn_lock_file(o->fd)) {
         if (errno != EWOULDBLOCK) return fail_io(o, "lock");
         return cn_fail(CN_ERR_BUSY, "%s: another run is writing this file", o->path);
     }

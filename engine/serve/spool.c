@@ -6,11 +6,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/json.h"
+#include "engine/lock_file.h"
 
 enum { ID_RANDOM_BYTES = 12, MAX_RECORD_BYTES = 4 << 20, MAX_RECORD_DEPTH = 8 };
 
@@ -46,7 +46,7 @@ static cn_status lock_spool(cn_spool *s)
     cn_status status = CN_OK;
     if (s->lock_fd < 0)
         status = cn_fail(CN_ERR_IO, "%s: %s", path.data, strerror(errno));
-    else if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
+    else if (!cn_lock_file(s->lock_fd))
         status = errno == EWOULDBLOCK
                      ? cn_fail(CN_ERR_BUSY, "--spool %s: another server uses this spool", s->dir)
                      : cn_fail(CN_ERR_IO, "%s: lock: %s", path.data, strerror(errno));
