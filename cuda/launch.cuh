@@ -66,6 +66,14 @@ __device__ static inline void cn_map_prefetch(const void *map)
 
 /* ---- on the host ---- */
 
+enum { CN_LAUNCH_RESERVED = 1024 }; /* bytes of shared memory that the GPU takes for each block */
+
+/* Returns the shared memory, static and dynamic, of each of n equal blocks of a multiprocessor. */
+static inline size_t cn_launch_shared_of(const cn_cuda *c, uint32_t n)
+{
+    return (c->device.shared_bytes + CN_LAUNCH_RESERVED) / n - CN_LAUNCH_RESERVED;
+}
+
 /* The parameters of a launch: {grid, block} or {grid, block, shared_bytes}, the rest by name. */
 typedef struct cn_launch {
     dim3 grid;

@@ -22,7 +22,6 @@ typedef struct sampling_case {
 } sampling_case;
 
 static uint32_t below(op_env *e, uint32_t n) { return test_rng_below(&e->rng, n); }
-static bool coin(op_env *e) { return below(e, 2) == 1; }
 
 /* Returns a nearly normal number with standard deviation 1. */
 static float bell(op_env *e)
@@ -57,7 +56,7 @@ static void draw_logits(op_env *e, float *x, uint32_t vocab)
 static uint16_t draw_count(op_env *e)
 {
     if (below(e, 5) > 0) return 0;
-    return (uint16_t)(coin(e) ? below(e, 4) : coin(e) ? 0x8000 | below(e, 3) : 0xffff);
+    return (uint16_t)(op_coin(e) ? below(e, 4) : op_coin(e) ? 0x8000 | below(e, 3) : 0xffff);
 }
 
 static cn_sample_row draw_row(op_env *e, uint32_t row, uint32_t vocab)
@@ -67,21 +66,21 @@ static cn_sample_row draw_row(op_env *e, uint32_t row, uint32_t vocab)
                        .position = below(e, 100000),
                        .temperature = PICK(e, 0, 0.6f, 1, 1, 1.7f, 0.01f),
                        .top_p = 1.0f,
-                       .repetition_penalty = coin(e) ? 1.0f : 1.3f,
-                       .frequency_penalty = coin(e) ? 0.0f : 0.7f,
-                       .presence_penalty = coin(e) ? 0.0f : -0.4f,
-                       .count_slot = coin(e) ? (int32_t)row : -1,
+                       .repetition_penalty = op_coin(e) ? 1.0f : 1.3f,
+                       .frequency_penalty = op_coin(e) ? 0.0f : 0.7f,
+                       .presence_penalty = op_coin(e) ? 0.0f : -0.4f,
+                       .count_slot = op_coin(e) ? (int32_t)row : -1,
                        .force_token = below(e, 8) == 0 ? (int32_t)below(e, vocab) : -1,
-                       .prev_row = coin(e) ? -1 : (int32_t)row,
-                       .n_logprobs = coin(e) ? -1 : (int32_t)below(e, CN_MAX_LOGPROBS + 1)};
-    if (coin(e)) r.top_p = PICK(e, 0.9f, 0.5f, 0.99f, 1e-6f, 0.95f);
-    if (coin(e)) r.top_k = (int32_t)PICK(e, -1, 1, 20, 50, 300, 1000, 5000);
+                       .prev_row = op_coin(e) ? -1 : (int32_t)row,
+                       .n_logprobs = op_coin(e) ? -1 : (int32_t)below(e, CN_MAX_LOGPROBS + 1)};
+    if (op_coin(e)) r.top_p = PICK(e, 0.9f, 0.5f, 0.99f, 1e-6f, 0.95f);
+    if (op_coin(e)) r.top_k = (int32_t)PICK(e, -1, 1, 20, 50, 300, 1000, 5000);
     if (below(e, 3) == 0) r.min_p = PICK(e, 0.05f, 0.5f, 1.0f, 1e-6f);
-    r.n_ban = coin(e) ? 0 : below(e, MAX_BANS);
-    r.n_bias = coin(e) ? 0 : below(e, MAX_BIASES);
+    r.n_ban = op_coin(e) ? 0 : below(e, MAX_BANS);
+    r.n_bias = op_coin(e) ? 0 : below(e, MAX_BIASES);
     r.ban_start = row * MAX_BANS;
     r.bias_start = row * MAX_BIASES;
-    r.mask = coin(e) ? 0 : row + 1;
+    r.mask = op_coin(e) ? 0 : row + 1;
     return r;
 }
 
@@ -129,7 +128,7 @@ static op_tensor draw_masks(op_env *e, uint32_t n_rows, uint32_t vocab)
     uint32_t *masks = cn_calloc((size_t)n_rows * words, sizeof *masks);
     for (uint32_t r = 0; r < n_rows; r++) {
         uint32_t *mask = masks + (size_t)r * words;
-        const uint32_t n = below(e, coin(e) ? 20 : 4 * vocab), more = below(e, vocab);
+        const uint32_t n = below(e, op_coin(e) ? 20 : 4 * vocab), more = below(e, vocab);
         mask[more / 32] |= 1u << more % 32;
         for (uint32_t i = 0; i < n; i++) {
             const uint32_t id = below(e, vocab);
@@ -171,9 +170,9 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
     for (uint32_t r = 0; r < n_rows; r++) {
         draw_logits(e, logits + (size_t)r * vocab, vocab);
         rows[r] = draw_row(e, r, vocab);
-        prev[r] = coin(e) && rows[r].force_token >= 0 ? (uint32_t)rows[r].force_token
+        prev[r] = op_coin(e) && rows[r].force_token >= 0 ? (uint32_t)rows[r].force_token
                                                       : below(e, vocab);
-        rows[r].force_after = coin(e) ? 0 : 1 + (coin(e) ? prev[r] : below(e, vocab));
+        rows[r].force_after = op_coin(e) ? 0 : 1 + (op_coin(e) ? prev[r] : below(e, vocab));
     }
     c.logits = op_floats(e, logits, n, CN_F32);
     c.rows = op_words(e, rows, n_rows * sizeof *rows / sizeof(uint32_t));
@@ -251,7 +250,7 @@ static double run_case_of(op_env *e, uint32_t n_rows, uint32_t vocab)
 static double run_small(op_env *e, uint32_t seed)
 {
     (void)seed;
-    return run_case_of(e, 1 + below(e, 12), 1 + below(e, coin(e) ? 20 : 5000));
+    return run_case_of(e, 1 + below(e, 12), 1 + below(e, op_coin(e) ? 20 : 5000));
 }
 
 static double run_large(op_env *e, uint32_t seed)

@@ -52,10 +52,7 @@ typedef struct skinny_params {
     float inverse_k, eps;
 } skinny_params;
 
-enum {
-    STATIC_BYTES = 1536,  /* no less than the static shared memory of a block */
-    RESERVED_BYTES = 1024 /* shared memory that the GPU takes for each block */
-};
+enum { STATIC_BYTES = 1536 }; /* no less than the static shared memory of a block */
 
 typedef struct skinny_barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
@@ -373,8 +370,8 @@ __device__ static inline link_range<GROUPS> link_range_of(const skinny_params &p
             (n * (part.split + 1) >> p.splits_log2) * SEGMENT_LANES};
 }
 
-/* Adds an output to the residual, rounded as if it had been stored. Returns the sum
- * of squares of the segment. */
+/* Adds an output to the residual, rounded as if it had been stored. Returns the sum of squares of
+ * the segment. */
 __device__ static inline float link_add(const skinny_params &p, const link_place &at,
                                         const float v[4])
 {
@@ -407,8 +404,8 @@ __device__ static inline link_place link_begin(const skinny_params &p, const ski
     return range.from < range.to ? link_load<GROUPS>(p, part, range.from) : link_place{};
 }
 
-/* As add_and_store, for the warpgroups. at: link_begin(). The next place is loaded
- * before the outputs of one are computed. */
+/* As add_and_store, for the warpgroups. at: link_begin(). The next place is loaded before the
+ * outputs of one are computed. */
 template <int GROUPS>
 __device__ static inline void add_and_link(const skinny_params &p, const skinny_part &part,
                                            const float *shared, link_place at)
@@ -478,6 +475,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     extern __shared__ char dynamic[];
     __shared__ skinny_barriers barriers;
     __shared__ float scales[TOKENS];
+    static_assert(sizeof barriers + sizeof scales <= STATIC_BYTES, "what the host counts");
     char *base = dynamic + (TILE_ALIGN - cn_shared_address(dynamic) % TILE_ALIGN) % TILE_ALIGN;
     const skinny_part part = my_part<TOKENS, GROUPS>(p);
     const bool copies = threadIdx.x >= GROUPS * CN_WARPGROUP;
@@ -551,8 +549,7 @@ extern "C" uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, u
                                           uint32_t blocks_per_sm)
 {
     const uint32_t tokens = kernels[kernel_for(n_tokens)].tokens;
-    const size_t budget = (c->device.shared_bytes + RESERVED_BYTES) / blocks_per_sm -
-                          RESERVED_BYTES - STATIC_BYTES;
+    const size_t budget = cn_launch_shared_of(c, blocks_per_sm) - STATIC_BYTES;
     uint32_t stages = MAX_STAGES;
     while (stages > LEAST_STAGES && shared_bytes(tokens, rows, stages) > budget) stages--;
     return stages;

@@ -49,7 +49,6 @@ enum {
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
-    RESERVED_BYTES = 1024,    /* shared memory that the GPU takes for each block */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     SHARE_BYTES = 1280        /* no less than half of what a block of score_share.cu takes */
 };
@@ -263,8 +262,8 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
     const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t width = has_bounds ? 2 * d : d;
-    const size_t half = (s->cuda->device.shared_bytes + RESERVED_BYTES) / CN_SCORE_BLOCKS -
-                        RESERVED_BYTES - STATIC_BYTES - room_of(p);
+    const size_t half =
+        cn_launch_shared_of(s->cuda, CN_SCORE_BLOCKS) - STATIC_BYTES - room_of(p);
     const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
     const size_t table = rows * (width + CN_RING_TABLE_PAD) * sizeof(cn_bf16);

@@ -45,8 +45,8 @@ template <uint32_t PARTS> struct select_shared {
     block_scan::TempStorage block;
 };
 
-static_assert(sizeof(select_shared<4>) + 1024 <= CN_SELECT_BLOCK_BYTES,
-              "the GPU takes 1 KiB for itself");
+static_assert(sizeof(select_shared<4>) + CN_LAUNCH_RESERVED <= CN_SELECT_BLOCK_BYTES,
+              "shared memory of a block");
 
 /* A unit's candidates, and how the selected ones are written. */
 typedef struct select_list {

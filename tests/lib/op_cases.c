@@ -25,7 +25,7 @@ void op_ok(cn_status status, const char *call)
     if (status != CN_OK) fail_msg("%s: %s", call, cn_last_error());
 }
 
-/* ---- tensors ---- */
+/* ---- for cases ---- */
 
 uint32_t op_between(op_env *e, uint32_t low, uint32_t high)
 {
@@ -45,6 +45,8 @@ void op_sync(op_env *e)
     OP_OK(e->cpu->stream_sync(e->cpu_stream));
     OP_OK(e->cuda->stream_sync(e->cuda_stream));
 }
+
+/* ---- tensors ---- */
 
 cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 {
