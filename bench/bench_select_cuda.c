@@ -1,7 +1,7 @@
 /* bench_select_cuda.c - times the GPU's kernels of selection beside the read bandwidth of the same
  * run, in the shape of Qwen3-8B: 32 query heads, 8 kv heads, head_dim 128, blocks of 256, bf16.
  *
- *   bench_select_cuda [PATTERN]   (cases whose names contain PATTERN)
+ *   bench_select_cuda [PATTERN [HEADS]]   (cases whose names contain PATTERN; query heads)
  *
  * A case is a graph of launches, each on layers of its own, several times more than the L2 cache
  * holds. It prints the time of a launch, the bytes that the launch must read and write over that
@@ -16,9 +16,8 @@
 
 enum {
     LAYERS = 36,
-    HEADS = 32,
+    MOST_HEADS = 64,
     KV_HEADS = 8,
-    GROUP = HEADS / KV_HEADS,
     DIM = 128,
     CHANNELS = DIM / 4,
     LABEL_BYTES = CHANNELS / 2,
@@ -39,6 +38,7 @@ typedef struct bench {
     size_t bytes;
     double read_bytes_s;
     uint64_t random;
+    uint32_t heads;
 } bench;
 
 typedef enum what { SCORE, SCORE_SELECT, ATTEND } what;
@@ -187,12 +187,12 @@ static void open_run(bench *b, const bench_case *c, bench_run *r)
     arrays *on_device = (void *)carve(b, &at, sizeof *on_device);
     write_arrays(b, c, on_device);
     r->on_device = on_device;
-    r->q = carve(b, &at, (size_t)MAX_SEQS * LAYERS * HEADS * DIM * 2);
-    r->out = carve(b, &at, (size_t)MAX_SEQS * HEADS * DIM * 2);
+    r->q = carve(b, &at, (size_t)MAX_SEQS * LAYERS * b->heads * DIM * 2);
+    r->out = carve(b, &at, (size_t)MAX_SEQS * b->heads * DIM * 2);
     r->score = carve(b, &at, n * c->n_layers * 2);
-    r->logits = carve(b, &at, n * c->n_layers * GROUP * 4);
+    r->logits = carve(b, &at, n * c->n_layers * (b->heads / KV_HEADS) * 4);
     r->list = carve(b, &at, (size_t)MAX_SEQS * KV_HEADS * MAX_LIST * 4);
-    r->pools = (cn_pools){.layout = l, .n_heads = HEADS, .act_dtype = CN_BF16};
+    r->pools = (cn_pools){.layout = l, .n_heads = b->heads, .act_dtype = CN_BF16};
     r->pools.digest.channels = on_device->channels;
     r->pools.digest.n_channels = CHANNELS;
     if (needs_kv) {
@@ -219,7 +219,7 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
 {
     const bench_case *c = r->c;
     const arrays *a = r->on_device;
-    const size_t q_row = (size_t)HEADS * DIM;
+    const size_t q_row = (size_t)b->heads * DIM;
     cn_score_progress progress = {0};
     const cn_score_args score = {.q = {r->q, r->q},
                                  .q_stride = {q_row * c->n_layers, q_row * c->n_layers},
@@ -272,7 +272,7 @@ static void record_attend(bench *b, const bench_run *r, uint32_t i)
                                                  .kv = r->pools.kv,
                                                  .batch = &r->batch,
                                                  .layout = r->pools.layout,
-                                                 .n_heads = HEADS,
+                                                 .n_heads = b->heads,
                                                  .layer = i,
                                                  .scale = 1.0f / sqrtf(DIM)},
                                         .index = a->lists,
@@ -291,7 +291,7 @@ static void record(bench *b, const bench_run *r)
 }
 
 /* Bytes that a launch must read, and write. */
-static void count_bytes(const bench_case *c, double *reads, double *writes)
+static void count_bytes(const bench *b, const bench_case *c, double *reads, double *writes)
 {
     const double units = (double)c->n_seqs * c->n_layers * KV_HEADS;
     const uint32_t n = c->stage.in_tiles ? TILES * 64 : c->n_tokens >> c->stage.entry_log2;
@@ -303,7 +303,7 @@ static void count_bytes(const bench_case *c, double *reads, double *writes)
     if (c->what == SCORE_SELECT) *writes += units * 2048 * 4;
     if (c->what != ATTEND) return;
     *reads = units * (c->n_tokens * 4.0 * DIM + 2048 * 4);
-    *writes = (double)c->n_seqs * HEADS * DIM * 2;
+    *writes = (double)c->n_seqs * b->heads * DIM * 2;
 }
 
 static void run_case(bench *b, const bench_case *c)
@@ -324,7 +324,7 @@ static void run_case(bench *b, const bench_case *c)
         if (round > 0) seconds[round - 1] = (cn_now_s() - start) / RUNS / r.n_launches;
     }
     b->be->graph_free(graph);
-    count_bytes(c, &reads, &writes);
+    count_bytes(b, c, &reads, &writes);
     const double s = bench_median(seconds, ROUNDS), rate = (reads + writes) / s;
     printf("%-24s %2u x %6u x %2u layers %8.1f MB %9.2f us %6.0f GB/s %5.1f %% (reads %5.1f %%) "
            "%7.3f ms a step\n",
@@ -336,12 +336,18 @@ static void run_case(bench *b, const bench_case *c)
 
 int main(int argc, char **argv)
 {
-    bench b = {.random = 1};
+    bench b = {.random = 1, .heads = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 32};
+    if (b.heads < KV_HEADS || b.heads > MOST_HEADS || b.heads % KV_HEADS != 0) {
+        fprintf(stderr, "bench_select_cuda: HEADS %s: expected a multiple of %d, at most %d\n",
+                argv[2], KV_HEADS, MOST_HEADS);
+        return 2;
+    }
     const cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)GIB << 30,
-                                    .n_heads = HEADS,
+                                    .n_heads = MOST_HEADS,
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = DIM,
-                                    .max_seqs = 256};
+                                    .max_seqs = 256,
+                                    .score_room = 1 << 22};
     if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());
         return 0;

@@ -206,6 +206,9 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         return cn_fail(CN_ERR_ARG,
                        "--dtype float32: not supported on a GPU, which computes in bfloat16; use "
                        "--device cpu");
+    const bool is_home = (cn_config_away(c) >> CN_HOME_HOST & 1) != 0; /* it ranks what is there */
+    const uint64_t at_home = cn_exchange_most_scores(c, m);
+    const uint64_t in_step = cn_start_select_scratch(c, m, CN_DIGEST_TILE).room;
     cn_buf cache = {0};
     CN_TRY(cn_cache_dir(&cache));
     const cn_cuda_backend_opts o = {
@@ -221,8 +224,8 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
-        .score_layers =
-            cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
+        .score_layers = is_home ? cn_pack_most_layers(c, m) : 0,
+        .score_room = is_home && at_home > in_step ? at_home : in_step,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };
@@ -350,6 +353,7 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_rows(c),
         .score_layers = cn_pack_most_layers(c, m),
+        .score_room = cn_exchange_most_scores(c, m),
         .high_streams = 2, /* ranks and pushes */
         .batch_invariant = c->batch_invariant,
     };

@@ -36,6 +36,24 @@ uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
     return p.n ? (uint32_t)cn_ceil_div(p.n_layers, p.n) : 0;
 }
 
+static uint32_t longest_of(const cn_config *c, const cn_model_config *m)
+{
+    return c->max_model_len ? c->max_model_len : m->max_position;
+}
+
+/* Candidates of one call of `score`, of so many requests. */
+static uint32_t room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
+{
+    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1), longest = longest_of(c, m);
+    const uint64_t all = (uint64_t)rows * longest;
+    return cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all : MOST_SCORES / layers);
+}
+
+uint64_t cn_exchange_most_scores(const cn_config *c, const cn_model_config *m)
+{
+    return (uint64_t)room_of(c, m, c->max_num_seqs) * cn_max_u32(cn_pack_most_layers(c, m), 1);
+}
+
 /* The largest exchange area and cap of any selector. */
 static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens)
 {
@@ -60,10 +78,8 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
     if (!(cn_config_away(c) >> home & 1)) return (cn_exchange_sizes){0};
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
     const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
-    const uint32_t longest = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
-    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest, block_tokens);
-    const uint64_t all = (uint64_t)rows * longest;
+    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest_of(c, m), block_tokens);
     const uint32_t queries = most_queries(c);
     const uint32_t many = cn_min_u32(rows * queries, MOST_QUERIES / layers);
     const cn_away most = most_of(c, home, block_tokens);
@@ -73,8 +89,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
          * reaches its cap. */
         .max_local = longest_blocks,
         .max_home = longest_blocks,
-        .room = cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all
-                                                               : MOST_SCORES / layers),
+        .room = room_of(c, m, rows),
         .query_room = cn_max_u32(many, cn_max_u32(rows, queries)),
         .move_stride = fill ? most.n_entries : most.cap,
         .pack_layers = layers,

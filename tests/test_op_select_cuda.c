@@ -363,6 +363,29 @@ static double run_alike(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
+/* K rows of several layers under rule max, in more than one wave. The last seeds have a unit of
+ * five waves, most parts of which are late, and the others a sequence with the mean query. */
+static double run_waves(op_env *env, uint32_t seed)
+{
+    enum { LATE = 6 };
+    static const uint32_t groups[] = {4, 8, 2, 3, 5, 1, 8, 7};
+    const bool is_late = seed >= LATE;
+    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + (is_late ? 1 : 3),
+                     .n_heads = groups[seed] * (is_late ? 1 : 8),
+                     .n_kv_heads = is_late ? 1 : 8,
+                     .head_dim = seed % 2 || is_late ? 64 : 128,
+                     .block_tokens = seed % 3 ? 64 : 256,
+                     .n_seqs = 3,
+                     .n_decode = 3,
+                     .n_q = {1, 1, 1},
+                     .kv_len = {is_late ? 600000 : 24000, 700, 9000}};
+    world *w = world_create(env, &s, s.n_layers - WORLD_FIRST_LAYER);
+    for (uint32_t i = 0; i < s.n_seqs; i++) world_draw_row(w, i, i == 2 && !is_late);
+    for (uint32_t i = 0; i < s.n_seqs; i += 2) w->n[1][i] = s.kv_len[i] / 64 * 64 - w->base[1][i];
+    w->keys_known = true;
+    return check_world(w, 4);
+}
+
 /* Limits the queries of a sequence's stage of tiles. queries 0: `score` counts in this stage. */
 static void limit_tiles(world *w, uint32_t s, uint32_t queries)
 {
@@ -603,6 +626,7 @@ int main(int argc, char **argv)
         {"select, long", WORLD_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, waves", 8, 0, run_waves, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},

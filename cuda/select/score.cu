@@ -15,9 +15,10 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
- * Group rule max takes one more kernel (score_share.cu). This one stores the logits of all heads,
- * and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a stage of
- * rule max have a kernel of their own, whose threads have more registers.
+ * Group rule max takes one more kernel (score_share.cu), except for K rows in waves
+ * (score_ring_waves.cuh). This one stores the logits of all heads, and the sum of the weights of
+ * each part, lot by lot (engine/select_math.h). Steps with a stage of rule max have a kernel of
+ * their own, whose threads have more registers.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. More than 8 heads
@@ -418,7 +419,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
     score_out out = {};
     out.score = p.args.out + x.first;
     const bool is_max = MAX && cn_score_is_max(x.stage);
-    if (is_max) out.rows = cn_score_rows(p, x.stored);
+    if (is_max) out.rows = cn_score_rows(p, x.first);
     if (x.stage.n_queries > 1) {
         queries_part(p, x, m, out);
         return;
@@ -452,7 +453,7 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     if (!p.early) cn_wait_previous();
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS, false>(p, seqs);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see select.cu */
@@ -473,15 +474,53 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
     return (size_t)o->max_seqs * o->n_kv_heads * CN_COUNTS * sizeof(uint32_t);
 }
 
-/* Behind the counts, room for the units of the largest call, and for the blocks of a launch; twice,
- * for rank_one_by_one. */
+/* ---- scratch: counts; what waves need; the partial results of a call ---- */
+
+enum { LEAST_LAYERS = 4, MOST_BLOCKS = 512, WAVE_WORDS = 4 };
+
+/* Units of the largest call. */
+static size_t most_units(const cn_cuda_backend_opts *o)
+{
+    return (size_t)cn_max_u32(o->score_layers, LEAST_LAYERS) * o->max_seqs * o->n_kv_heads;
+}
+
+/* Slots of the largest call in waves, and the bytes of their words. */
+static size_t most_slots(const cn_cuda_backend_opts *o)
+{
+    if (o->score_room == 0) return 0;
+    const size_t lots = (o->score_room * o->n_kv_heads >> cn_lot_log2(true, 0)) + most_units(o);
+    return lots / CN_SCORE_WAVE_LOTS + MOST_BLOCKS + most_units(o);
+}
+
+static size_t slots_bytes(const cn_cuda_backend_opts *o)
+{
+    return o->score_room ? most_slots(o) * cn_ceil_div(o->n_heads, o->n_kv_heads) * sizeof(uint64_t)
+                         : 0;
+}
+
+static size_t waves_bytes(const cn_cuda_backend_opts *o)
+{
+    return WAVE_WORDS * sizeof(uint32_t) + slots_bytes(o) + most_slots(o) * sizeof(cn_score_late);
+}
+
+/* Sets what waves need. The places do not depend on the call, because slots stay zero. */
+static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
+{
+    const cn_cuda_backend_opts *o = &s->cuda->opts;
+    const size_t words = slots_bytes(o) / sizeof *w->slots / group;
+    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
+    w->n_used = w->n_late + 1;
+    w->n_done = w->n_late + 2;
+    w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
+    w->late = (cn_score_late *)((char *)w->slots + slots_bytes(o));
+    w->n_slots = (uint32_t)(words < most_slots(o) ? words : most_slots(o));
+}
+
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    enum { LEAST_LAYERS = 4, BLOCKS = 512 };
-    const size_t layers = cn_max_u32(o->score_layers, LEAST_LAYERS);
-    return counts_bytes(o) +
-           2 * (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
-           (sizeof(cn_exp_sum) + sizeof(cn_score_unit));
+    return counts_bytes(o) + waves_bytes(o) + most_units(o) * sizeof(cn_score_unit) +
+           (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
+               sizeof(cn_exp_sum);
 }
 
 static cn_status check(const cn_score_args *a)
@@ -519,38 +558,6 @@ static cn_status launch(cn_stream *s, cn_score_params p)
     return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
-/* Launches the kernel of n_rows layers of the call. stored_row: where their logits are stored, in
- * layers. */
-static cn_status rank(cn_stream *s, cn_score_params *p, uint32_t first_row, uint32_t n_rows,
-                      uint32_t stored_row)
-{
-    const cn_score_args *a = &p->args;
-    p->first_row = first_row;
-    p->n_rows = n_rows;
-    p->stored_row = stored_row;
-    p->seq_units = n_rows * a->pools.layout.n_kv_heads;
-    p->n_units = a->n_seqs * p->seq_units;
-    p->early = first_row > 0 || a->early; /* the second launch starts when the first has waited */
-    return cn_score_ring_fits(s, *p) ? cn_score_ring(s, *p) : launch(s, *p);
-}
-
-/* Ranks the layers of the call by a launch each, under rule max. The logits of a layer then stay in
- * the L2 cache. Its shares are launched behind the kernel of the next layer, and computed beside
- * it. So layers store logits and sums by turns in two places. n_slots: of one place. */
-static cn_status rank_one_by_one(cn_stream *s, const cn_score_params &all, size_t n_slots)
-{
-    cn_score_params last = all, next = all;
-    last.stored_rows = next.stored_rows = cn_min_u32(all.args.n_layers, 2);
-    CN_TRY(rank(s, &last, 0, 1, 0));
-    for (uint32_t i = 1; i < all.args.n_layers; i++) {
-        next.slots = all.slots + i % 2 * n_slots * all.group;
-        CN_TRY(rank(s, &next, i, 1, i % 2));
-        CN_TRY(cn_score_share_behind(s, last));
-        last = next;
-    }
-    return cn_score_share(s, last);
-}
-
 /* Sets whether the call counts, and says so. */
 static void set_counts(const cn_stream *s, cn_score_params *p)
 {
@@ -573,8 +580,29 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     p.tile_log2 = cn_log2_u32(l->tile_tokens);
     p.label_bytes = a->pools.digest.n_channels / 2;
     p.row = cn_logit_row(p.group);
-    p.stored_rows = a->n_layers;
+    p.seq_units = a->n_layers * l->n_kv_heads;
+    p.n_units = a->n_seqs * p.seq_units;
+    p.early = a->early;
     return p;
+}
+
+/* Divides the scratch. Without room for waves p->wave_lots becomes 0. */
+static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
+{
+    const cn_cuda_backend_opts *o = &s->cuda->opts;
+    const size_t start = counts_bytes(o) + waves_bytes(o);
+    const size_t room = s->cuda->select_scratch_bytes - start;
+    set_waves(s, &p->waves, p->group);
+    const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
+    const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
+    if (p->n_units + (size_t)n_blocks > p->waves.n_slots) p->wave_lots = 0;
+    if (p->n_units + (size_t)n_blocks > slots)
+        return cn_fail(CN_ERR_SHAPE,
+                       "score: %u units of %u query heads: expected at most %zu units", p->n_units,
+                       p->group, slots > n_blocks ? slots - n_blocks : 0);
+    p->slots = (cn_exp_sum *)((char *)s->select_scratch + start);
+    p->units = (cn_score_unit *)(p->slots + slots * p->group);
+    return CN_OK;
 }
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
@@ -582,22 +610,12 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     if (a->progress) *a->progress = (cn_score_progress){};
     CN_TRY(check(a));
     cn_score_params p = cn_score_params_of(a);
-    const uint32_t n_units = a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
-    if (n_units == 0) return CN_OK;
+    if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
-    const size_t counts = counts_bytes(&s->cuda->opts);
-    const size_t slots = (s->cuda->select_scratch_bytes - counts) /
-                         (p.group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
-    const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
-    if (2 * (n_units + (size_t)n_blocks) > slots)
-        return cn_fail(CN_ERR_SHAPE,
-                       "score: %u units of %u query heads: expected at most %zu units", n_units,
-                       p.group, slots / 2 > n_blocks ? slots / 2 - n_blocks : 0);
-    p.slots = (cn_exp_sum *)((char *)s->select_scratch + counts);
-    p.units = (cn_score_unit *)(p.slots + slots * p.group);
+    p.wave_lots = cn_score_wave_lots(s, p);
+    CN_TRY(set_scratch(s, &p));
+    if (p.wave_lots > 0) return cn_score_ring_waves(s, p);
     set_counts(s, &p);
-    /* K rows take long enough for a launch of each layer. */
-    if (a->logits && a->keys == 1u << CN_KEY_ROWS) return rank_one_by_one(s, p, slots / 2);
-    CN_TRY(rank(s, &p, 0, a->n_layers, 0));
+    CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
     return a->logits ? cn_score_share(s, p) : CN_OK;
 }

@@ -14,9 +14,18 @@
  *
  *     blocks    | 0      | 1      | 2   | 3     | 4   | 5   | 6   | ...
  *
- * The lots that a block has of one unit are a part of that unit. Unit u and block b have at most
- * one part, and its partial results are in slot u + b: units and blocks both ascend along the lots,
- * so no two parts share a slot, and the parts of a unit are in successive slots. */
+ * With cn_score_params.wave_lots the lots are divided into waves, and each wave among all blocks.
+ * So the blocks compute a unit at about the same time (score_ring_waves.cuh). Runs have numbers:
+ * block b of n has runs b, n + b, 2 n + b, ...:
+ *
+ *     lots      | unit 0             | unit 1             | unit 3           | ...
+ *     waves     | wave 0             | wave 1                      | wave 2  | ...
+ *     runs      | 0  | 1  | 2  | 3   | 4    | 5    | 6    | 7      | 8  | ...
+ *
+ * The lots that a run has of one unit are a part of that unit. Unit u and run r have at most
+ * one part, and its partial results are in slot u + r: units and runs both ascend along the lots,
+ * so no two parts share a slot, and the parts of a unit are in successive slots. Without waves
+ * block b has run b. */
 #ifndef CN_CUDA_SCORE_CUH
 #define CN_CUDA_SCORE_CUH
 
@@ -29,7 +38,9 @@
 
 enum {
     CN_SCORE_BLOCKS = 2, /* thread blocks of a multiprocessor */
-    CN_SCORE_SLACK = 8   /* lots: preparing the query of one more unit takes as long */
+    CN_SCORE_SLACK = 8,  /* lots: preparing the query of one more unit takes as long */
+    CN_SCORE_WAVE_ROW = 8,  /* waves: most logits of a candidate */
+    CN_SCORE_WAVE_LOTS = 56 /* waves: most lots of a run */
 };
 
 /* Where the results of a unit's parts are: rule max only. */
@@ -37,19 +48,35 @@ typedef struct cn_score_unit {
     uint32_t first_slot, n_slots;
 } cn_score_unit;
 
+/* A part whose shares are computed behind the launch. */
+typedef struct cn_score_late {
+    size_t first;            /* index of the score of row 0, and number of its row of logits */
+    uint32_t from, to;       /* the rows [from, to) of the part are candidates */
+    cn_score_unit slots;     /* of the unit */
+} cn_score_late;
+
+/* What waves need. All is zero before a launch, except `late`. */
+typedef struct cn_score_waves {
+    uint64_t *slots;     /* [n_slots, group] sums of parts: score_ring_waves.cuh */
+    cn_score_late *late; /* [n_slots] */
+    uint32_t n_slots;
+    uint32_t *n_late, *n_used; /* of `late` and of the slots */
+    uint32_t *n_done;          /* blocks of the kernel behind that have finished */
+} cn_score_waves;
+
 typedef struct cn_score_params {
     cn_score_args args;
     cn_kv_rows rows;
-    uint32_t first_row, n_rows; /* the layers of the call that this launch ranks */
-    uint32_t stored_row, stored_rows; /* the place of their logits, in layers; layers with room */
-    uint32_t group, seq_units, n_units; /* seq_units: units of a sequence in this launch */
+    uint32_t group, seq_units, n_units; /* seq_units: units of a sequence */
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
     uint32_t row; /* logits of a candidate that rule max stores: cn_logit_row */
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
-    cn_score_unit *units; /* [units of the call] */
-    uint32_t *counts;     /* [units of the call, CN_COUNTS], or NULL: nothing is counted */
+    cn_score_unit *units; /* [n_units] */
+    uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */
+    uint32_t wave_lots;   /* most lots of a run; 0: no waves */
+    cn_score_waves waves;
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
@@ -67,8 +94,9 @@ typedef struct cn_score_plan {
     const cn_score_seq *seqs; /* [n_seqs + 1] in shared memory */
     uint32_t n_seqs, seq_units;
     uint32_t most;            /* lots of a block, if units have blocks of their own; else 0 */
-    uint32_t share, n_larger; /* lots of a block; the first n_larger blocks have one more */
-    uint32_t next, end;       /* lots of this block that are left */
+    uint32_t share, n_larger; /* lots of a run; the first n_larger runs have one more */
+    uint32_t run, n_runs, wave; /* waves: the current run of this block, all runs; its wave */
+    uint32_t next, end;         /* lots of the run that are left */
     /* If units have blocks of their own: the sequence and the unit of this block, and the parts of
      * the unit. */
     uint32_t seq, unit, n_parts;
@@ -84,8 +112,8 @@ typedef struct cn_score_part {
     uint32_t lot_log2; /* tokens of a lot */
     uint32_t lot, n_lots;
     uint32_t slot, first_slot, n_slots; /* of this part, and of the unit's parts */
-    size_t first;                       /* index of the unit's first score */
-    size_t stored;                      /* rule max: number of its first row of logits */
+    uint32_t wave, last_wave;           /* waves: of this part, and of the unit's last part */
+    size_t first; /* index of the unit's first score, and number of its first row of logits */
 } cn_score_part;
 
 __device__ static inline uint32_t cn_score_lot_log2(const cn_sel_stage &stage)
@@ -166,14 +194,20 @@ __device__ static inline uint32_t cn_score_part_start(uint32_t lots, uint32_t i,
     return lots / n_parts * i + min(i, lots % n_parts);
 }
 
-/* Sets the lots of this block. If units have blocks of their own, it has one part or none, and the
- * lots count from the unit's first. */
+/* Sets the lots that are left to those of a run. */
+__device__ static inline void cn_score_open_run(cn_score_plan &plan, uint32_t run)
+{
+    plan.next = run * plan.share + min(run, plan.n_larger);
+    plan.end = plan.next + plan.share + (run < plan.n_larger ? 1 : 0);
+}
+
+/* Sets the first lots of this block, without waves. If units have blocks of their own, it has one
+ * part or none, and the lots count from the unit's first. */
 __device__ static inline void cn_score_own(cn_score_plan &plan)
 {
     const uint32_t b = blockIdx.x;
     if (plan.most == 0) {
-        plan.next = b * plan.share + min(b, plan.n_larger);
-        plan.end = plan.next + plan.share + (b < plan.n_larger ? 1 : 0);
+        cn_score_open_run(plan, b);
         return;
     }
     plan.next = plan.end = 0;
@@ -264,8 +298,17 @@ __device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn
     return make_uint2(total, cn_score_separate<THREADS>(p, seqs, total, longest));
 }
 
-/* Fills seqs[n_seqs + 1] and finds the share of this block. Called by all THREADS of the block. */
-template <int THREADS>
+/* Returns the runs of a step in waves: those of all blocks in as many waves as are needed. */
+__device__ static inline uint32_t cn_score_runs(const cn_score_params &p, uint32_t total)
+{
+    const uint32_t lots = gridDim.x * p.wave_lots, n_runs = (total + lots - 1) / lots * gridDim.x;
+    if (n_runs + p.n_units > p.waves.n_slots) __trap(); /* cn_cuda_backend_opts.score_room */
+    return max(n_runs, gridDim.x);
+}
+
+/* Fills seqs[n_seqs + 1] and finds the share of this block. WAVES: with p.wave_lots. Called by all
+ * THREADS of the block. */
+template <int THREADS, bool WAVES>
 __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
 {
     const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs)
@@ -274,16 +317,23 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
     plan.seqs = seqs;
     plan.n_seqs = p.args.n_seqs;
     plan.seq_units = p.seq_units;
-    plan.most = result.y;
+    plan.most = WAVES ? 0 : result.y;
+    const uint32_t n_runs = WAVES ? cn_score_runs(p, result.x) : gridDim.x;
     if (plan.most == 0) {
-        plan.share = result.x / gridDim.x;
-        plan.n_larger = result.x % gridDim.x;
+        plan.share = result.x / n_runs;
+        plan.n_larger = result.x % n_runs;
     }
-    cn_score_own(plan);
+    if (WAVES) {
+        plan.run = blockIdx.x;
+        plan.n_runs = n_runs;
+        cn_score_open_run(plan, plan.run);
+    } else {
+        cn_score_own(plan);
+    }
     return plan;
 }
 
-/* Returns the block that has the lot at `place`. */
+/* Returns the run that has the lot at `place`. */
 __device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint32_t place)
 {
     const uint32_t larger = plan.n_larger * (plan.share + 1); /* lots of the larger shares */
@@ -291,31 +341,33 @@ __device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint
     return plan.n_larger + (place - larger) / plan.share;
 }
 
-/* Returns unit `number` of the launch. Its index counts the units of the call. */
+/* Returns unit `number`. */
 __device__ static inline cn_sel_unit cn_score_unit_of(const cn_score_params &p, uint32_t number)
 {
-    const uint32_t hk = p.args.pools.layout.n_kv_heads;
-    cn_sel_unit u = cn_sel_unit_of(number, p.n_rows, hk);
-    u.row += p.first_row;
-    u.index = (u.seq * p.args.n_layers + u.row) * hk + u.head;
-    return u;
+    return cn_sel_unit_of(number, p.args.n_layers, p.args.pools.layout.n_kv_heads);
 }
 
-/* Returns the number of a unit's first row of logits. */
-__device__ static inline size_t cn_score_stored(const cn_score_params &p, cn_sel_unit u,
-                                                uint32_t first, uint32_t n)
+/* Begins the next run of this block if nothing of the current one is left. Returns false if all
+ * runs are done. */
+__device__ static inline bool cn_score_next_run(cn_score_plan &plan)
 {
-    u.row += p.stored_row - p.first_row;
-    return cn_sel_first(u, first, n, p.stored_rows, p.args.pools.layout.n_kv_heads);
+    while (plan.next >= plan.end) {
+        if (plan.run + gridDim.x >= plan.n_runs) return false;
+        plan.run += gridDim.x;
+        plan.wave++;
+        cn_score_open_run(plan, plan.run);
+    }
+    return true;
 }
 
 /* Takes the next part of the share. Returns false when nothing is left. Its divisions take half a
  * microsecond, so one thread calls it. */
+template <bool WAVES>
 __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_params &p,
                                             cn_score_part &x)
 {
-    if (plan.next >= plan.end) return false;
-    const bool own = plan.most > 0;
+    if (WAVES ? !cn_score_next_run(plan) : plan.next >= plan.end) return false;
+    const bool own = !WAVES && plan.most > 0;
     const cn_score_args &a = p.args;
     uint32_t low = plan.seq, unit = plan.unit, unit_place = 0;
     if (!own) {
@@ -339,9 +391,12 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     const uint32_t owner = own ? s.block + unit * plan.n_parts : cn_score_owner(plan, unit_place);
     x.first_slot = x.at.index + owner;
     x.n_slots = own ? plan.n_parts : cn_score_owner(plan, unit_place + s.lots - 1) - owner + 1;
-    x.slot = x.at.index + blockIdx.x;
+    x.slot = x.at.index + (WAVES ? plan.run : blockIdx.x);
+    if (WAVES) {
+        x.wave = plan.wave;
+        x.last_wave = (owner + x.n_slots - 1) / gridDim.x;
+    }
     x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
-    x.stored = cn_score_stored(p, x.at, s.first, s.n);
     plan.next += x.n_lots;
     return true;
 }
@@ -351,13 +406,14 @@ typedef struct cn_score_parts {
     cn_score_part part[2];
 } cn_score_parts;
 
-/* Thread 0 finds part `number` of the block. Other threads may use it after a barrier. */
+/* Thread 0 finds part `number` of the block, without waves. Other threads may use it after a
+ * barrier. */
 __device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_params &p,
                                             uint32_t number, cn_score_parts *parts)
 {
     if (threadIdx.x > 0) return;
     cn_score_part x = {};
-    cn_score_next(plan, p, x);
+    cn_score_next<false>(plan, p, x);
     parts->part[number % 2] = x;
 }
 
@@ -493,10 +549,12 @@ __device__ static inline float cn_score_query_value(const cn_score_params &p,
  * f16 logits times log2(e), [n, row]: those of a candidate side by side. They are NaN below the
  * base. Those behind the heads of the group are undefined. */
 
-/* stored: cn_score_stored. */
-__device__ static inline uint16_t *cn_score_rows(const cn_score_params &p, size_t stored)
+enum { CN_NAN_F16X2 = 0x7fff7fff };
+
+/* Returns the row of the candidate with index `first` of the scores. */
+__device__ static inline uint16_t *cn_score_rows(const cn_score_params &p, size_t first)
 {
-    return (uint16_t *)p.args.logits + stored * p.row;
+    return (uint16_t *)p.args.logits + first * p.row;
 }
 
 /* Stores logits, which leave the L2 cache last. */
@@ -587,6 +645,19 @@ __device__ static inline cn_exp_sum cn_score_sum_lanes(cn_exp_sum sum, uint32_t 
                 __shfl_xor_sync(0xffffffffu, (unsigned long long)sum.sum[i], (int)offset);
     }
     return sum;
+}
+
+/* Returns, to lane 0, the f16 logarithm of the sum of head h over the parts of a unit, with its
+ * sign changed: what makes a logit a share. NaN behind the group. */
+__device__ static inline uint16_t cn_score_head(const cn_score_params &p, const cn_score_unit &at,
+                                                uint32_t h)
+{
+    const cn_exp_sum *slots = p.slots + (size_t)at.first_slot * p.group + h;
+    cn_exp_sum sum = {};
+    for (uint32_t i = threadIdx.x % CN_WARP; h < p.group && i < at.n_slots; i += CN_WARP)
+        sum = cn_exp_sum_add(sum, slots[(size_t)i * p.group]);
+    sum = cn_score_sum_lanes(sum, at.n_slots);
+    return cn_f16_or_nan(h < p.group ? -cn_exp_sum_log2(sum) : CUDART_NAN_F);
 }
 
 /* The sum of the weights of a lot for one head, and the exponent to which they are relative. */

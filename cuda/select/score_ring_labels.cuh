@@ -47,7 +47,7 @@ __device__ static inline cn_ring_labels cn_ring_labels_of(const cn_score_params 
     lot.at = ((x.lot + number) << CN_LOT_MAX_LOG2) + threadIdx.x % CN_WARP;
     const ptrdiff_t c = (ptrdiff_t)(int32_t)(lot.at - x.from); /* may be below 0 */
     lot.score = p.args.out + x.first + c;
-    lot.row = cn_score_rows(p, x.stored) + c * (ptrdiff_t)p.row;
+    lot.row = cn_score_rows(p, x.first) + c * (ptrdiff_t)p.row;
     return lot;
 }
 
@@ -219,7 +219,8 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
     const cn_label_query<N_WORDS, 1> q =
         cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, 1);
     const uint32_t warp = threadIdx.x / CN_WARP;
-    const uint64_t cache = DIGITS || p.n_rows == 1 ? CN_CACHE_EVICT_NORMAL : CN_CACHE_EVICT_LAST;
+    const bool is_line = DIGITS || p.args.n_layers == 1;
+    const uint64_t cache = is_line ? CN_CACHE_EVICT_NORMAL : CN_CACHE_EVICT_LAST;
     cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);

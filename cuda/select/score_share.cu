@@ -6,24 +6,18 @@
  *
  * `score` waits for all kernels that write the arrays of the step before it lets the next kernel
  * start. So this kernel reads the arrays before it waits. With counts a block waits only for the
- * sums of its unit. It counts its scores, and waits for the end of `score` when it has finished. If
- * the kernel is launched after `score` of the next layer (cn_score_share_behind), that kernel has
- * already waited for the logits, and this one waits only when it has finished. It then has one
- * small block per multiprocessor, which runs beside the blocks of that kernel.
+ * sums of its unit. It counts its scores, and waits for the end of `score` when it has finished.
  *
  * Bytes per candidate and kv head, from the L2 cache if they fit: read 2 a head, written 2.
- * Block 256, 64 registers; behind the next layer 128, 48. */
+ * Block 256, 64 registers. */
 #include "cuda/select/score_share.h"
 
 enum {
     THREADS = 256,
     BLOCKS = 4, /* of a multiprocessor */
-    BEHIND_THREADS = 128, /* beside the kernel of the next layer: one block of 48 registers */
-    BEHIND_BLOCKS = 10,
     MANY = 4, /* rounds of blocks, if there are many units */
     MAX_ROW = 64,
-    AT_ONCE = 8, /* candidates that a thread loads before it uses the first */
-    NAN_X2 = 0x7fff7fff
+    AT_ONCE = 8 /* candidates that a thread loads before it uses the first */
 };
 
 /* The candidates [start, end) of a block, of a unit. */
@@ -38,16 +32,16 @@ template <uint32_t WORDS> struct share_raw {
     uint32_t words[AT_ONCE][WORDS];
 };
 
-/* Loads those of candidates c, c + N, ... from word `first` of their rows on. Candidates from `end`
- * on are not loaded. */
-template <uint32_t N, uint32_t WORDS>
+/* Loads those of candidates c, c + THREADS, ... from word `first` of their rows on. Candidates from
+ * `end` on are not loaded. */
+template <uint32_t WORDS>
 __device__ static inline void load_raw(share_raw<WORDS> &raw, const cn_score_params &p,
                                        const share_part &s, uint32_t c, uint32_t first)
 {
     const uint32_t *from = (const uint32_t *)(s.rows + (size_t)c * p.row) + first;
 #pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; i++, from += N * (p.row / 2)) {
-        if (c + i * N >= s.end) continue;
+    for (uint32_t i = 0; i < AT_ONCE; i++, from += THREADS * (p.row / 2)) {
+        if (c + i * THREADS >= s.end) continue;
         if constexpr (WORDS == 1) {
             raw.words[i][0] = *from;
         } else {
@@ -62,23 +56,16 @@ __device__ static inline void load_raw(share_raw<WORDS> &raw, const cn_score_par
  * It is NaN behind the group. */
 __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit, uint32_t *heads)
 {
-    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     const cn_score_unit at = p.units[unit];
-    for (uint32_t h = warp; h < p.row; h += blockDim.x / CN_WARP) {
-        const cn_exp_sum *slots = p.slots + (size_t)at.first_slot * p.group + h;
-        cn_exp_sum sum = {};
-        for (uint32_t i = lane; h < p.group && i < at.n_slots; i += CN_WARP)
-            sum = cn_exp_sum_add(sum, slots[(size_t)i * p.group]);
-        sum = cn_score_sum_lanes(sum, at.n_slots);
-        const float log2_sum = h < p.group ? cn_exp_sum_log2(sum) : CUDART_NAN_F;
-        if (lane == 0) ((uint16_t *)heads)[h] = cn_f16_or_nan(-log2_sum);
+    for (uint32_t h = threadIdx.x / CN_WARP; h < p.row; h += THREADS / CN_WARP) {
+        const uint16_t head = cn_score_head(p, at, h);
+        if (threadIdx.x % CN_WARP == 0) ((uint16_t *)heads)[h] = head;
     }
     __syncthreads();
 }
 
-/* Stores the scores of candidates c, c + N, ... best: of the even and of the odd heads. digits:
- * counts the high bytes; NULL: they are not counted. */
-template <uint32_t N>
+/* Stores the scores of candidates c, c + THREADS, ... best: of the even and of the odd heads.
+ * digits: counts the high bytes; NULL: they are not counted. */
 __device__ static inline void store_scores(const share_part &s, uint32_t c,
                                            const uint32_t best[AT_ONCE], uint32_t *digits)
 {
@@ -86,32 +73,31 @@ __device__ static inline void store_scores(const share_part &s, uint32_t c,
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i += 2) {
         const uint32_t bits = cn_scores_of_shares(best[i], best[i + 1]);
-        const bool first = c + i * N < s.end, second = c + (i + 1) * N < s.end;
-        if (first) out[i * N] = (uint16_t)bits;
-        if (second) out[(i + 1) * N] = (uint16_t)(bits >> 16);
+        const bool first = c + i * THREADS < s.end, second = c + (i + 1) * THREADS < s.end;
+        if (first) out[i * THREADS] = (uint16_t)bits;
+        if (second) out[(i + 1) * THREADS] = (uint16_t)(bits >> 16);
         if (digits && first) atomicAdd(&digits[bits >> 8 & 0xff], 1u);
         if (digits && second) atomicAdd(&digits[bits >> 24], 1u);
     }
 }
 
-/* Computes the scores of a block's part. N: its threads. The words of a row are a multiple of
- * WORDS. */
-template <uint32_t N, uint32_t WORDS>
+/* Computes the scores of a block's part. The words of a row are a multiple of WORDS. */
+template <uint32_t WORDS>
 __device__ static inline void score_part(const cn_score_params &p, const share_part &s,
                                          uint32_t unit, uint32_t *heads, uint32_t *digits)
 {
     uint32_t c = s.start + threadIdx.x;
     share_raw<WORDS> next = {};
-    load_raw<N>(next, p, s, c, 0);
+    load_raw(next, p, s, c, 0);
     load_heads(p, unit, heads);
-    for (; c < s.end; c += AT_ONCE * N) {
+    for (; c < s.end; c += AT_ONCE * THREADS) {
         uint32_t best[AT_ONCE];
 #pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = NAN_X2;
+        for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CN_NAN_F16X2;
         for (uint32_t at = 0; at < p.row / 2; at += WORDS) {
             const share_raw<WORDS> raw = next;
             const bool last = at + WORDS >= p.row / 2;
-            load_raw<N>(next, p, s, last ? c + AT_ONCE * N : c, last ? 0 : at + WORDS);
+            load_raw(next, p, s, last ? c + AT_ONCE * THREADS : c, last ? 0 : at + WORDS);
 #pragma unroll
             for (uint32_t k = 0; k < WORDS; k++)
 #pragma unroll
@@ -119,7 +105,7 @@ __device__ static inline void score_part(const cn_score_params &p, const share_p
                     best[i] = cn_f16x2_max(best[i],
                                            cn_f16x2_add(raw.words[i][k], heads[at + k]));
         }
-        store_scores<N>(s, c, best, digits);
+        store_scores(s, c, best, digits);
     }
 }
 
@@ -130,9 +116,10 @@ __device__ static inline share_part part_of(const cn_score_params &p, const cn_s
 {
     const cn_score_args &a = p.args;
     const uint32_t each = (n + n_parts - 1) / n_parts;
+    const size_t at = cn_sel_first(u, first, n, a.n_layers, a.pools.layout.n_kv_heads);
     share_part s;
-    s.rows = cn_score_rows(p, cn_score_stored(p, u, first, n));
-    s.out = a.out + cn_sel_first(u, first, n, a.n_layers, a.pools.layout.n_kv_heads);
+    s.rows = cn_score_rows(p, at);
+    s.out = a.out + at;
     s.start = min(part * each, n);
     s.end = min(s.start + each, n);
     return s;
@@ -149,14 +136,10 @@ __device__ static inline void count_scores(uint32_t *counts, const share_part &s
     if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, s.end - s.start);
 }
 
-/* BEHIND: the launch is behind the kernel of the next layer. It has no counts. */
-template <bool BEHIND>
-__global__ static void __launch_bounds__(BEHIND ? BEHIND_THREADS : THREADS,
-                                         BEHIND ? BEHIND_BLOCKS : BLOCKS)
+__global__ static void __launch_bounds__(THREADS, BLOCKS)
     share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_parts)
 {
-    constexpr uint32_t N = BEHIND ? BEHIND_THREADS : THREADS;
-    __shared__ uint32_t heads[MAX_ROW / 2], digits[BEHIND ? 1 : CN_COUNT_DIGITS];
+    __shared__ uint32_t heads[MAX_ROW / 2], digits[CN_COUNT_DIGITS];
     const cn_score_args &a = p.args;
     cn_overlap_next();
     cn_touch_params(p);
@@ -166,17 +149,16 @@ __global__ static void __launch_bounds__(BEHIND ? BEHIND_THREADS : THREADS,
     const share_part s =
         part_of(p, u, a.first[u.seq], a.n[u.seq], blockIdx.x % n_parts, n_parts);
     const bool ranks = cn_score_is_max(stage) && s.start < s.end;
-    uint32_t *counts = NULL;
-    if (!BEHIND && p.counts) counts = p.counts + (size_t)u.index * CN_COUNTS;
+    uint32_t *counts = p.counts ? p.counts + (size_t)u.index * CN_COUNTS : NULL;
     if (counts) digits[threadIdx.x] = 0; /* load_heads has a barrier */
     if (counts && ranks) cn_count_wait(counts + CN_COUNT_SUMMED, a.n[u.seq]);
-    if (!BEHIND && !counts) cn_wait_previous();
+    if (!counts) cn_wait_previous();
     if (ranks) {
-        if (p.row == 2) score_part<N, 1>(p, s, u.index, heads, counts ? digits : NULL);
-        else score_part<N, 2>(p, s, u.index, heads, counts ? digits : NULL);
+        if (p.row == 2) score_part<1>(p, s, u.index, heads, counts ? digits : NULL);
+        else score_part<2>(p, s, u.index, heads, counts ? digits : NULL);
         if (counts) count_scores(counts, s, digits);
     }
-    if (BEHIND || counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
+    if (counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
 /* ---- on the host ---- */
@@ -188,13 +170,6 @@ cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
     const uint32_t rounds = MANY * p.n_units <= most ? 1 : MANY;
     const uint32_t n_parts = rounds == 1 ? most / p.n_units
                                          : (uint32_t)cn_ceil_div(rounds * most, p.n_units);
-    return cn_cuda_launch(s, "score: shares", share_kernel<false>,
+    return cn_cuda_launch(s, "score: shares", share_kernel,
                           {dim3(p.n_units * n_parts), THREADS}, p, n_parts);
-}
-
-cn_status cn_score_share_behind(cn_stream *s, const cn_score_params &p)
-{
-    const uint32_t n_parts = cn_max_u32(s->cuda->device.n_sms / p.n_units, 1);
-    return cn_cuda_launch(s, "score: shares", share_kernel<true>,
-                          {dim3(p.n_units * n_parts), BEHIND_THREADS}, p, n_parts);
 }

@@ -9,13 +9,16 @@ cn_score_params cn_score_params_of(const cn_score_args *a);
 
 /* Turns the logits that the first kernel stored into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
-/* The same, launched behind the first kernel of the next layer, which has waited for that of p. */
-cn_status cn_score_share_behind(cn_stream *s, const cn_score_params &p);
 
 /* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */
 bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
 /* Returns whether that kernel counts for cn_score_params.counts. */
 bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p);
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
+/* The same for K rows under rule max, in waves (p.wave_lots > 0): computes scores, so no shares are
+ * computed behind it. */
+cn_status cn_score_ring_waves(cn_stream *s, const cn_score_params &p);
+/* Returns cn_score_params.wave_lots: 0 if waves do not support this device and shape. */
+uint32_t cn_score_wave_lots(const cn_stream *s, const cn_score_params &p);
 
 #endif

@@ -281,6 +281,7 @@ static void open_cuda(const op_case *c)
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
                                     .max_seqs = 64,
+                                    .score_room = 1 << 22,
                                     .max_tokens = 1024,
                                     .gemm = c->gemm,
                                     .batch_invariant = c->batch_invariant,

@@ -16,7 +16,7 @@
 enum {
     FIRST_STRIDE = 64, /* list_stride of stage one */
     MAX_QUERIES = 40,  /* of bounds: more than two passes */
-    MAX_TILES = 8192
+    MAX_TILES = 16384
 };
 
 static world_both keep(world *w, op_tensor t)
