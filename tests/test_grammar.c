@@ -208,6 +208,31 @@ static void references(void **state)
            LIST("[2]"));
 }
 
+#define TAGGED_OBJECT(tag)                                                     \
+    "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"" tag "\"}}," \
+    "\"required\":[\"k\"]}"
+
+static void one_of_disjoint_schemas(void **state)
+{
+    (void)state;
+    SCHEMA("{\"oneOf\":[{\"type\":\"integer\"},{\"type\":[\"null\",\"boolean\"]},"
+           "{\"const\":\"a\"}]}",
+           LIST("1", "null", "true", "\"a\""), LIST("\"b\"", "[]", "1.5"));
+    SCHEMA("{\"oneOf\":[{\"enum\":[1,\"a\"]},{\"enum\":[2,\"b\"]},{\"type\":\"array\"}]}",
+           LIST("1", "\"b\"", "[1]"), LIST("3", "{}"));
+    SCHEMA("{\"oneOf\":[{\"$ref\":\"#/$defs/cat\"},{\"$ref\":\"#/$defs/dog\"}],\"discriminator\":"
+           "{\"propertyName\":\"k\"},\"$defs\":{\"cat\":" TAGGED_OBJECT("cat") ",\"dog\":"
+           TAGGED_OBJECT("dog") "}}",
+           LIST("{\"k\":\"cat\"}", "{\"k\":\"dog\"}"), LIST("{}", "{\"k\":\"cow\"}"));
+    SCHEMA("{\"oneOf\":[{\"anyOf\":[" TAGGED_OBJECT("a") "," TAGGED_OBJECT("b") "]},"
+           TAGGED_OBJECT("c") "]}",
+           LIST("{\"k\":\"b\"}", "{\"k\":\"c\"}"), LIST("{\"k\":\"d\"}"));
+    SCHEMA("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"null\"}},"
+           "\"required\":[\"x\"]},{\"type\":\"object\",\"properties\":{\"y\":{\"type\":\"null\"}},"
+           "\"additionalProperties\":false}]}",
+           LIST("{\"x\":null}", "{\"y\":null}", "{}"), LIST("{\"x\":null,\"y\":null}"));
+}
+
 static void patterns(void **state)
 {
     (void)state;
@@ -274,8 +299,16 @@ static void what_is_not_supported_is_refused_by_name(void **state)
     static const struct {
         const char *text, *error;
     } schemas[] = {
-        {"{\"properties\":{\"a\":{\"items\":{\"oneOf\":[]}}}}",
-         "schema at #/properties/a/items: keyword 'oneOf' is not supported"},
+        {"{\"properties\":{\"a\":{\"items\":{\"not\":{}}}}}",
+         "schema at #/properties/a/items: keyword 'not' is not supported"},
+        {"{\"oneOf\":[]}", "oneOf: expected an array of schemas"},
+        {"{\"oneOf\":[{\"type\":\"null\"},{\"type\":\"integer\"},{\"type\":\"number\"}]}",
+         "both schema 1 and schema 2"},
+        {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1.0]}]}", "both schema 0 and schema 1"},
+        {"{\"oneOf\":[{\"pattern\":\"a\"},{\"type\":\"null\"}]}", "or use anyOf"},
+        {"{\"oneOf\":[" TAGGED_OBJECT("a") ",{\"properties\":{\"k\":{\"const\":\"b\"}}}]}",
+         "or use anyOf"},
+        {"{\"oneOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}", "or use anyOf"},
         {"{\"anyOf\":[{},{\"multipleOf\":2}]}", "at #/anyOf/1: keyword 'multipleOf'"},
         {"{\"uniqueItems\":true}", "keyword 'uniqueItems'"},
         {"{\"type\":\"text\"}", "expected the name of a JSON type, got \"text\""},
@@ -467,6 +500,7 @@ int main(void)
         cmocka_unit_test(objects),
         cmocka_unit_test(arrays),
         cmocka_unit_test(references),
+        cmocka_unit_test(one_of_disjoint_schemas),
         cmocka_unit_test(patterns),
         cmocka_unit_test(calls),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),

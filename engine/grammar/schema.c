@@ -43,6 +43,7 @@ static const struct keyword {
     {"enum", ALONE, 0},
     {"const", ALONE, 0},
     {"anyOf", ALONE, 0},
+    {"oneOf", ALONE, 0},
     {"allOf", ALONE, 0},
     {"$ref", ALONE, 0},
     {"properties", OF_TYPE, 1 << CN_JSON_OBJECT},
@@ -95,8 +96,7 @@ cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *f
     return status;
 }
 
-/* Follows a pointer of the form #/a/b/0. NULL when there is nothing. */
-static json_t *find_pointer(json_t *root, const char *ref)
+json_t *cn_schema_find(json_t *root, const char *ref)
 {
     if (*ref++ != '#') return NULL;
     json_t *at = root;
@@ -126,7 +126,7 @@ static cn_status resolve(cn_schema_job *job, uint32_t parent, json_t **schema)
         char shown[SHOWN_BYTES];
         cn_json_describe(ref, shown, sizeof shown);
         if (json_object_size(*schema) > 1 && n == 0) return CN_OK; /* compiled as a part */
-        json_t *to = json_is_string(ref) ? find_pointer(job->root, json_string_value(ref)) : NULL;
+        json_t *to = json_is_string(ref) ? cn_schema_find(job->root, json_string_value(ref)) : NULL;
         if (!to)
             return cn_schema_wrong(job, parent, "$ref: expected a part of this schema, got %s",
                                    shown);
@@ -302,14 +302,19 @@ static cn_status emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule
 
 /* ---- types, values, alternatives ---- */
 
+unsigned cn_schema_type(const char *name)
+{
+    for (unsigned t = 0; name && t < CN_N_JSON_TYPES; t++)
+        if (strcmp(name, type_names[t]) == 0) return 1U << t;
+    return 0;
+}
+
 static cn_status add_type(const cn_schema_job *job, uint32_t part, json_t *name, unsigned *types)
 {
     char shown[SHOWN_BYTES];
-    for (unsigned t = 0; json_is_string(name) && t < CN_N_JSON_TYPES; t++) {
-        if (strcmp(json_string_value(name), type_names[t]) != 0) continue;
-        *types |= 1u << t;
-        return CN_OK;
-    }
+    const unsigned type = cn_schema_type(json_string_value(name));
+    *types |= type;
+    if (type) return CN_OK;
     return cn_schema_wrong(job, part, "type: expected the name of a JSON type, got %s",
                            cn_json_describe(name, shown, sizeof shown));
 }
@@ -356,6 +361,21 @@ static cn_status emit_value(cn_schema_job *job, const json_t *v, unsigned types,
     return CN_OK;
 }
 
+/* oneOf: a value may be valid under one of the schemas only. */
+static cn_status check_disjoint(const cn_schema_job *job, uint32_t part, json_t *list)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        for (size_t j = 0; j < i; j++)
+            if (!cn_schema_disjoint(job, json_array_get(list, j), json_array_get(list, i)))
+                return cn_schema_wrong(
+                    job, part,
+                    "oneOf: a value may be valid under both schema %zu and schema %zu: expected "
+                    "schemas of different types, or with a required property that has other "
+                    "constants in each; or use anyOf",
+                    j, i);
+    return CN_OK;
+}
+
 static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
                                    cn_net_rule rule)
 {
@@ -365,6 +385,7 @@ static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, json_t *li
         return cn_schema_wrong(job, part, "%s: expected an array of schemas, at least one", key);
     if (strcmp(key, "allOf") == 0 && json_array_size(list) > 1)
         return cn_schema_wrong(job, part, "allOf: only an array of one schema is supported");
+    if (strcmp(key, "oneOf") == 0) CN_TRY(check_disjoint(job, part, list));
     json_array_foreach(list, i, v)
     {
         uint32_t called;

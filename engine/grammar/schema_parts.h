@@ -1,5 +1,5 @@
 /* schema_parts.h - the compilation of one schema: its parts, and the files that emit them. Internal
- * to schema.c and schema_nested.c. */
+ * to schema.c, schema_nested.c and schema_disjoint.c. */
 #ifndef CN_SCHEMA_PARTS_H
 #define CN_SCHEMA_PARTS_H
 
@@ -43,11 +43,21 @@ cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *f
  * and index. */
 cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part place, uint32_t *rule);
 
+/* Follows a pointer of the form #/a/b/0. NULL when there is nothing. */
+json_t *cn_schema_find(json_t *root, const char *ref);
+
+/* Returns the bit of a type's name; 0: no type has it. */
+unsigned cn_schema_type(const char *name);
+
 /* Reads a whole number; *out keeps its value if the keyword is absent. */
 cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *out);
 
 /* schema_nested.c */
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+
+/* schema_disjoint.c: returns whether no value is valid under both schemas. False: there may be one,
+ * or it is not plain from their types, constants and required members. */
+bool cn_schema_disjoint(const cn_schema_job *job, json_t *a, json_t *b);
 
 #endif

@@ -92,8 +92,23 @@ def members(r, depth):
     return s
 
 
+def one_of(r, depth):
+    """Schemas without a common value: other types, or objects with a tag."""
+    if r.random() < 0.4:
+        some = [text(r), numeric(r, r.choice(["integer", "number"])), array(r, depth),
+                members(r, depth), {"const": r.choice([None, True])}]
+        return {"oneOf": r.sample(some, r.randrange(1, 4))}
+    some = []
+    for tag in r.sample(["cat", "dog", 1, None, 2.5], r.randrange(1, 4)):
+        s = members(r, depth)
+        s["properties"] = dict(s.get("properties", {}), kind={"const": tag})
+        s["required"] = s.get("required", []) + ["kind"]
+        some.append(s)
+    return {"oneOf": some, "discriminator": {"propertyName": "kind"}}
+
+
 def schema(r, depth=0):
-    kind = r.randrange(12)
+    kind = r.randrange(13)
     if depth > 3:
         kind %= 8
     if kind == 0:
@@ -110,7 +125,9 @@ def schema(r, depth=0):
         return {"$ref": "#/$defs/node"} if r.random() < 0.5 else {"title": "anything"}
     if kind == 8:
         return {"anyOf": [schema(r, depth + 1) for _ in range(r.randrange(1, 4))]}
-    return array(r, depth) if kind == 9 else members(r, depth)
+    if kind == 9:
+        return one_of(r, depth)
+    return array(r, depth) if kind == 10 else members(r, depth)
 
 
 def root(r):
