@@ -68,6 +68,8 @@ static const bench_case cases[] = {
     {"large tls tiles", SCORE, 8, 32768, 18, TLS},
     {"large rows max", SCORE, 8, 32768, 4, ROWS},
     {"large rows mean", SCORE, 8, 32768, 4, ROWS_MEAN},
+    {"long rows max", SCORE, 4, 131072, 4, ROWS},
+    {"long rows mean", SCORE, 4, 131072, 4, ROWS_MEAN},
     {"line rows max", SCORE, 8, 32768, 1, ROWS},
     {"line rows mean", SCORE, 8, 32768, 1, ROWS_MEAN},
     {"line labels mean", SCORE, 8, 32768, 1, MEAN},

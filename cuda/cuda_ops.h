@@ -44,7 +44,7 @@ struct cn_stream {
     /* NULL on a LOW stream: matrix products and decode attention run on HIGH streams only. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     void *attn_scratch; /* partial results of split sequences; zeroed at start */
-    void *select_scratch; /* counts and partial results of `score` (score.cu) */
+    void *select_scratch; /* of `score` (score.cu); zeroed at start, and what must be is kept so */
     bool recording;     /* between graph_begin and graph_end */
     cn_cuda_staging staging;
 };

@@ -197,6 +197,16 @@ static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
     return CN_OK;
 }
 
+/* cn_cuda_backend_opts.score_room of the model's backend. Home `host` does not rank K rows. */
+static uint64_t step_score_room(const cn_config *c, const cn_model_config *m)
+{
+    for (unsigned i = 0; i < CN_N_SELECTORS; i++)
+        if (cn_config_local_selectors(c) >> i & 1 &&
+            cn_selector_rules_of((cn_kv_select)i).max >> CN_KEY_ROWS & 1)
+            return cn_start_select_scratch(c, m, CN_DIGEST_TILE).room;
+    return 0;
+}
+
 static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t ordinal)
 {
     const cn_config *c = sizes->config;
@@ -206,9 +216,6 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         return cn_fail(CN_ERR_ARG,
                        "--dtype float32: not supported on a GPU, which computes in bfloat16; use "
                        "--device cpu");
-    const bool is_home = (cn_config_away(c) >> CN_HOME_HOST & 1) != 0; /* it ranks what is there */
-    const uint64_t at_home = cn_exchange_most_scores(c, m);
-    const uint64_t in_step = cn_start_select_scratch(c, m, CN_DIGEST_TILE).room;
     cn_buf cache = {0};
     CN_TRY(cn_cache_dir(&cache));
     const cn_cuda_backend_opts o = {
@@ -224,8 +231,9 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
-        .score_layers = is_home ? cn_pack_most_layers(c, m) : 0,
-        .score_room = is_home && at_home > in_step ? at_home : in_step,
+        .score_layers =
+            cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
+        .score_room = step_score_room(c, m),
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };

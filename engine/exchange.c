@@ -41,7 +41,7 @@ static uint32_t longest_of(const cn_config *c, const cn_model_config *m)
     return c->max_model_len ? c->max_model_len : m->max_position;
 }
 
-/* Candidates of one call of `score`, of so many requests. */
+/* Most candidates of one layer in one call of `score`, of so many requests. */
 static uint32_t room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
 {
     const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1), longest = longest_of(c, m);

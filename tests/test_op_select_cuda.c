@@ -364,7 +364,8 @@ static double run_alike(op_env *env, uint32_t seed)
 }
 
 /* K rows of several layers under rule max, in more than one wave. The last seeds have a unit of
- * five waves, most parts of which are late, and the others a sequence with the mean query. */
+ * three waves, so that the parts in the first are late, and the others a sequence with the mean
+ * query. */
 static double run_waves(op_env *env, uint32_t seed)
 {
     enum { LATE = 6 };

@@ -476,7 +476,11 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
 
 /* ---- scratch: counts; what waves need; the partial results of a call ---- */
 
-enum { LEAST_LAYERS = 4, MOST_BLOCKS = 512, WAVE_WORDS = 4 };
+enum {
+    LEAST_LAYERS = 4,  /* tests and benches may rank so many without score_layers */
+    MOST_BLOCKS = 512, /* no less than the blocks of a launch */
+    WAVE_WORDS = 4     /* counters of waves, 16 bytes */
+};
 
 /* Units of the largest call. */
 static size_t most_units(const cn_cuda_backend_opts *o)
@@ -484,26 +488,27 @@ static size_t most_units(const cn_cuda_backend_opts *o)
     return (size_t)cn_max_u32(o->score_layers, LEAST_LAYERS) * o->max_seqs * o->n_kv_heads;
 }
 
-/* Slots of the largest call in waves, and the bytes of their words. */
+/* Slots of the largest call in waves. A unit may begin and end within a lot. */
 static size_t most_slots(const cn_cuda_backend_opts *o)
 {
     if (o->score_room == 0) return 0;
-    const size_t lots = (o->score_room * o->n_kv_heads >> cn_lot_log2(true, 0)) + most_units(o);
+    const size_t lots = (o->score_room * o->n_kv_heads >> cn_lot_log2(true, 0)) + 2 * most_units(o);
     return lots / CN_SCORE_WAVE_LOTS + MOST_BLOCKS + most_units(o);
 }
 
+/* Bytes of the words of these slots. */
 static size_t slots_bytes(const cn_cuda_backend_opts *o)
 {
-    return o->score_room ? most_slots(o) * cn_ceil_div(o->n_heads, o->n_kv_heads) * sizeof(uint64_t)
-                         : 0;
+    return most_slots(o) * cn_ceil_div(o->n_heads, cn_max_u32(o->n_kv_heads, 1)) * sizeof(uint64_t);
 }
 
 static size_t waves_bytes(const cn_cuda_backend_opts *o)
 {
-    return WAVE_WORDS * sizeof(uint32_t) + slots_bytes(o) + most_slots(o) * sizeof(cn_score_late);
+    return WAVE_WORDS * sizeof(uint32_t) + slots_bytes(o) + most_slots(o) * sizeof(cn_score_kept);
 }
 
-/* Sets what waves need. The places do not depend on the call, because slots stay zero. */
+/* Sets what waves need. The places must not depend on the call, because only the slots that a call
+ * has used are cleared behind it. */
 static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
@@ -512,7 +517,7 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
     w->n_used = w->n_late + 1;
     w->n_done = w->n_late + 2;
     w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
-    w->late = (cn_score_late *)((char *)w->slots + slots_bytes(o));
+    w->late = (cn_score_kept *)((char *)w->slots + slots_bytes(o));
     w->n_slots = (uint32_t)(words < most_slots(o) ? words : most_slots(o));
 }
 

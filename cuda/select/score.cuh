@@ -48,20 +48,21 @@ typedef struct cn_score_unit {
     uint32_t first_slot, n_slots;
 } cn_score_unit;
 
-/* A part whose shares are computed behind the launch. */
-typedef struct cn_score_late {
-    size_t first;            /* index of the score of row 0, and number of its row of logits */
-    uint32_t from, to;       /* the rows [from, to) of the part are candidates */
-    cn_score_unit slots;     /* of the unit */
-} cn_score_late;
+/* The rows of logits of a part in waves, from its first lot on. Rows [from, to) are candidates. */
+typedef struct cn_score_kept {
+    size_t first; /* index of the score of row 0, and number of its row of logits */
+    uint32_t from, to;
+    cn_score_unit slots; /* of the unit */
+} cn_score_kept;
 
-/* What waves need. All is zero before a launch, except `late`. */
+/* What waves need. Before a launch slots, n_late and n_done are zero. */
 typedef struct cn_score_waves {
-    uint64_t *slots;     /* [n_slots, group] sums of parts: score_ring_waves.cuh */
-    cn_score_late *late; /* [n_slots] */
+    uint64_t *slots; /* [n_slots, group] sums of parts: score_ring_waves.cuh */
     uint32_t n_slots;
-    uint32_t *n_late, *n_used; /* of `late` and of the slots */
-    uint32_t *n_done;          /* blocks of the kernel behind that have finished */
+    cn_score_kept *late; /* [n_slots] parts whose shares are computed behind the launch */
+    uint32_t *n_late;    /* how many */
+    uint32_t *n_used;    /* the slots that the launch may have used */
+    uint32_t *n_done;    /* blocks of the kernel behind that have finished */
 } cn_score_waves;
 
 typedef struct cn_score_params {
@@ -645,19 +646,6 @@ __device__ static inline cn_exp_sum cn_score_sum_lanes(cn_exp_sum sum, uint32_t 
                 __shfl_xor_sync(0xffffffffu, (unsigned long long)sum.sum[i], (int)offset);
     }
     return sum;
-}
-
-/* Returns, to lane 0, the f16 logarithm of the sum of head h over the parts of a unit, with its
- * sign changed: what makes a logit a share. NaN behind the group. */
-__device__ static inline uint16_t cn_score_head(const cn_score_params &p, const cn_score_unit &at,
-                                                uint32_t h)
-{
-    const cn_exp_sum *slots = p.slots + (size_t)at.first_slot * p.group + h;
-    cn_exp_sum sum = {};
-    for (uint32_t i = threadIdx.x % CN_WARP; h < p.group && i < at.n_slots; i += CN_WARP)
-        sum = cn_exp_sum_add(sum, slots[(size_t)i * p.group]);
-    sum = cn_score_sum_lanes(sum, at.n_slots);
-    return cn_f16_or_nan(h < p.group ? -cn_exp_sum_log2(sum) : CUDART_NAN_F);
 }
 
 /* The sum of the weights of a lot for one head, and the exponent to which they are relative. */

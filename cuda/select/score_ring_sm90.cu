@@ -9,7 +9,7 @@
  * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
  * per multiprocessor.
  * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
- * kernel waits for the query, except in the first layer and in launches of several layers. Some
+ * kernel waits for the query (`early`), except in the first layer of a step. Some
  * stages are therefore filled before that wait. Not all are, because the load of the query would
  * wait behind their copies. The others are filled after this load has been issued. Without rule
  * max, where the first lot takes little time, they are filled when the query is ready. For a stage
@@ -48,6 +48,7 @@ enum {
     EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
     ALIGN = 128,      /* bytes, of a stage */
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
+    LEAST_WAVE_WORKERS = 4, /* warps with a ring: with fewer, waves would be slow */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     WAVE_STATIC_BYTES = 3072, /* the same of wave_kernel; both are multiples of ROW_ALIGN */
@@ -266,18 +267,17 @@ __global__ static void __maxnreg__(80)
     const cn_score_part &x = shared.ring.feed.parts.part[0];
     if (!works) {
         cn_wait_previous();
-        cn_overlap_next(); /* after the wait: see score_share.cu */
         if (blockIdx.x == 0 && threadIdx.x == CN_FEED_THREADS)
             *p.waves.n_used = plan.n_runs + p.n_units;
         __syncthreads();
         cn_wave_control(p, plan, m, &shared);
+        cn_overlap_next(); /* not before: late_kernel would take the room of a push */
         return;
     }
     cn_feed<CN_KEY_ROWS> f =
         cn_feed_of<CN_KEY_ROWS>(shape.feed, dynamic, &shared.ring.feed, &rows);
     if (!x.stage.in_tiles) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
     cn_wait_previous();
-    cn_overlap_next();
     if (x.n_lots > 0) {
         const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, CN_KEY_ROWS);
         cn_feed_fill(f, p, 0);
@@ -290,7 +290,8 @@ __global__ static void __maxnreg__(80)
 #endif
 }
 
-/* Computes the shares of late parts, and clears the slots. If there are late parts, the last block
+/* Behind wave_kernel, one block per multiprocessor: computes the shares of late parts, and clears
+ * the slots. If there are late parts, the last block
  * clears them, because others may still read them. */
 __global__ static void __launch_bounds__(THREADS)
     late_kernel(const __grid_constant__ cn_score_params p)
@@ -303,13 +304,14 @@ __global__ static void __launch_bounds__(THREADS)
     cn_wait_previous();
     const uint32_t n_late = *w.n_late, n_words = *w.n_used * p.group;
     for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
-        const cn_score_late s = w.late[i];
+        const cn_score_kept s = w.late[i];
         cn_wave_sum_unit(p, s.slots, &own[threadIdx.x % CN_WARP]);
         __syncwarp();
         cn_wave_store(p, s, (const uint32_t *)cn_score_rows(p, s.first), own);
         __syncwarp();
     }
     if (n_late > 0) {
+        __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) is_last = atomicInc(w.n_done, gridDim.x - 1) == gridDim.x - 1;
         __syncthreads();
@@ -458,7 +460,9 @@ uint32_t cn_score_wave_lots(const cn_stream *s, const cn_score_params &p)
     if (s->cuda->opts.score_room == 0) return 0;
     if (!has_only(p, CN_KEY_ROWS) || !p.args.logits || p.row > CN_SCORE_WAVE_ROW) return 0;
     with.wave_lots = CN_SCORE_WAVE_LOTS;
-    return cn_score_ring_fits(s, with) ? with.wave_lots : 0;
+    ring_shape shape;
+    const bool fits = cn_score_ring_fits(s, with) && shape_of(s, with, &shape);
+    return fits && shape.feed.n_workers >= LEAST_WAVE_WORKERS ? with.wave_lots : 0;
 }
 
 cn_status cn_score_ring_waves(cn_stream *s, const cn_score_params &p)

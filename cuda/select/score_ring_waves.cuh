@@ -2,7 +2,7 @@
  * until the sums of their unit are known, and then computes the scores.
  *
  * A wave is what all blocks compute at about the same time (score.cuh). A block has a run of lots
- * in each wave, mostly one part. Eight warps, the workers, have rings and compute. While they
+ * in each wave, mostly one part. Up to eight warps, the workers, have rings and compute. While they
  * compute part i + 1, the ninth warp, the control warp,
  *
  *     1. stores the sums of the weights of part i, in the slot of the part;
@@ -30,9 +30,9 @@ enum {
     CN_WAVE_PATIENCE = 200 * 1000 /* clocks that a block waits for a unit, 0.1 ms */
 };
 
-/* A part whose logits are in shared memory. It has rows of logits, from its first lot on. */
+/* A part whose logits are in shared memory. */
 typedef struct cn_wave_part {
-    cn_score_late rows; /* those without candidates of rule max: from = to */
+    cn_score_kept rows; /* of a part without rule max from = to */
     uint32_t slot, last_wave; /* of the part; of the unit */
 } cn_wave_part;
 
@@ -55,7 +55,7 @@ __host__ __device__ static inline uint32_t cn_wave_lot_bytes(uint32_t row)
 /* Stores the scores of rows [s.from, s.to). rows: [to, 2 WORDS] logits; heads: of the unit. Called
  * by CN_FEED_THREADS threads. */
 template <uint32_t WORDS>
-__device__ static inline void cn_wave_store_shares(const cn_score_params &p, const cn_score_late &s,
+__device__ static inline void cn_wave_store_shares(const cn_score_params &p, const cn_score_kept &s,
                                                    const uint32_t *rows, const uint32_t *heads)
 {
     enum { NEXT = CN_FEED_THREADS };
@@ -76,7 +76,7 @@ __device__ static inline void cn_wave_store_shares(const cn_score_params &p, con
     }
 }
 
-__device__ static inline void cn_wave_store(const cn_score_params &p, const cn_score_late &s,
+__device__ static inline void cn_wave_store(const cn_score_params &p, const cn_score_kept &s,
                                             const uint32_t *rows, const uint32_t *heads)
 {
     if (p.row == 2) cn_wave_store_shares<1>(p, s, rows, heads);
@@ -120,7 +120,7 @@ __device__ static inline cn_exp_sum cn_wave_shuffle(const cn_exp_sum &sum, uint3
 __device__ static inline bool cn_wave_sum_unit(const cn_score_params &p, const cn_score_unit &unit,
                                                uint32_t *heads)
 {
-    enum { AT_ONCE = 5 };
+    enum { AT_ONCE = 10 }; /* a load takes long: two rounds for 131,072 tokens and four heads */
     const uint32_t lane = threadIdx.x % CN_WARP, lanes = CN_WARP / p.group * p.group;
     const uint32_t n = lane < lanes ? unit.n_slots * p.group : 0;
     const uint64_t *slots = p.waves.slots + (size_t)unit.first_slot * p.group;
@@ -249,7 +249,8 @@ __device__ static inline void cn_wave_control(const cn_score_params &p, cn_score
 
 /* Where the logits of parts are: [CN_WAVE_KEPT, lots of a run, CN_RING_ROWS, row / 2 words]. */
 typedef struct cn_wave_rows {
-    uint32_t *first, part_words;
+    uint32_t *first;
+    uint32_t part_words;
 } cn_wave_rows;
 
 __device__ static inline uint32_t *cn_wave_rows_of(const cn_wave_rows &rows, uint32_t number)
@@ -276,7 +277,7 @@ __device__ static inline void cn_wave_keep(cn_wave_shared *shared, const cn_scor
 __device__ static inline void cn_wave_finish(const cn_score_params &p, const cn_wave_shared *shared,
                                              const uint32_t *rows, uint32_t number)
 {
-    const cn_score_late s = shared->kept[number % CN_WAVE_KEPT].rows;
+    const cn_score_kept s = shared->kept[number % CN_WAVE_KEPT].rows;
     const uint32_t words = p.row / 2;
     if (s.from >= s.to) return;
     if (shared->is_ready) {

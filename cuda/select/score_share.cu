@@ -52,13 +52,26 @@ __device__ static inline void load_raw(share_raw<WORDS> &raw, const cn_score_par
     }
 }
 
+/* Returns, to lane 0, the f16 logarithm of the sum of head h over the parts of a unit, with its
+ * sign changed: what makes a logit a share. NaN behind the group. */
+__device__ static inline uint16_t head_of(const cn_score_params &p, const cn_score_unit &at,
+                                                uint32_t h)
+{
+    const cn_exp_sum *slots = p.slots + (size_t)at.first_slot * p.group + h;
+    cn_exp_sum sum = {};
+    for (uint32_t i = threadIdx.x % CN_WARP; h < p.group && i < at.n_slots; i += CN_WARP)
+        sum = cn_exp_sum_add(sum, slots[(size_t)i * p.group]);
+    sum = cn_score_sum_lanes(sum, at.n_slots);
+    return cn_f16_or_nan(h < p.group ? -cn_exp_sum_log2(sum) : CUDART_NAN_F);
+}
+
 /* Fills heads[row], f16: the logarithm of the sum of each head of the unit, with its sign changed.
  * It is NaN behind the group. */
 __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit, uint32_t *heads)
 {
     const cn_score_unit at = p.units[unit];
     for (uint32_t h = threadIdx.x / CN_WARP; h < p.row; h += THREADS / CN_WARP) {
-        const uint16_t head = cn_score_head(p, at, h);
+        const uint16_t head = head_of(p, at, h);
         if (threadIdx.x % CN_WARP == 0) ((uint16_t *)heads)[h] = head;
     }
     __syncthreads();
