@@ -6,6 +6,7 @@
 
 #include "engine/planner.h"
 #include "engine/select_step.h"
+#include "engine/start_plan.h"
 
 enum {
     ALIGN_BYTES = 64,
@@ -36,15 +37,11 @@ uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
     return p.n ? (uint32_t)cn_ceil_div(p.n_layers, p.n) : 0;
 }
 
-static uint32_t longest_of(const cn_config *c, const cn_model_config *m)
-{
-    return c->max_model_len ? c->max_model_len : m->max_position;
-}
-
 /* Most candidates of one layer in one call of `score`, of so many requests. */
 static uint32_t room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
 {
-    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1), longest = longest_of(c, m);
+    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
+    const uint32_t longest = cn_start_max_model_len(c, m);
     const uint64_t all = (uint64_t)rows * longest;
     return cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all : MOST_SCORES / layers);
 }
@@ -79,7 +76,8 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
     const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
-    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest_of(c, m), block_tokens);
+    const uint32_t longest_blocks =
+        (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens);
     const uint32_t queries = most_queries(c);
     const uint32_t many = cn_min_u32(rows * queries, MOST_QUERIES / layers);
     const cn_away most = most_of(c, home, block_tokens);

@@ -477,9 +477,9 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
 /* ---- scratch: counts; what waves need; the partial results of a call ---- */
 
 enum {
-    LEAST_LAYERS = 4,  /* tests and benches may rank so many without score_layers */
-    MOST_BLOCKS = 512, /* no less than the blocks of a launch */
-    WAVE_WORDS = 4     /* counters of waves, 16 bytes */
+    LEAST_LAYERS = 4,  /* of a call, if score_layers is less */
+    MOST_BLOCKS = 512, /* of a launch */
+    WAVE_WORDS = 4     /* counters of waves */
 };
 
 /* Units of the largest call. */

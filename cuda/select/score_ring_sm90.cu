@@ -291,8 +291,8 @@ __global__ static void __maxnreg__(80)
 }
 
 /* Behind wave_kernel, one block per multiprocessor: computes the shares of late parts, and clears
- * the slots. If there are late parts, the last block
- * clears them, because others may still read them. */
+ * the slots. If there are late parts, the last block clears them, because others may still read
+ * them. */
 __global__ static void __launch_bounds__(THREADS)
     late_kernel(const __grid_constant__ cn_score_params p)
 {

@@ -334,7 +334,7 @@ static cn_status read_types(const cn_schema_job *job, uint32_t part, unsigned in
     return CN_OK;
 }
 
-static bool is_of_type(const json_t *v, unsigned types)
+bool cn_schema_has_type(const json_t *v, unsigned types)
 {
     switch (json_typeof(v)) {
     case JSON_STRING: return types >> CN_JSON_STRING & 1;
@@ -353,7 +353,7 @@ static bool is_of_type(const json_t *v, unsigned types)
 
 static cn_status emit_value(cn_schema_job *job, const json_t *v, unsigned types, cn_net_rule rule)
 {
-    if (!is_of_type(v, types)) return CN_OK;
+    if (!cn_schema_has_type(v, types)) return CN_OK;
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
     cn_net_empty(job->net, cn_net_text(job->net, rule.start, text, strlen(text)), rule.end);

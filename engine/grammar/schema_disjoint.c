@@ -39,21 +39,6 @@ static unsigned types_of(json_t *schema)
     return types ? types : UINT32_MAX;
 }
 
-static unsigned type_of_value(const json_t *v)
-{
-    switch (json_typeof(v)) {
-    case JSON_STRING: return 1U << CN_JSON_STRING;
-    case JSON_OBJECT: return 1U << CN_JSON_OBJECT;
-    case JSON_ARRAY: return 1U << CN_JSON_ARRAY;
-    case JSON_TRUE:
-    case JSON_FALSE: return 1U << CN_JSON_BOOLEAN;
-    case JSON_NULL: return 1U << CN_JSON_NULL;
-    case JSON_INTEGER:
-    case JSON_REAL: return 1U << CN_JSON_NUMBER;
-    }
-    return UINT32_MAX;
-}
-
 /* ---- values ---- */
 
 /* Value i of const or enum; NULL behind the last, or without these keywords. */
@@ -75,7 +60,7 @@ static bool values_disjoint(json_t *a, json_t *b)
 {
     json_t *v, *w;
     for (size_t i = 0; (v = value_at(a, i)) != NULL; i++) {
-        if ((type_of_value(v) & types_of(b)) == 0) continue;
+        if (!cn_schema_has_type(v, types_of(b))) continue;
         if (!value_at(b, 0)) return false;
         for (size_t j = 0; (w = value_at(b, j)) != NULL; j++)
             if (equal(v, w)) return false;

@@ -49,6 +49,9 @@ json_t *cn_schema_find(json_t *root, const char *ref);
 /* Returns the bit of a type's name; 0: no type has it. */
 unsigned cn_schema_type(const char *name);
 
+/* Returns whether a value has one of these types. */
+bool cn_schema_has_type(const json_t *v, unsigned types);
+
 /* Reads a whole number; *out keeps its value if the keyword is absent. */
 cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *out);
 
