@@ -11,9 +11,9 @@
  *
  * Then the workers compute the shares of part i - 1, the oldest that the block keeps. So logits are
  * neither written to memory nor read back, and no kernel for shares follows. A load takes some 5 us
- * beside the copies of full rings, and the sums of a part are known to all blocks some 12 us after
- * it has been computed. A slot has a word for each head. It is zero before the launch and has a
- * mark afterwards, so no fence is needed.
+ * beside the copies of full rings. A part takes some 15 us, so its sums have two of these to reach
+ * the other blocks. A slot has a word for each head. It is zero before the launch and has a mark
+ * afterwards, so no fence is needed.
  *
  * A block does not wait where that may never end. The next waves of a long unit are its own work;
  * and another kernel of a higher priority may keep blocks of this one from starting. So a block
