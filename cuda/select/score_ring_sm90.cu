@@ -8,13 +8,18 @@
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
  * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
  * per multiprocessor.
+ *
  * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
- * kernel waits for the query (`early`), except in the first layer of a step. Some
- * stages are therefore filled before that wait. Not all are, because the load of the query would
- * wait behind their copies. The others are filled after this load has been issued. Without rule
- * max, where the first lot takes little time, they are filled when the query is ready. For a stage
- * in tiles the rings are filled after the wait, because `select` of stage one writes the list of
- * tiles.
+ * kernel waits for the query (`early`), except in the first layer of a step. Some stages are
+ * therefore filled before that wait. Not all are, because the load of the query would wait behind
+ * their copies. The others are filled after this load has been issued. Without rule max, where the
+ * first lot takes little time, they are filled when the query is ready. For a stage in tiles the
+ * rings are filled after the wait, because `select` of stage one writes the list of tiles.
+ *
+ * Labels of one layer under rule max take longer to compute than to copy. So fewer copies are in
+ * flight, and other loads wait less behind them: a ring has two stages, and the second block of a
+ * multiprocessor, which mostly starts when the previous kernel ends, loads the query before it
+ * fills a stage.
  *
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
@@ -50,6 +55,7 @@ enum {
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
     LEAST_WAVE_WORKERS = 4, /* warps with a ring: with fewer, waves would be slow */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
+    LINE_MAX_STAGES = 2, /* the same for labels of one layer under rule max */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     WAVE_STATIC_BYTES = 3072, /* the same of wave_kernel; both are multiples of ROW_ALIGN */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
@@ -177,8 +183,10 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     __syncthreads();
     cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed, rows);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
+    const bool query_first = KEY == CN_KEY_LABELS && MAX && p.args.n_layers == 1 &&
+                             blockIdx.x >= gridDim.x / 2;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
-    if (!in_tiles) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
+    if (!in_tiles && !query_first) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
     if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = channel;
     __syncthreads();
     cn_wait_previous();
@@ -347,6 +355,14 @@ static size_t room_of(const cn_score_params &p)
     return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
 }
 
+/* Returns the most stages of a ring. */
+static uint32_t most_stages(const cn_score_params &p)
+{
+    if (has_only(p, CN_KEY_ROWS)) return ROW_STAGES;
+    const bool is_line_max = has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
+    return is_line_max ? (uint32_t)LINE_MAX_STAGES : (uint32_t)CN_FEED_STAGES;
+}
+
 /* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
 static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *shape)
 {
@@ -377,9 +393,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
     shape->feed.n_workers = n_workers;
-    const uint32_t most = has_only(p, CN_KEY_ROWS) ? (uint32_t)ROW_STAGES
-                                                   : (uint32_t)CN_FEED_STAGES;
-    shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * most);
+    shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * most_stages(p));
     shape->query_at = shape->feed.n_stages * stage_bytes;
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
