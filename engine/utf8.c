@@ -63,6 +63,13 @@ size_t cn_utf8_valid_prefix(const char *s, size_t n)
     return at;
 }
 
+cn_status cn_utf8_check(const char *s, size_t n)
+{
+    const size_t n_valid = cn_utf8_valid_prefix(s, n);
+    if (n_valid == n) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "byte %zu is not UTF-8: expected text", n_valid + 1);
+}
+
 cn_status cn_utf8_add_lossy(cn_buf *out, const char *s, size_t n)
 {
     for (size_t at = 0; at < n;) {

@@ -23,6 +23,10 @@ cn_utf8_kind cn_utf8_read(const char *s, size_t n, uint32_t *cp, size_t *len);
 /* Bytes of the longest well-formed prefix of s[0 .. n). */
 size_t cn_utf8_valid_prefix(const char *s, size_t n);
 
+/* Returns CN_ERR_ARG if s[0 .. n) has bytes that are not UTF-8. The message has the number of the
+ * first one, from 1. */
+cn_status cn_utf8_check(const char *s, size_t n);
+
 /* Bytes of the longest ASCII prefix of s[0 .. n). */
 size_t cn_utf8_ascii_prefix(const char *s, size_t n);
 

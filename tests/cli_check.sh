@@ -182,6 +182,8 @@ the input: column 4: not JSON: unexpected text near '[nix'|tokenize $model --cha
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]
+printf 'text\377' >"$dir/bytes.txt"
+expect 1 "the input: byte 5 is not UTF-8: expected text" tokenize $model --file "$dir/bytes.txt"
 
 # A file that is written must be no other file of the command, whatever the two paths look like.
 mkdir "$dir/files"

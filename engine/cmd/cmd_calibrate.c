@@ -38,10 +38,10 @@ static cn_status add_file(job *j, const char *path)
     cn_buf text = {0};
     cn_tokens ids = {0};
     cn_status status = cn_json_read_file(&text, path, MAX_TEXT_BYTES);
-    const size_t n_valid = status == CN_OK ? cn_utf8_valid_prefix(text.data, text.len) : 0;
-    if (status == CN_OK && n_valid < text.len)
-        status = cn_fail(CN_ERR_ARG, "--text %s: byte %zu is not UTF-8: expected text", path,
-                         n_valid + 1);
+    if (status == CN_OK) {
+        status = cn_utf8_check(text.data, text.len);
+        if (status != CN_OK) status = cn_fail_within(status, "--text %s", path);
+    }
     if (status == CN_OK && text.len)
         status = cn_tokenizer_encode(j->tokenizer, text.data, text.len, true, &ids);
     if (status == CN_OK) status = add_tokens(j, path, &ids);

@@ -11,6 +11,7 @@
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
+#include "engine/utf8.h"
 
 enum { MAX_DEPTH = 64 }; /* of a JSON input */
 
@@ -207,7 +208,9 @@ static cn_status run_lines(job *j)
 static cn_status run_whole(job *j, const char *text, size_t n)
 {
     if (j->c->chat) return run_json(j, text, n);
-    return j->c->decode ? run_plain_ids(j, text, n) : run_one(j, NULL, text, n);
+    if (j->c->decode) return run_plain_ids(j, text, n);
+    const cn_status status = cn_utf8_check(text, n);
+    return status == CN_OK ? run_one(j, NULL, text, n) : cn_fail_within(status, "the input");
 }
 
 static cn_status run_file(job *j, FILE *in)
