@@ -1,7 +1,5 @@
 /* schema_disjoint.c - whether no value is valid under two schemas, for oneOf. Only types, constants
  * and required members are compared. See schema_parts.h. */
-#include <string.h>
-
 #include "engine/grammar/schema_parts.h"
 
 enum { MAX_DEPTH = 8, MAX_STEPS = 4096 };
@@ -70,15 +68,6 @@ static bool values_disjoint(json_t *a, json_t *b)
 
 /* ---- objects ---- */
 
-static bool is_required(json_t *schema, const char *name)
-{
-    json_t *list = json_object_get(schema, "required"), *v;
-    size_t i;
-    json_array_foreach(list, i, v) if (json_is_string(v) && strcmp(json_string_value(v), name) == 0)
-        return true;
-    return false;
-}
-
 /* Returns whether a requires a member that b does not allow, or both require one whose values are
  * different. */
 static bool members_disjoint(disjoint_job *job, json_t *a, json_t *b, uint32_t depth)
@@ -93,7 +82,7 @@ static bool members_disjoint(disjoint_job *job, json_t *a, json_t *b, uint32_t d
         json_t *x = name ? json_object_get(of_a, name) : NULL;
         json_t *y = name ? json_object_get(of_b, name) : NULL;
         if (name && !y && closed) return true;
-        if (x && y && is_required(b, name) && disjoint(job, x, y, depth + 1)) return true;
+        if (x && y && cn_schema_requires(b, name) && disjoint(job, x, y, depth + 1)) return true;
     }
     return false;
 }

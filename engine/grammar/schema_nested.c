@@ -164,7 +164,7 @@ typedef struct members {
     uint32_t other_name, other_value;
 } members;
 
-static bool is_required(const json_t *schema, const char *name)
+bool cn_schema_requires(const json_t *schema, const char *name)
 {
     size_t i;
     json_t *v;
@@ -220,7 +220,7 @@ static cn_status read_members(cn_schema_job *job, uint32_t part, members *m)
         const cn_schema_part place = {
             .parent = part, .keyword = "properties", .name = name, .index = CN_SCHEMA_NO_INDEX};
         CN_TRY(cn_schema_rule(job, v, place, &value));
-        CN_TRY(add_member(m, name, value, is_required(schema, name)));
+        CN_TRY(add_member(m, name, value, cn_schema_requires(schema, name)));
     }
     json_array_foreach(required, i, v)
     {

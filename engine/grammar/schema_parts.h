@@ -58,6 +58,7 @@ cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *k
 /* schema_nested.c */
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+bool cn_schema_requires(const json_t *schema, const char *name); /* whether `required` names it */
 
 /* schema_disjoint.c: returns whether no value is valid under both schemas. False: there may be one,
  * or it is not plain from their types, constants and required members. */
