@@ -7,6 +7,7 @@
  *   build/tests/test_soak 60 late 1        the late device (late_device.h) instead of the CPU
  *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
  *   build/tests/test_soak 60 cuda 1 kv-homes device,peer home-space 0.02 cache-device auto
+ *   build/tests/test_soak 60 cuda 1 kv-selectors ds      kernels for labels alone: cuda/select/
  *
  * Without arguments the second run has both homes, on a pair of CPU backends. Where homes are
  * declared, half of the requests with a selector has one.
@@ -48,6 +49,7 @@ typedef struct soak {
     test_rng rng;
     uint32_t vocab;
     bool compresses, selects, repeats;
+    uint32_t selectors; /* bit 1 << cn_kv_select: that requests may have, and none */
     uint32_t homes; /* bit 1 << cn_kv_home: that requests may have besides the device */
     soak_request requests[MAX_LIVE];
     uint32_t n_live;
@@ -207,6 +209,8 @@ static soak_request *find_free_request(soak *s)
     return NULL;
 }
 
+static bool may_have(const soak *s, cn_kv_select select) { return s->selectors >> select & 1; }
+
 /* A home, with a selector and a policy that it accepts. */
 static void random_home(soak *s, cn_kv_params *kv)
 {
@@ -214,7 +218,8 @@ static void random_home(soak *s, cn_kv_params *kv)
     const bool both = s->homes == (1U << CN_HOME_PEER | 1U << CN_HOME_HOST);
     const bool peer = both ? one_in(s, 2) : s->homes >> CN_HOME_PEER & 1;
     kv->home = peer ? CN_HOME_PEER : CN_HOME_HOST;
-    kv->select = selectors[below(s, 3)];
+    do kv->select = selectors[below(s, 3)];
+    while (!may_have(s, kv->select));
     if (kv->select == CN_SELECT_TLS) kv->policy = CN_KV_FULL; /* it keeps a tile of sinks */
     kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
     kv->select_tiles = 1 + below(s, 2);
@@ -236,7 +241,8 @@ static void random_kv(soak *s, cn_kv_params *kv)
         return;
     }
     if (!s->selects || kv->policy != CN_KV_FULL) return;
-    kv->select = (cn_kv_select)below(s, CN_N_SELECTORS);
+    do kv->select = (cn_kv_select)below(s, CN_N_SELECTORS);
+    while (!may_have(s, kv->select));
     kv->select_tokens = 1 + below(s, SELECT_TOKENS);
     kv->select_tiles = SELECT_TILES - below(s, 2);
     if (kv->select == CN_SELECT_TLS) kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
@@ -248,12 +254,26 @@ static void random_kv(soak *s, cn_kv_params *kv)
     kv->recent_tokens = one_in(s, 2) ? 0 : below(s, 130);
 }
 
+static cn_kv_select selector_of_canary(int32_t canary)
+{
+    if (canary < N_PLAIN_CANARIES) return CN_SELECT_NONE;
+    return (cn_kv_select)(CN_SELECT_NONE + 1 + canary - N_PLAIN_CANARIES);
+}
+
+/* Returns the number of a canary whose selector requests may have. */
+static int32_t draw_canary(soak *s)
+{
+    const uint32_t n = s->selects ? N_CANARIES : N_PLAIN_CANARIES;
+    int32_t canary;
+    do canary = (int32_t)below(s, n);
+    while (!may_have(s, selector_of_canary(canary)));
+    return canary;
+}
+
 /* A prompt of 90 tokens, and more where a selector needs more to have candidates. */
 static void make_canary(const soak *s, int32_t canary, uint32_t *tokens, cn_request_params *p)
 {
-    const cn_kv_select select =
-        canary < N_PLAIN_CANARIES ? CN_SELECT_NONE
-                                  : (cn_kv_select)(CN_SELECT_NONE + 1 + canary - N_PLAIN_CANARIES);
+    const cn_kv_select select = selector_of_canary(canary);
     p->n_tokens = cn_selector_of(select)->predicts ? 300 : 90;
     for (uint32_t i = 0; i < p->n_tokens; i++) tokens[i] = (i * 37 + 5) % s->vocab;
     p->sampling.temperature = 0;
@@ -317,8 +337,7 @@ static void run_traffic(soak *s)
         bool idle;
         const uint32_t most = tide[turn / TIDE_TURNS % N_TIDES];
         while (s->n_live < most && one_in(s, 2)) submit(s, -1);
-        const uint32_t n_canaries = s->selects ? N_CANARIES : N_PLAIN_CANARIES;
-        if (!s->canary_runs && most > 0) submit(s, (int32_t)below(s, n_canaries));
+        if (!s->canary_runs && most > 0) submit(s, draw_canary(s));
         if (one_in(s, 10)) cancel_one(s);
         step(s, &idle);
     }
@@ -332,6 +351,7 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     s->rng = (test_rng){seed};
     open_engine(s);
     s->vocab = cn_engine_model_config(s->engine)->vocab;
+    s->selectors = cn_config_selectors(cn_engine_config(s->engine));
     s->homes = cn_config_away(cn_engine_config(s->engine));
     run_traffic(s);
     for (bool idle = false; !idle;) step(s, &idle);
