@@ -736,6 +736,7 @@ typedef struct cn_cuda_backend_opts {
 
     bool batch_invariant; /* a row's bits do not depend on batch composition */
     bool portable; /* for tests: use only features of compute capability 8.0 on any device */
+    bool impatient; /* for tests: thread blocks of `score` do not wait for the results of others */
     cn_cuda_gemm_kind gemm;
     const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */
 } cn_cuda_backend_opts;

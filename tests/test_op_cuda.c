@@ -405,18 +405,18 @@ static double run_fences(op_env *e, uint32_t seed)
 }
 
 static const op_case cases[] = {
-    {"dummy_fill", 6, 0, run_dummy_fill, CN_CUDA_GEMM_FASTEST, false, false},
-    {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false, false},
-    {"fences", 4, 0, run_fences, CN_CUDA_GEMM_FASTEST, false, false},
-    {"embed", 12, 0, run_embed, CN_CUDA_GEMM_FASTEST, false, false},
-    {"gather", 12, 0, run_gather, CN_CUDA_GEMM_FASTEST, false, false},
-    {"rmsnorm", 24, 4e-3, run_rmsnorm, CN_CUDA_GEMM_FASTEST, false, false},
-    {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false, false},
-    {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false, false},
-    {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false, false},
-    {"copy_blocks, put", 12, 0, run_put, CN_CUDA_GEMM_FASTEST, false, false},
-    {"swap", 12, 0, run_swap, CN_CUDA_GEMM_FASTEST, false, false},
-    {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
+    {"dummy_fill", 6, 0, run_dummy_fill, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"memory", 7, 0, run_memory, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"fences", 4, 0, run_fences, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"embed", 12, 0, run_embed, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"gather", 12, 0, run_gather, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"rmsnorm", 24, 4e-3, run_rmsnorm, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"silu_mul", 12, 4e-3, run_silu_mul, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"rope_store", 24, 4e-3, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"copy_blocks", 12, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"copy_blocks, put", 12, 0, run_put, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"swap", 12, 0, run_swap, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"count_reset", 8, 0, run_count_reset, .gemm = CN_CUDA_GEMM_FASTEST},
 };
 
 int main(int argc, char **argv)

@@ -377,18 +377,20 @@ static double run_graph(op_env *e, uint32_t seed)
 }
 
 static const op_case cases[] = {
-    {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"gemm_silu_mul", 16, 2e-2, run_gemm_silu_mul, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false, false},
-    {"gemm_silu_mul_own", 24, 1e-2, run_gemm_silu_mul, CN_CUDA_GEMM_OWN, false, false},
-    {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false, false},
-    {"norm link", 40, 1e-2, run_link, CN_CUDA_GEMM_OWN, false, false},
-    {"norm link, refused", 4, 0, run_link_refused, CN_CUDA_GEMM_OWN, false, false},
-    {"norm link, library", 2, 0, run_link_library, CN_CUDA_GEMM_LIBRARY, false, false},
-    {"norm link, invariant", 2, 0, run_link_library, CN_CUDA_GEMM_FASTEST, true, false},
-    {"gemm_cache", 1, 0, run_gemm_cache, CN_CUDA_GEMM_FASTEST, false, false},
-    {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true, false},
+    {"gemm", 32, 4e-3, run_gemm, .gemm = CN_CUDA_GEMM_LIBRARY},
+    {"gemm_silu_mul", 16, 2e-2, run_gemm_silu_mul, .gemm = CN_CUDA_GEMM_LIBRARY},
+    {"graph", 2, 1e-2, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY},
+    {"gemm_own", 48, 4e-3, run_gemm, .gemm = CN_CUDA_GEMM_OWN},
+    {"gemm_silu_mul_own", 24, 1e-2, run_gemm_silu_mul, .gemm = CN_CUDA_GEMM_OWN},
+    {"graph_own", 2, 1e-2, run_graph, .gemm = CN_CUDA_GEMM_OWN},
+    {"norm link", 40, 1e-2, run_link, .gemm = CN_CUDA_GEMM_OWN},
+    {"norm link, refused", 4, 0, run_link_refused, .gemm = CN_CUDA_GEMM_OWN},
+    {"norm link, library", 2, 0, run_link_library, .gemm = CN_CUDA_GEMM_LIBRARY},
+    {"norm link, invariant", 2, 0, run_link_library, .gemm = CN_CUDA_GEMM_FASTEST,
+     .batch_invariant = true},
+    {"gemm_cache", 1, 0, run_gemm_cache, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"gemm_invariant", 4, 0, run_gemm_invariant, .gemm = CN_CUDA_GEMM_FASTEST,
+     .batch_invariant = true},
 };
 
 int main(int argc, char **argv)

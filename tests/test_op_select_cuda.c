@@ -632,6 +632,10 @@ int main(int argc, char **argv)
         {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, impatient", 22, 0, run_shared, .impatient = true},
+        {"select, impatient, long", 4, 0, run_long, .impatient = true},
+        {"select, impatient, waves", 8, 0, run_waves, .impatient = true},
+        {"select, impatient, in order", 16, 0, run_in_order, .impatient = true},
         {"select, portable", 20, 0, run_drawn, .portable = true},
         {"select, portable, long", 4, 0, run_long, .portable = true},
     };

@@ -15,10 +15,10 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
- * Group rule max takes one more kernel (score_share.cu), except for K rows in waves
- * (score_ring_waves.cuh). This one stores the logits of all heads, and the sum of the weights of
- * each part, lot by lot (engine/select_math.h). Steps with a stage of rule max have a kernel of
- * their own, whose threads have more registers.
+ * Group rule max takes one more kernel (score_share.cu), except where the blocks of
+ * score_ring_sm90.cu compute the shares. This one stores the logits of all heads, and the sum of
+ * the weights of each part, lot by lot (engine/select_math.h). Steps with a stage of rule max have
+ * a kernel of their own, whose threads have more registers.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. More than 8 heads
@@ -474,13 +474,33 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
     return (size_t)o->max_seqs * o->n_kv_heads * CN_COUNTS * sizeof(uint32_t);
 }
 
-/* ---- scratch: counts; what waves need; the partial results of a call ---- */
+/* ---- scratch: counts; what blocks that compute shares need; partial results of a call ---- */
 
 enum {
-    LEAST_LAYERS = 4,  /* of a call, if score_layers is less */
-    MOST_BLOCKS = 512, /* of a launch */
-    WAVE_WORDS = 4     /* counters of waves */
+    LEAST_LAYERS = 4,      /* of a call, if score_layers is less */
+    MOST_BLOCKS = 512,     /* of a launch */
+    PATIENCE = 200 * 1000, /* cn_score_params.patience: 0.1 ms */
+    OWN_WORDS = 4,         /* counters of blocks that compute shares; 16 bytes */
+    WAVE_WORDS = 4         /* counters of waves */
 };
+
+/* The most late parts, and the most slots, of a call whose blocks compute shares. */
+static size_t own_slots(const cn_cuda_backend_opts *o)
+{
+    return (size_t)o->max_seqs * o->n_kv_heads + MOST_BLOCKS;
+}
+
+/* Bytes of the sums of these slots. */
+static size_t own_sums_bytes(const cn_cuda_backend_opts *o)
+{
+    return own_slots(o) * cn_ceil_div(o->n_heads, cn_max_u32(o->n_kv_heads, 1)) *
+           sizeof(cn_marked_sum);
+}
+
+static size_t own_bytes(const cn_cuda_backend_opts *o)
+{
+    return OWN_WORDS * sizeof(uint32_t) + own_sums_bytes(o) + own_slots(o) * sizeof(cn_score_late);
+}
 
 /* Units of the largest call. */
 static size_t most_units(const cn_cuda_backend_opts *o)
@@ -507,13 +527,24 @@ static size_t waves_bytes(const cn_cuda_backend_opts *o)
     return WAVE_WORDS * sizeof(uint32_t) + slots_bytes(o) + most_slots(o) * sizeof(cn_score_kept);
 }
 
+/* Sets what the blocks need to compute shares. As in set_waves, the places do not depend on the
+ * call. */
+static void set_own(const cn_stream *s, cn_score_own *w)
+{
+    const cn_cuda_backend_opts *o = &s->cuda->opts;
+    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
+    w->n_done = w->n_late + 1;
+    w->sums = (cn_marked_sum *)(w->n_late + OWN_WORDS);
+    w->late = (cn_score_late *)((char *)w->sums + own_sums_bytes(o));
+}
+
 /* Sets what waves need. The places must not depend on the call, because only the slots that a call
  * has used are cleared behind it. */
 static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
     const size_t words = slots_bytes(o) / sizeof *w->slots / group;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
+    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o) + own_bytes(o));
     w->n_used = w->n_late + 1;
     w->n_done = w->n_late + 2;
     w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
@@ -523,7 +554,8 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return counts_bytes(o) + waves_bytes(o) + most_units(o) * sizeof(cn_score_unit) +
+    return counts_bytes(o) + own_bytes(o) + waves_bytes(o) +
+           most_units(o) * sizeof(cn_score_unit) +
            (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
                sizeof(cn_exp_sum);
 }
@@ -595,7 +627,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
 static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t start = counts_bytes(o) + waves_bytes(o);
+    const size_t start = counts_bytes(o) + own_bytes(o) + waves_bytes(o);
     const size_t room = s->cuda->select_scratch_bytes - start;
     set_waves(s, &p->waves, p->group);
     const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
@@ -617,10 +649,12 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     cn_score_params p = cn_score_params_of(a);
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
+    p.patience = s->cuda->opts.impatient ? 0 : PATIENCE;
     p.wave_lots = cn_score_wave_lots(s, p);
     CN_TRY(set_scratch(s, &p));
     if (p.wave_lots > 0) return cn_score_ring_waves(s, p);
     set_counts(s, &p);
+    if (cn_score_ring_shares(p)) set_own(s, &p.own);
     CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
-    return a->logits ? cn_score_share(s, p) : CN_OK;
+    return a->logits && !p.own.sums ? cn_score_share(s, p) : CN_OK;
 }

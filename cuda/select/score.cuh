@@ -65,6 +65,28 @@ typedef struct cn_score_waves {
     uint32_t *n_done;    /* blocks of the kernel behind that have finished */
 } cn_score_waves;
 
+/* A sum of weights. Each word has a mark as soon as it is stored (score_ring_shares.cuh). */
+typedef struct alignas(16) cn_marked_sum {
+    uint64_t words[4];
+} cn_marked_sum;
+
+/* A part of a unit, whose logits are in memory. */
+typedef struct cn_score_late {
+    size_t first; /* index of its first score, and number of its first row of logits */
+    uint32_t n;   /* candidates */
+    uint32_t unit;
+    cn_score_unit slots; /* of the unit */
+} cn_score_late;
+
+/* What a launch needs whose blocks compute the shares of their own parts. Before a launch sums,
+ * n_late and n_done are zero. */
+typedef struct cn_score_own {
+    cn_marked_sum *sums; /* [n_units + blocks, group] of parts; NULL: another kernel does it */
+    cn_score_late *late; /* [n_units + blocks] parts whose shares the kernel behind computes */
+    uint32_t *n_late;    /* how many */
+    uint32_t *n_done;    /* blocks of the kernel behind that have finished */
+} cn_score_own;
+
 typedef struct cn_score_params {
     cn_score_args args;
     cn_kv_rows rows;
@@ -76,8 +98,10 @@ typedef struct cn_score_params {
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
     cn_score_unit *units; /* [n_units] */
     uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */
+    cn_score_own own;
     uint32_t wave_lots;   /* most lots of a run; 0: no waves */
     cn_score_waves waves;
+    int64_t patience;     /* clocks for which a block waits for the sums of others */
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
@@ -204,7 +228,7 @@ __device__ static inline void cn_score_open_run(cn_score_plan &plan, uint32_t ru
 
 /* Sets the first lots of this block, without waves. If units have blocks of their own, it has one
  * part or none, and the lots count from the unit's first. */
-__device__ static inline void cn_score_own(cn_score_plan &plan)
+__device__ static inline void cn_score_open(cn_score_plan &plan)
 {
     const uint32_t b = blockIdx.x;
     if (plan.most == 0) {
@@ -329,7 +353,7 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
         plan.n_runs = n_runs;
         cn_score_open_run(plan, plan.run);
     } else {
-        cn_score_own(plan);
+        cn_score_open(plan);
     }
     return plan;
 }

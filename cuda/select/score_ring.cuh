@@ -15,6 +15,7 @@ typedef struct cn_ring_fixed {
     cn_feed_shared feed;
     uint8_t channels[CN_WARP]; /* of labels */
     uint32_t digits[CN_COUNT_DIGITS]; /* how many scores of the part have each high byte */
+    uint32_t heads[CN_LABEL_HEADS / 2]; /* of the part's unit: cn_share_heads */
 } cn_ring_fixed;
 
 typedef struct cn_ring_memory {
@@ -26,7 +27,9 @@ typedef struct cn_ring_memory {
         uint2 *labels;
     };
     cn_exp_sum *sums; /* [heads, n_workers] of the lots of each warp; rule max only */
+    unsigned char *kept; /* logits that the rings do not keep: score_ring_shares.cuh */
     uint32_t n_workers;
+    uint32_t n_more; /* lots of a warp that have room in `kept` */
 } cn_ring_memory;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -27,23 +27,25 @@
  *
  * Where all stages of a launch rank labels, or bounds without rule max, or K rows, the host knows
  * it and launches a kernel for these keys, which needs fewer registers. The selectors that a server
- * declares decide it. K rows under rule max are computed in waves (score_ring_waves.cuh).
+ * declares decide it. Then the blocks also compute the shares of rule max, if they rank labels of
+ * one layer for groups of 3 or 4 heads (score_ring_shares.cuh), or K rows (score_ring_waves.cuh).
+ * In other launches score_share.cu computes them.
  *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
- * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
- * next layer take their place.
+ * the L2 cache first, and the logits of rule max last, which are read again.
  *
  * With cn_score_params.counts a block counts what it has stored of a unit, so that the next kernel
- * can begin with this unit: scores and their high bytes, or under rule max the candidates whose
- * weights are in the sums. Counting high bytes in shared memory is hidden by the copies. Launches
- * of several layers count nothing, and their scores leave the L2 cache last.
+ * can begin with this unit: scores and their high bytes, or, for score_share.cu, the candidates
+ * whose weights are in the sums. Counting high bytes in shared memory is hidden by the copies.
+ * Launches of several layers count nothing, and their scores leave the L2 cache last.
  *
- * Bytes per candidate and kv head: as in score.cu.
+ * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
  * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
  * for labels of one layer or bounds alone without rule max. In waves 288 threads, 80 registers.
  * CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
+#include "cuda/select/score_ring_shares.cuh"
 #include "cuda/select/score_ring_waves.cuh"
 #include "cuda/select/score_share.h"
 
@@ -60,14 +62,17 @@ enum {
     WAVE_STATIC_BYTES = 3072, /* the same of wave_kernel; both are multiples of ROW_ALIGN */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     PUSH_BYTES = 1024,        /* half of what a block of fetch.cu takes, at most */
-    SHARE_BYTES = 1280        /* no less than half of what a block of score_share.cu takes */
+    SHARE_BYTES = 1280,       /* no less than half of what a block of score_share.cu takes */
+    LATE_BLOCKS = 8           /* of late_share_kernel, which mostly clears some 40 KB */
 };
 
-/* The dynamic shared memory of a block: rings, queries, sums, what cn_score_divide needs,
- * then the logits of waves. */
+/* The dynamic shared memory of a block, in bytes: rings, queries, sums, what cn_score_divide needs,
+ * then logits that are kept: score_ring_waves.cuh, score_ring_shares.cuh. */
 typedef struct ring_shape {
     cn_feed_shape feed;
-    uint32_t query_at, sums_at, seqs_at, kept_at; /* in bytes; kept: see score_ring_waves.cuh */
+    uint32_t query_at, sums_at, seqs_at, kept_at, bytes;
+    uint32_t n_more;  /* cn_ring_memory.n_more */
+    bool is_line_max; /* labels of one layer, some under rule max */
 } ring_shape;
 
 static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
@@ -97,7 +102,7 @@ __device__ static inline uint32_t candidates_of(const cn_score_part &x)
     return (to - from) >> x.stage.entry_log2;
 }
 
-/* Writes the sums of the part, and where they are. */
+/* Stores the sums of the part, and where they are. */
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const cn_ring_memory &m)
 {
@@ -137,6 +142,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
+    const bool is_own = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.own.sums;
+    const bool may_keep = is_own && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     if (MAX) cn_feed_fill(f, p, number);
     cn_ring_load_query(p, x, m, key, ahead);
@@ -148,14 +155,48 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         const uint32_t known = number + 1;
         if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D, false>(p, x, m, f, known);
         else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0, DIGITS>(p, x, m, f, known);
-        else if (p.label_bytes == 16) cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known);
-        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known);
+        else if (p.label_bytes == 16)
+            cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known, may_keep);
+        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known, may_keep);
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
-        store_sums(p, x, m);
+        if (is_own) cn_share_store_sums(p, x, m);
+        else store_sums(p, x, m);
     } else if (DIGITS && p.counts) {
         count_scores(p, x, m);
+    }
+}
+
+/* Adds a part to those that late_share_kernel computes. Called by one thread. */
+__device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
+{
+    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
+    p.own.late[atomicAdd(p.own.n_late, 1u)] = {x.first + start, candidates_of(x), x.at.index,
+                                               {x.first_slot, x.n_slots}};
+}
+
+/* Computes the shares of the block's n parts (score_ring_shares.cuh): of the last one, then of the
+ * others, which are found again. */
+template <typename Feed>
+__device__ static inline void compute_shares(const cn_score_params &p, cn_score_plan &plan,
+                                             const cn_ring_memory &m, const Feed &f, uint32_t n)
+{
+    int64_t patience = p.patience;
+    cn_score_parts *parts = &m.fixed->feed.parts;
+    for (uint32_t i = 0; i < n; i++) {
+        const bool is_last = i == 0;
+        const cn_score_part &x = parts->part[(n - 1 + i) % 2];
+        if (cn_score_is_max(x.stage)) {
+            const bool known =
+                p.label_bytes == 16 ? cn_share_part<4>(p, x, m, f, is_last, &patience)
+                                    : cn_share_part<2>(p, x, m, f, is_last, &patience);
+            if (known) count_scores(p, x, m);
+            else if (threadIdx.x == 0) add_late(p, x);
+        }
+        if (is_last) cn_score_open(plan);
+        if (i + 1 < n) cn_score_find(plan, p, n + i, parts);
+        __syncthreads();
     }
 }
 
@@ -171,6 +212,8 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.fixed = &fixed;
     m.table = (cn_bf16 *)(dynamic + shape.query_at);
     m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
+    m.kept = dynamic + shape.kept_at;
+    m.n_more = shape.n_more;
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
     cn_feed_init(&fixed.feed);
@@ -183,7 +226,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     __syncthreads();
     cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed, rows);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
-    const bool query_first = KEY == CN_KEY_LABELS && MAX && p.args.n_layers == 1 &&
+    const bool query_first = KEY == CN_KEY_LABELS && MAX && shape.is_line_max &&
                              blockIdx.x >= gridDim.x / 2;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
     if (!in_tiles && !query_first) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
@@ -191,7 +234,8 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     __syncthreads();
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see score_share.cu */
-    for (uint32_t i = 0; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
+    uint32_t i = 0;
+    for (; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
         if (i > 0) {
             const uint8_t next = cn_ring_load_channel(p, fixed.feed.parts.part[i % 2]);
             if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = next;
@@ -201,6 +245,8 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
         compute_part<MAX, D, DIGITS>(p, m, f, i);
         __syncthreads();
     }
+    if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
+        if (p.own.sums) compute_shares(p, plan, m, f, i);
 }
 
 #endif
@@ -298,19 +344,37 @@ __global__ static void __maxnreg__(80)
 #endif
 }
 
+/* Clears n words of slots. If there are late parts, the last block does it, because others may
+ * still read them. */
+__device__ static inline void clear_slots(uint32_t *n_late, uint32_t *n_done, uint64_t *words,
+                                          uint32_t n)
+{
+    __shared__ bool is_last;
+    const bool any = *n_late > 0;
+    if (any) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) is_last = atomicInc(n_done, gridDim.x - 1) == gridDim.x - 1;
+        __syncthreads();
+        if (!is_last) return;
+        if (threadIdx.x == 0) *n_late = 0;
+    }
+    const uint32_t step = any ? THREADS : gridDim.x * THREADS;
+    for (uint32_t i = threadIdx.x + (any ? 0 : blockIdx.x * THREADS); i < n; i += step)
+        words[i] = 0;
+}
+
 /* Behind wave_kernel, one block per multiprocessor: computes the shares of late parts, and clears
- * the slots. If there are late parts, the last block clears them, because others may still read
- * them. */
+ * the slots. */
 __global__ static void __launch_bounds__(THREADS)
     late_kernel(const __grid_constant__ cn_score_params p)
 {
     __shared__ uint32_t heads[THREADS / CN_WARP][CN_WARP];
-    __shared__ bool is_last;
     const cn_score_waves &w = p.waves;
     uint32_t *own = heads[threadIdx.x / CN_WARP];
     cn_overlap_next();
     cn_wait_previous();
-    const uint32_t n_late = *w.n_late, n_words = *w.n_used * p.group;
+    const uint32_t n_late = *w.n_late;
     for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
         const cn_score_kept s = w.late[i];
         cn_wave_sum_unit(p, s.slots, &own[threadIdx.x % CN_WARP]);
@@ -318,17 +382,34 @@ __global__ static void __launch_bounds__(THREADS)
         cn_wave_store(p, s, (const uint32_t *)cn_score_rows(p, s.first), own);
         __syncwarp();
     }
-    if (n_late > 0) {
-        __threadfence();
+    clear_slots(w.n_late, w.n_done, w.slots, *w.n_used * p.group);
+}
+
+/* The same behind one_key_kernel, if its blocks compute the shares. n_slots: those that may have
+ * been used. */
+__global__ static void __launch_bounds__(THREADS)
+    late_share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_slots)
+{
+    __shared__ uint32_t heads[CN_LABEL_HEADS / 2];
+    int64_t patience = 0; /* `score` has ended, so all sums are known */
+    cn_overlap_next();
+    cn_wait_previous();
+    const uint32_t n_late = *p.own.n_late;
+    for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
+        const cn_score_late late = p.own.late[i];
+        const uint2 *rows = (const uint2 *)cn_score_rows(p, late.first);
+        uint32_t *counts = p.counts + (size_t)late.unit * CN_COUNTS;
+        cn_share_heads(p, late.slots, heads, &patience);
+        for (uint32_t c = threadIdx.x; c < late.n; c += THREADS) {
+            const uint32_t best = cn_share_of(rows[c], heads);
+            const uint32_t score = cn_scores_of_shares(best, best) & 0xffff;
+            p.args.out[late.first + c] = (uint16_t)score;
+            atomicAdd(counts + (score >> 8), 1u);
+        }
         __syncthreads();
-        if (threadIdx.x == 0) is_last = atomicInc(w.n_done, gridDim.x - 1) == gridDim.x - 1;
-        __syncthreads();
-        if (!is_last) return;
-        if (threadIdx.x == 0) *w.n_late = 0;
+        if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, late.n);
     }
-    const uint32_t step = n_late > 0 ? THREADS : gridDim.x * THREADS;
-    for (uint32_t i = threadIdx.x + (n_late > 0 ? 0 : blockIdx.x * THREADS); i < n_words; i += step)
-        w.slots[i] = 0;
+    clear_slots(p.own.n_late, p.own.n_done, p.own.sums->words, n_slots * p.group * 4);
 }
 
 /* ---- on the host ---- */
@@ -355,12 +436,26 @@ static size_t room_of(const cn_score_params &p)
     return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
 }
 
+/* Returns whether a launch ranks labels of one layer, some under rule max. */
+static bool is_line_max(const cn_score_params &p)
+{
+    return has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
+}
+
 /* Returns the most stages of a ring. */
 static uint32_t most_stages(const cn_score_params &p)
 {
     if (has_only(p, CN_KEY_ROWS)) return ROW_STAGES;
-    const bool is_line_max = has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
-    return is_line_max ? (uint32_t)LINE_MAX_STAGES : (uint32_t)CN_FEED_STAGES;
+    return is_line_max(p) ? (uint32_t)LINE_MAX_STAGES : (uint32_t)CN_FEED_STAGES;
+}
+
+/* Sets how many lots a warp may keep the logits of, besides those in its ring. room: bytes. */
+static void set_more(const cn_score_params &p, ring_shape *shape, uint32_t room)
+{
+    const uint32_t bytes = CN_FEED_WARPS * CN_RING_MORE_BYTES; /* of a lot of each warp */
+    const bool keeps = is_line_max(p) && p.row == CN_LABEL_HEADS && shape->bytes < room;
+    shape->n_more = keeps ? cn_min_u32((room - shape->bytes) / bytes, CN_RING_MORE) : 0;
+    shape->bytes += shape->n_more * bytes;
 }
 
 /* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
@@ -373,14 +468,15 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
     const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t width = has_bounds ? 2 * d : d;
+    const bool waves = p.wave_lots > 0;
     const size_t kept = (size_t)CN_WAVE_KEPT * p.wave_lots * cn_wave_lot_bytes(p.row);
-    const size_t fixed = kept > 0 ? WAVE_STATIC_BYTES : STATIC_BYTES;
+    const size_t fixed = waves ? WAVE_STATIC_BYTES : STATIC_BYTES;
     const size_t half = cn_launch_shared_of(s->cuda, CN_SCORE_BLOCKS) - fixed - room_of(p);
     const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
     const size_t table = rows * (width + CN_RING_TABLE_PAD) * sizeof(cn_bf16);
     const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
-    const size_t n_sums = a->logits ? (kept > 0 ? 2 : 1) * p.group * CN_FEED_WARPS : 0;
+    const size_t n_sums = a->logits ? (waves ? 2 : 1) * p.group * CN_FEED_WARPS : 0;
     const size_t sums = n_sums * sizeof(cn_exp_sum);
     const size_t seqs = (cn_score_seqs_bytes(a) + 15) / 16 * 16, rest = query + sums + seqs + kept;
     const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
@@ -392,12 +488,15 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const size_t stages = rest < half ? (half - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
+    shape->is_line_max = is_line_max(p);
     shape->feed.n_workers = n_workers;
     shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * most_stages(p));
     shape->query_at = shape->feed.n_stages * stage_bytes;
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
     shape->kept_at = shape->seqs_at + (uint32_t)seqs;
+    shape->bytes = shape->kept_at + (uint32_t)kept;
+    set_more(p, shape, (uint32_t)half);
     return shape->feed.n_stages > 0;
 }
 
@@ -422,6 +521,11 @@ bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p)
     return has_one_key(p) && cn_score_ring_fits(s, p);
 }
 
+bool cn_score_ring_shares(const cn_score_params &p)
+{
+    return p.counts && is_line_max(p) && p.row == CN_LABEL_HEADS;
+}
+
 /* Encodes a map of the pool whose box is a lot of K rows: 64 columns, rows, the other columns of
  * the rows. The last dimension is that of cn_tma_load. */
 static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
@@ -442,8 +546,7 @@ static cn_status prepare(cn_stream *s, const cn_score_params &p, ring_shape *sha
 {
     const bool fits = shape_of(s, p, shape);
     CN_ASSERT(fits);
-    const uint32_t kept = CN_WAVE_KEPT * p.wave_lots * cn_wave_lot_bytes(p.row);
-    *how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape->kept_at + (size_t)kept};
+    *how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape->bytes};
     *rows = {};
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv;
     return has_rows ? map_rows(rows, p.args.pools) : CN_OK;
@@ -460,8 +563,11 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                                         : one_key_kernel<CN_KEY_LABELS, false, false>;
         const auto of_labels = p.args.logits ? one_key_kernel<CN_KEY_LABELS, true, true> : of_mean;
         const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false, true>;
-        return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds,
-                              how, p, shape);
+        CN_TRY(cn_cuda_launch(s, "score: ring",
+                              has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds, how, p, shape));
+        if (!p.own.sums) return CN_OK;
+        return cn_cuda_launch(s, "score: late shares", late_share_kernel,
+                              {dim3(LATE_BLOCKS), THREADS}, p, p.n_units + how.grid.x);
     }
     const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
     const bool are_rows = has_only(p, CN_KEY_ROWS) && !p.args.logits;

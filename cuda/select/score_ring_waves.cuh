@@ -26,8 +26,7 @@
 
 enum {
     CN_WAVE_THREADS = CN_FEED_THREADS + CN_WARP,
-    CN_WAVE_KEPT = 3,             /* parts of which a block keeps the logits */
-    CN_WAVE_PATIENCE = 200 * 1000 /* clocks that a block waits for a unit, 0.1 ms */
+    CN_WAVE_KEPT = 3 /* parts of which a block keeps the logits */
 };
 
 /* A part whose logits are in shared memory. */
@@ -222,7 +221,7 @@ __device__ static inline void cn_wave_control(const cn_score_params &p, cn_score
 {
     cn_score_parts &parts = shared->ring.feed.parts;
     const uint32_t keeps = CN_WAVE_KEPT - 1, lane = threadIdx.x % CN_WARP;
-    int64_t patience = CN_WAVE_PATIENCE;
+    int64_t patience = p.patience;
     uint32_t i = 0, wave = 0;
     for (; parts.part[i % 2].n_lots > 0; i++) {
         if (lane == 0) {

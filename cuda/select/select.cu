@@ -29,8 +29,8 @@
  * written: 4 per list entry. CPU version: cpu_sel_list.c. */
 #include "cuda/select/select_list.cuh"
 
-/* The arrays of the step are read before the wait. `score`, and the kernel of shares behind it, let
- * this kernel start only after they have waited for all kernels that write them.
+/* The arrays of the step are read before the wait. `score` lets the next kernel start only after it
+ * has waited for all kernels that write them. A kernel between it and this one is one of `score`.
  *
  * A block must not end while others of its cluster may still store into its shared memory. It waits
  * for the last histograms of all of them, and nothing is stored there afterwards. The blocks of a

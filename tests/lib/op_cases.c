@@ -274,7 +274,8 @@ static void close_cuda(void)
 static void open_cuda(const op_case *c)
 {
     if (env.cuda && opened_for.gemm == c->gemm &&
-        opened_for.batch_invariant == c->batch_invariant && opened_for.portable == c->portable)
+        opened_for.batch_invariant == c->batch_invariant &&
+        opened_for.portable == c->portable && opened_for.impatient == c->impatient)
         return;
     close_cuda();
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
@@ -285,7 +286,8 @@ static void open_cuda(const op_case *c)
                                     .max_tokens = 1024,
                                     .gemm = c->gemm,
                                     .batch_invariant = c->batch_invariant,
-                                    .portable = c->portable};
+                                    .portable = c->portable,
+                                    .impatient = c->impatient};
     opened_for = *c;
     if (cn_backend_cuda_load(&env.cuda, o) != CN_OK) {
         snprintf(why_not, sizeof why_not, "%s", cn_last_error());

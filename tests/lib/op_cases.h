@@ -32,7 +32,7 @@ typedef struct op_case {
      * what it allocated. */
     double (*run)(op_env *e, uint32_t seed);
     cn_cuda_gemm_kind gemm; /* options to open the backend with */
-    bool batch_invariant, portable;
+    bool batch_invariant, portable, impatient;
 } op_case;
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);
