@@ -395,25 +395,21 @@ static void limit_tiles(world *w, uint32_t s, uint32_t queries)
     if (tiles->active && queries == 0) tiles->group = CN_GROUP_SUM;
 }
 
-/* Sequences that share their blocks rank labels, of all tokens or of tiles. Without tiles a thread
- * block has more lots than the stages of its rings, and in some seeds several parts, or parts of
- * units that others have the rest of. If there are more than two sequences, one selects nothing,
- * and one is not active in even seeds. From MANY on, there are more units than can be counted. */
-static double run_shared(op_env *env, uint32_t seed)
+/* Sequences that share their blocks rank labels, of all tokens or of tiles. kinds: of WORLD_KINDS,
+ * those of even and odd sequences. If there are more than two sequences, one selects nothing.
+ * inactive: one is not active. counts: `score` counts. */
+typedef struct shared_shape {
+    uint32_t n_seqs, tokens, group, head_dim, n_layers, kinds[2];
+    bool inactive, counts;
+} shared_shape;
+
+static double check_shared(op_env *env, const shared_shape *of)
 {
-    enum { MANY = 20 };
-    static const struct {
-        uint32_t n_seqs, tokens;
-    } sizes[] = {{30, 9000}, {40, 9000}, {11, 26000}, {2, 30000}};
-    /* Of WORLD_KINDS: labels under rule max, mean, and both; the last two in tiles. */
-    static const uint32_t kinds[][2] = {{2, 2}, {3, 3}, {2, 3}, {13, 13}, {12, 12}};
-    static const uint32_t groups[] = {4, 3, 8, 1, 2};
-    const uint32_t n_seqs = sizes[seed % 4].n_seqs, tokens = sizes[seed % 4].tokens;
-    const uint32_t n_layers = seed < MANY ? 1 : WORLD_LAYERS - WORLD_FIRST_LAYER;
-    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + n_layers,
-                     .n_heads = 8 * groups[seed % 5],
+    const uint32_t n_seqs = of->n_seqs, tokens = of->tokens;
+    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + of->n_layers,
+                     .n_heads = 8 * of->group,
                      .n_kv_heads = 8,
-                     .head_dim = seed % 2 ? 64 : 128,
+                     .head_dim = of->head_dim,
                      .block_tokens = 256,
                      .n_seqs = n_seqs,
                      .n_decode = n_seqs};
@@ -421,22 +417,61 @@ static double run_shared(op_env *env, uint32_t seed)
         s.n_q[i] = 1;
         s.kv_len[i] = i == 0 ? tokens : 64;
     }
-    world *w = world_create(env, &s, n_layers);
+    world *w = world_create(env, &s, of->n_layers);
     const uint32_t stride = w->b->view.table_stride;
     for (uint32_t i = 1; i < n_seqs; i++) {
         memcpy(w->b->tables + (size_t)i * stride, w->b->tables, stride * sizeof *w->b->tables);
         w->b->kv_len[i] = tokens - i * 64;
     }
     for (uint32_t i = 0; i < n_seqs; i++) {
-        world_draw_row(w, i, kinds[seed / 4 % 5][i % 2]);
+        world_draw_row(w, i, of->kinds[i % 2]);
         limit_tiles(w, i, 0);
     }
-    w->stage[1][1].active = seed % 2 == 0 || n_seqs == 2;
+    w->stage[1][1].active = !of->inactive;
     if (n_seqs > 2) w->k[1][2] = 0;
     w->keys_known = w->counts = true;
-    w->must_count = seed < MANY;
-    w->must_not_count = !w->must_count;
+    w->must_count = of->counts;
+    w->must_not_count = !of->counts;
     return check_world(w, 4);
+}
+
+/* Without tiles a thread block has more lots than the stages of its rings, and in some seeds
+ * several parts, or parts of units that others have the rest of. From MANY on, there are more units
+ * than can be counted. */
+static double run_shared(op_env *env, uint32_t seed)
+{
+    enum { MANY = 20 };
+    static const struct {
+        uint32_t n_seqs, tokens;
+    } sizes[] = {{30, 9000}, {40, 9000}, {11, 26000}, {2, 30000}};
+    /* Labels under rule max, mean, and both; the last two in tiles. */
+    static const uint32_t kinds[][2] = {{2, 2}, {3, 3}, {2, 3}, {13, 13}, {12, 12}};
+    static const uint32_t groups[] = {4, 3, 8, 1, 2};
+    const uint32_t n_seqs = sizes[seed % 4].n_seqs, *kind = kinds[seed / 4 % 5];
+    const shared_shape of = {.n_seqs = n_seqs,
+                             .tokens = sizes[seed % 4].tokens,
+                             .group = groups[seed % 5],
+                             .head_dim = seed % 2 ? 64 : 128,
+                             .n_layers = seed < MANY ? 1 : WORLD_LAYERS - WORLD_FIRST_LAYER,
+                             .kinds = {kind[0], kind[1]},
+                             .inactive = seed % 2 == 1 && n_seqs > 2,
+                             .counts = seed < MANY};
+    return check_shared(env, &of);
+}
+
+/* Thread blocks with several parts, whose last one is under rule max or has the mean query. */
+static double run_parts(op_env *env, uint32_t seed)
+{
+    static const uint32_t kinds[][2] = {{2, 3}, {3, 2}, {2, 2}};
+    const uint32_t *kind = kinds[seed / 2 % 3];
+    const shared_shape of = {.n_seqs = PAGED_MAX_SEQS,
+                             .tokens = 9000,
+                             .group = seed % 2 ? 3 : 4,
+                             .head_dim = seed < 6 ? 128 : 64,
+                             .n_layers = 1,
+                             .kinds = {kind[0], kind[1]},
+                             .counts = true};
+    return check_shared(env, &of);
 }
 
 /* Attention on the GPU to the lists of stage two and to the newest TAIL tokens. */
@@ -629,10 +664,12 @@ int main(int argc, char **argv)
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, waves", 8, 0, run_waves, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, parts", 12, 0, run_parts, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, impatient", 22, 0, run_shared, .impatient = true},
+        {"select, impatient, parts", 12, 0, run_parts, .impatient = true},
         {"select, impatient, long", 4, 0, run_long, .impatient = true},
         {"select, impatient, waves", 8, 0, run_waves, .impatient = true},
         {"select, impatient, in order", 16, 0, run_in_order, .impatient = true},

@@ -479,27 +479,27 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
 enum {
     LEAST_LAYERS = 4,      /* of a call, if score_layers is less */
     MOST_BLOCKS = 512,     /* of a launch */
-    PATIENCE = 200 * 1000, /* cn_score_params.patience: 0.1 ms */
-    OWN_WORDS = 4,         /* counters of blocks that compute shares; 16 bytes */
+    PATIENCE = 200 * 1000, /* cn_score_params.patience: 0.1 ms at 2 GHz */
+    SHARE_WORDS = 4,       /* counters of blocks that compute shares; 16 bytes */
     WAVE_WORDS = 4         /* counters of waves */
 };
 
 /* The most late parts, and the most slots, of a call whose blocks compute shares. */
-static size_t own_slots(const cn_cuda_backend_opts *o)
+static size_t share_slots(const cn_cuda_backend_opts *o)
 {
     return (size_t)o->max_seqs * o->n_kv_heads + MOST_BLOCKS;
 }
 
-/* Bytes of the sums of these slots. */
-static size_t own_sums_bytes(const cn_cuda_backend_opts *o)
+/* Bytes of the sums of these slots. Larger groups do not use them. */
+static size_t share_sums_bytes(const cn_cuda_backend_opts *o)
 {
-    return own_slots(o) * cn_ceil_div(o->n_heads, cn_max_u32(o->n_kv_heads, 1)) *
-           sizeof(cn_marked_sum);
+    return share_slots(o) * CN_LABEL_HEADS * sizeof(cn_marked_sum);
 }
 
-static size_t own_bytes(const cn_cuda_backend_opts *o)
+static size_t share_bytes(const cn_cuda_backend_opts *o)
 {
-    return OWN_WORDS * sizeof(uint32_t) + own_sums_bytes(o) + own_slots(o) * sizeof(cn_score_late);
+    return SHARE_WORDS * sizeof(uint32_t) + share_sums_bytes(o) +
+           share_slots(o) * sizeof(cn_score_late);
 }
 
 /* Units of the largest call. */
@@ -529,13 +529,13 @@ static size_t waves_bytes(const cn_cuda_backend_opts *o)
 
 /* Sets what the blocks need to compute shares. As in set_waves, the places do not depend on the
  * call. */
-static void set_own(const cn_stream *s, cn_score_own *w)
+static void set_shares(const cn_stream *s, cn_score_shares *w)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
     w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
     w->n_done = w->n_late + 1;
-    w->sums = (cn_marked_sum *)(w->n_late + OWN_WORDS);
-    w->late = (cn_score_late *)((char *)w->sums + own_sums_bytes(o));
+    w->sums = (cn_marked_sum *)(w->n_late + SHARE_WORDS);
+    w->late = (cn_score_late *)((char *)w->sums + share_sums_bytes(o));
 }
 
 /* Sets what waves need. The places must not depend on the call, because only the slots that a call
@@ -544,7 +544,7 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
     const size_t words = slots_bytes(o) / sizeof *w->slots / group;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o) + own_bytes(o));
+    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o) + share_bytes(o));
     w->n_used = w->n_late + 1;
     w->n_done = w->n_late + 2;
     w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
@@ -554,7 +554,7 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return counts_bytes(o) + own_bytes(o) + waves_bytes(o) +
+    return counts_bytes(o) + share_bytes(o) + waves_bytes(o) +
            most_units(o) * sizeof(cn_score_unit) +
            (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
                sizeof(cn_exp_sum);
@@ -627,7 +627,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
 static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t start = counts_bytes(o) + own_bytes(o) + waves_bytes(o);
+    const size_t start = counts_bytes(o) + share_bytes(o) + waves_bytes(o);
     const size_t room = s->cuda->select_scratch_bytes - start;
     set_waves(s, &p->waves, p->group);
     const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
@@ -654,7 +654,7 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     CN_TRY(set_scratch(s, &p));
     if (p.wave_lots > 0) return cn_score_ring_waves(s, p);
     set_counts(s, &p);
-    if (cn_score_ring_shares(p)) set_own(s, &p.own);
+    if (cn_score_ring_shares(p)) set_shares(s, &p.shares);
     CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
-    return a->logits && !p.own.sums ? cn_score_share(s, p) : CN_OK;
+    return a->logits && !p.shares.sums ? cn_score_share(s, p) : CN_OK;
 }

@@ -65,7 +65,8 @@ typedef struct cn_score_waves {
     uint32_t *n_done;    /* blocks of the kernel behind that have finished */
 } cn_score_waves;
 
-/* A sum of weights. Each word has a mark as soon as it is stored (score_ring_shares.cuh). */
+/* A cn_exp_sum. Each word has a mark as soon as it is stored (score_ring_shares.cuh). All bits are
+ * kept, unlike in waves, so that the division of a step does not change the scores of labels. */
 typedef struct alignas(16) cn_marked_sum {
     uint64_t words[4];
 } cn_marked_sum;
@@ -80,12 +81,12 @@ typedef struct cn_score_late {
 
 /* What a launch needs whose blocks compute the shares of their own parts. Before a launch sums,
  * n_late and n_done are zero. */
-typedef struct cn_score_own {
+typedef struct cn_score_shares {
     cn_marked_sum *sums; /* [n_units + blocks, group] of parts; NULL: another kernel does it */
     cn_score_late *late; /* [n_units + blocks] parts whose shares the kernel behind computes */
     uint32_t *n_late;    /* how many */
     uint32_t *n_done;    /* blocks of the kernel behind that have finished */
-} cn_score_own;
+} cn_score_shares;
 
 typedef struct cn_score_params {
     cn_score_args args;
@@ -98,7 +99,7 @@ typedef struct cn_score_params {
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
     cn_score_unit *units; /* [n_units] */
     uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */
-    cn_score_own own;
+    cn_score_shares shares;
     uint32_t wave_lots;   /* most lots of a run; 0: no waves */
     cn_score_waves waves;
     int64_t patience;     /* clocks for which a block waits for the sums of others */

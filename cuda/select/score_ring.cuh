@@ -170,6 +170,15 @@ __device__ static inline void cn_ring_load_query(const cn_score_params &p, const
             m.sums[i] = {};
 }
 
+/* Returns, to lane 0, the sum of a head over the warps. */
+__device__ static inline cn_exp_sum cn_ring_sum_of(const cn_ring_memory &m, uint32_t head)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    cn_exp_sum sum = {};
+    if (lane < m.n_workers) sum = m.sums[head * m.n_workers + lane];
+    return cn_score_sum_lanes(sum, m.n_workers);
+}
+
 /* Adds a lot to the warp's sum of a head. Called by one lane. */
 __device__ static inline void cn_ring_add_lot(const cn_ring_memory &m, uint32_t head,
                                               cn_lot_weights lot)

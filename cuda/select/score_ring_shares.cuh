@@ -5,13 +5,14 @@
  * part's weights in the slot of the part. Then it goes through its parts again. It adds up the
  * slots of the unit, and computes the shares of the part. All blocks have about the same number of
  * lots, so they wait for little more than the time in which a sum reaches the other blocks. A slot
- * is zero before the launch, and each of its words has a mark afterwards. So no fence is needed,
- * and none of the logits, which only the thread that has stored them loads.
+ * is zero before the launch, and each of its words has a mark afterwards. So sums need no fence.
+ * Logits need none either, because only the thread that stored them loads them.
  *
- * Few logits go through memory. The stages of a ring that no lot follows into keep the logits of
- * their lots, in the place of the labels. The lots before these are kept where shared memory is
- * left: all four lots of a warp at 8 x 32,768, and four of eight at 4 x 131,072. A block that waits
- * loads nothing but sums, because these would wait behind other loads.
+ * Few logits go through memory. Those of the last lots of a ring, whose stages are not filled
+ * again, take the place of the labels. Those of up to two lots before are kept where shared memory
+ * is left. Together these are all four lots of a warp at 8 x 32,768, and four of eight at
+ * 4 x 131,072. A block that waits loads nothing but sums, because these would wait behind other
+ * loads.
  *
  * A block waits for a limited time, because a kernel of another stream may keep other blocks from
  * starting. Then the part is late: the block copies the logits that it has kept to memory, and
@@ -56,7 +57,7 @@ __device__ static inline bool cn_marked_sum_unit(const cn_score_params &p,
                                                  const cn_score_unit &unit, uint32_t head,
                                                  cn_exp_sum &sum)
 {
-    const cn_marked_sum *slots = p.own.sums + (size_t)unit.first_slot * p.group + head;
+    const cn_marked_sum *slots = p.shares.sums + (size_t)unit.first_slot * p.group + head;
     bool stored = true;
     sum = {};
     for (uint32_t i = threadIdx.x % CN_WARP; i < unit.n_slots; i += CN_WARP)
@@ -131,21 +132,6 @@ cn_share_kept(const cn_ring_memory &m, const Feed &f, const cn_share_lots &lots,
     return f.stages + stage * f.stage_bytes + place;
 }
 
-/* Returns whether candidate i of this lane is one of the unit's. */
-__device__ static inline bool cn_share_is_valid(const cn_score_part &x, const cn_ring_labels &lot,
-                                                uint32_t i)
-{
-    const uint32_t at = lot.at + i * CN_WARP;
-    return at >= x.from && at < x.to;
-}
-
-/* Returns whether all tokens of a lot are candidates. */
-__device__ static inline bool cn_share_is_whole(const cn_score_part &x, const cn_ring_labels &lot)
-{
-    const uint32_t start = lot.at - threadIdx.x % CN_WARP;
-    return start >= x.from && x.to - start >= CN_FEED_LABELS;
-}
-
 /* Returns the logits of candidate i of this lane, of lot k. */
 template <int N_WORDS, typename Feed>
 __device__ static inline uint2 cn_share_logits(const cn_ring_memory &m, const Feed &f,
@@ -157,18 +143,18 @@ __device__ static inline uint2 cn_share_logits(const cn_ring_memory &m, const Fe
     return *(const uint2 *)(cn_share_kept<N_WORDS>(m, f, lots, k) + i * STEP);
 }
 
-/* Loads the lane's logits of a lot from memory, if it is whole. */
+/* Loads the lane's logits of a lot from memory, if it is full. */
 __device__ static inline void cn_share_load(uint2 logits[CN_SHARE_EACH], const cn_score_part &x,
                                             const cn_ring_labels &lot)
 {
-    if (!cn_share_is_whole(x, lot)) return;
+    if (!cn_ring_is_full(x, lot)) return;
 #pragma unroll
     for (uint32_t i = 0; i < CN_SHARE_EACH; i++)
         logits[i] = __ldcg((const uint2 *)lot.row + i * CN_WARP);
 }
 
-/* Stores the lane's scores of a whole lot, and counts their high bytes. */
-__device__ static inline void cn_share_whole(const cn_ring_labels &lot,
+/* Stores the lane's scores of a full lot, and counts their high bytes. */
+__device__ static inline void cn_share_full(const cn_ring_labels &lot,
                                              const uint2 logits[CN_SHARE_EACH],
                                              const uint32_t heads[2], uint32_t *digits)
 {
@@ -191,7 +177,7 @@ __device__ static inline void cn_share_any(const cn_score_part &x, const cn_ring
 {
 #pragma unroll 1
     for (uint32_t i = 0; i < CN_SHARE_EACH; i++) {
-        if (!cn_share_is_valid(x, lot, i)) continue;
+        if (!cn_ring_has_label(x, lot, i)) continue;
         const uint32_t best = cn_share_of(cn_share_logits<N_WORDS>(m, f, lots, k, lot, i), heads);
         const uint32_t score = cn_scores_of_shares(best, best) & 0xffff;
         lot.score[i * CN_WARP] = (uint16_t)score;
@@ -209,7 +195,7 @@ __device__ static inline void cn_share_copy_kept(const cn_score_params &p, const
     for (uint32_t k = lots.n_stored; k < lots.n; k++) {
 #pragma unroll 1
         for (uint32_t i = 0; i < CN_SHARE_EACH; i++)
-            if (cn_share_is_valid(x, lot, i))
+            if (cn_ring_has_label(x, lot, i))
                 ((uint2 *)lot.row)[i * CN_WARP] =
                     cn_share_logits<N_WORDS>(m, f, lots, k, lot, i);
         cn_ring_labels_skip(p, lot, f.n_workers);
@@ -220,12 +206,11 @@ __device__ static inline void cn_share_copy_kept(const cn_score_params &p, const
 __device__ static inline void cn_share_store_sums(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, h = threadIdx.x / CN_WARP;
+    const uint32_t h = threadIdx.x / CN_WARP;
     if (h >= p.group) return;
-    cn_exp_sum sum = {};
-    if (lane < m.n_workers) sum = m.sums[h * m.n_workers + lane];
-    sum = cn_score_sum_lanes(sum, m.n_workers);
-    if (lane == 0) cn_marked_store(p.own.sums + (size_t)x.slot * p.group + h, sum);
+    const cn_exp_sum sum = cn_ring_sum_of(m, h);
+    if (threadIdx.x % CN_WARP == 0)
+        cn_marked_store(p.shares.sums + (size_t)x.slot * p.group + h, sum);
 }
 
 /* Computes the scores of the lots that are kept. lot: the first of them. */
@@ -237,14 +222,14 @@ __device__ static inline void cn_share_finish_kept(const cn_score_params &p, con
 {
 #pragma unroll 1
     for (uint32_t k = lots.n_stored; k < lots.n; k++) {
-        if (!cn_share_is_whole(x, lot)) {
+        if (!cn_ring_is_full(x, lot)) {
             cn_share_any<N_WORDS>(x, m, f, lots, k, lot, heads);
         } else {
             uint2 logits[CN_SHARE_EACH];
 #pragma unroll
             for (uint32_t i = 0; i < CN_SHARE_EACH; i++)
                 logits[i] = cn_share_logits<N_WORDS>(m, f, lots, k, lot, i);
-            cn_share_whole(lot, logits, heads, m.fixed->digits);
+            cn_share_full(lot, logits, heads, m.fixed->digits);
         }
         cn_ring_labels_skip(p, lot, f.n_workers);
     }
@@ -277,8 +262,8 @@ __device__ static inline bool cn_share_part(const cn_score_params &p, const cn_s
 #pragma unroll
         for (uint32_t i = 0; i < CN_SHARE_AHEAD; i++) {
             if (k + i >= lots.n_stored) break;
-            if (cn_share_is_whole(x, lot))
-                cn_share_whole(lot, logits[i], heads, m.fixed->digits);
+            if (cn_ring_is_full(x, lot))
+                cn_share_full(lot, logits[i], heads, m.fixed->digits);
             else
                 cn_share_any<N_WORDS>(x, m, f, lots, k + i, lot, heads);
             if (k + i + CN_SHARE_AHEAD < lots.n_stored) cn_share_load(logits[i], x, ahead);

@@ -27,9 +27,9 @@
  *
  * Where all stages of a launch rank labels, or bounds without rule max, or K rows, the host knows
  * it and launches a kernel for these keys, which needs fewer registers. The selectors that a server
- * declares decide it. Then the blocks also compute the shares of rule max, if they rank labels of
- * one layer for groups of 3 or 4 heads (score_ring_shares.cuh), or K rows (score_ring_waves.cuh).
- * In other launches score_share.cu computes them.
+ * declares decide it. Then the blocks may also compute the shares of rule max: of labels of one
+ * layer that are counted, for groups of 3 or 4 heads (score_ring_shares.cuh), and of K rows
+ * (score_ring_waves.cuh). In other launches score_share.cu computes them.
  *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
  * the L2 cache first, and the logits of rule max last, which are read again.
@@ -62,8 +62,7 @@ enum {
     WAVE_STATIC_BYTES = 3072, /* the same of wave_kernel; both are multiples of ROW_ALIGN */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     PUSH_BYTES = 1024,        /* half of what a block of fetch.cu takes, at most */
-    SHARE_BYTES = 1280,       /* no less than half of what a block of score_share.cu takes */
-    LATE_BLOCKS = 8           /* of late_share_kernel, which mostly clears some 40 KB */
+    SHARE_BYTES = 1280 /* no less than half of what a block of a kernel behind takes for shares */
 };
 
 /* The dynamic shared memory of a block, in bytes: rings, queries, sums, what cn_score_divide needs,
@@ -106,12 +105,9 @@ __device__ static inline uint32_t candidates_of(const cn_score_part &x)
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const cn_ring_memory &m)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
     for (uint32_t h = threadIdx.x / CN_WARP; h < p.group; h += CN_FEED_WARPS) {
-        cn_exp_sum sum = {};
-        if (lane < m.n_workers) sum = m.sums[h * m.n_workers + lane];
-        sum = cn_score_sum_lanes(sum, m.n_workers);
-        if (lane == 0) p.slots[(size_t)x.slot * p.group + h] = sum;
+        const cn_exp_sum sum = cn_ring_sum_of(m, h);
+        if (threadIdx.x % CN_WARP == 0) p.slots[(size_t)x.slot * p.group + h] = sum;
     }
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
     if (!p.counts) return;
@@ -134,7 +130,7 @@ __device__ static inline void count_scores(const cn_score_params &p, const cn_sc
 }
 
 /* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. DIGITS: counts
- * high bytes in shared memory, except under rule max. */
+ * high bytes in shared memory. Under rule max this computes logits and sums only. */
 template <bool MAX, uint32_t D, bool DIGITS, typename Feed>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_ring_memory &m,
                                            Feed &f, uint32_t number)
@@ -142,8 +138,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
-    const bool is_own = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.own.sums;
-    const bool may_keep = is_own && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
+    const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.sums;
+    const bool may_keep = has_shares && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     if (MAX) cn_feed_fill(f, p, number);
     cn_ring_load_query(p, x, m, key, ahead);
@@ -161,7 +157,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
-        if (is_own) cn_share_store_sums(p, x, m);
+        if (has_shares) cn_share_store_sums(p, x, m);
         else store_sums(p, x, m);
     } else if (DIGITS && p.counts) {
         count_scores(p, x, m);
@@ -172,7 +168,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
 __device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
 {
     const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
-    p.own.late[atomicAdd(p.own.n_late, 1u)] = {x.first + start, candidates_of(x), x.at.index,
+    p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {x.first + start, candidates_of(x), x.at.index,
                                                {x.first_slot, x.n_slots}};
 }
 
@@ -194,8 +190,10 @@ __device__ static inline void compute_shares(const cn_score_params &p, cn_score_
             if (known) count_scores(p, x, m);
             else if (threadIdx.x == 0) add_late(p, x);
         }
+        if (i + 1 == n) break;
+        __syncthreads(); /* all threads have seen that the last part is the last one */
         if (is_last) cn_score_open(plan);
-        if (i + 1 < n) cn_score_find(plan, p, n + i, parts);
+        cn_score_find(plan, p, n + i, parts);
         __syncthreads();
     }
 }
@@ -246,7 +244,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
         __syncthreads();
     }
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
-        if (p.own.sums) compute_shares(p, plan, m, f, i);
+        if (p.shares.sums) compute_shares(p, plan, m, f, i);
 }
 
 #endif
@@ -264,8 +262,8 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 /* The same for launches that rank labels only, or bounds only and none under rule max. LINE: of one
  * layer, or under rule max, or of bounds. Then a multiprocessor has room for blocks of the next
  * kernel beside those of this one: two of `select`, one if it has clusters of eight, one of
- * score_share.cu, or one of select_in_tiles.cu. So these start, and load what they need of the
- * step, before this kernel ends. */
+ * select_in_tiles.cu, or under rule max one of late_share_kernel or score_share.cu. So these start,
+ * and load what they need of the step, before this kernel ends. */
 template <uint32_t KEY, bool MAX, bool LINE>
 __global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
     one_key_kernel(const __grid_constant__ cn_score_params p,
@@ -390,26 +388,29 @@ __global__ static void __launch_bounds__(THREADS)
 __global__ static void __launch_bounds__(THREADS)
     late_share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_slots)
 {
-    __shared__ uint32_t heads[CN_LABEL_HEADS / 2];
+    __shared__ uint32_t heads[CN_LABEL_HEADS / 2], digits[CN_COUNT_DIGITS];
     int64_t patience = 0; /* `score` has ended, so all sums are known */
     cn_overlap_next();
     cn_wait_previous();
-    const uint32_t n_late = *p.own.n_late;
+    const uint32_t n_late = *p.shares.n_late;
     for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
-        const cn_score_late late = p.own.late[i];
+        const cn_score_late late = p.shares.late[i];
         const uint2 *rows = (const uint2 *)cn_score_rows(p, late.first);
         uint32_t *counts = p.counts + (size_t)late.unit * CN_COUNTS;
-        cn_share_heads(p, late.slots, heads, &patience);
+        digits[threadIdx.x] = 0;
+        cn_share_heads(p, late.slots, heads, &patience); /* has a barrier */
         for (uint32_t c = threadIdx.x; c < late.n; c += THREADS) {
             const uint32_t best = cn_share_of(rows[c], heads);
             const uint32_t score = cn_scores_of_shares(best, best) & 0xffff;
             p.args.out[late.first + c] = (uint16_t)score;
-            atomicAdd(counts + (score >> 8), 1u);
+            atomicAdd(&digits[score >> 8], 1u);
         }
+        __syncthreads();
+        if (digits[threadIdx.x] > 0) atomicAdd(counts + threadIdx.x, digits[threadIdx.x]);
         __syncthreads();
         if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, late.n);
     }
-    clear_slots(p.own.n_late, p.own.n_done, p.own.sums->words, n_slots * p.group * 4);
+    clear_slots(p.shares.n_late, p.shares.n_done, p.shares.sums->words, n_slots * p.group * 4);
 }
 
 /* ---- on the host ---- */
@@ -565,9 +566,10 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
         const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false, true>;
         CN_TRY(cn_cuda_launch(s, "score: ring",
                               has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds, how, p, shape));
-        if (!p.own.sums) return CN_OK;
+        if (!p.shares.sums) return CN_OK;
         return cn_cuda_launch(s, "score: late shares", late_share_kernel,
-                              {dim3(LATE_BLOCKS), THREADS}, p, p.n_units + how.grid.x);
+                              {dim3(s->cuda->device.n_sms), THREADS}, p,
+                              p.n_units + how.grid.x);
     }
     const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
     const bool are_rows = has_only(p, CN_KEY_ROWS) && !p.args.logits;

@@ -14,8 +14,8 @@ cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
 bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
 /* Returns whether that kernel counts for cn_score_params.counts. */
 bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p);
-/* Returns whether the blocks of that kernel compute the shares, if p.own is set. p.counts must be
- * set. */
+/* Returns whether the blocks of that kernel compute the shares: if p.counts is set, and other
+ * conditions hold. The caller then sets p.shares. */
 bool cn_score_ring_shares(const cn_score_params &p);
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
 /* The same for K rows under rule max, in waves (p.wave_lots > 0): computes scores, so no shares are
