@@ -673,6 +673,19 @@ __device__ static inline cn_exp_sum cn_score_sum_lanes(cn_exp_sum sum, uint32_t 
     return sum;
 }
 
+/* Waits until is_known(), for at most *patience clocks. If it has waited in vain, it returns false
+ * and sets *patience to 0. A warp calls it. */
+template <typename F> __device__ static inline bool cn_score_wait(int64_t *patience, F is_known)
+{
+    const int64_t start = clock64();
+    while (!is_known()) {
+        if (!__any_sync(0xffffffffu, clock64() - start >= *patience)) continue;
+        *patience = 0;
+        return false;
+    }
+    return true;
+}
+
 /* The sum of the weights of a lot for one head, and the exponent to which they are relative. */
 typedef struct cn_lot_weights {
     float sum;

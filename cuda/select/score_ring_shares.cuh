@@ -68,22 +68,17 @@ __device__ static inline bool cn_marked_sum_unit(const cn_score_params &p,
 }
 
 /* Fills heads[2]: of four heads, f16, the logarithm of the sum over the unit with its sign changed,
- * NaN behind the group. patience: clocks for which a warp waits for the slots; 0 as soon as it has
- * waited in vain. Returns false in this case. All threads of the block call it. */
+ * NaN behind the group. Returns false if a warp has waited for the slots in vain (cn_score_wait).
+ * All threads of the block call it. */
 __device__ static inline bool cn_share_heads(const cn_score_params &p, const cn_score_unit &unit,
                                              uint32_t *heads, int64_t *patience)
 {
     const uint32_t h = threadIdx.x / CN_WARP;
     bool known = true;
     if (h < CN_LABEL_HEADS) {
-        const int64_t start = clock64();
         cn_exp_sum sum = {};
-        while (h < p.group && !cn_marked_sum_unit(p, unit, h, sum)) {
-            known = !__any_sync(0xffffffffu, clock64() - start >= *patience);
-            if (known) continue;
-            *patience = 0;
-            break;
-        }
+        if (h < p.group)
+            known = cn_score_wait(patience, [&] { return cn_marked_sum_unit(p, unit, h, sum); });
         const uint16_t head = cn_f16_or_nan(h < p.group ? -cn_exp_sum_log2(sum) : CUDART_NAN_F);
         if (threadIdx.x % CN_WARP == 0) ((uint16_t *)heads)[h] = head;
     }

@@ -120,13 +120,7 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
 __device__ static inline void count_scores(const cn_score_params &p, const cn_score_part &x,
                                            const cn_ring_memory &m)
 {
-    uint32_t *counts = p.counts + (size_t)x.at.index * CN_COUNTS;
-    __syncthreads();
-    const uint32_t n = m.fixed->digits[threadIdx.x];
-    m.fixed->digits[threadIdx.x] = 0; /* for the next part */
-    if (n > 0) atomicAdd(counts + threadIdx.x, n);
-    __syncthreads();
-    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, candidates_of(x));
+    cn_count_scores(p.counts + (size_t)x.at.index * CN_COUNTS, m.fixed->digits, candidates_of(x));
 }
 
 /* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. DIGITS: counts
@@ -393,11 +387,10 @@ __global__ static void __launch_bounds__(THREADS)
     cn_overlap_next();
     cn_wait_previous();
     const uint32_t n_late = *p.shares.n_late;
+    digits[threadIdx.x] = 0;
     for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
         const cn_score_late late = p.shares.late[i];
         const uint2 *rows = (const uint2 *)cn_score_rows(p, late.first);
-        uint32_t *counts = p.counts + (size_t)late.unit * CN_COUNTS;
-        digits[threadIdx.x] = 0;
         cn_share_heads(p, late.slots, heads, &patience); /* has a barrier */
         for (uint32_t c = threadIdx.x; c < late.n; c += THREADS) {
             const uint32_t best = cn_share_of(rows[c], heads);
@@ -405,10 +398,7 @@ __global__ static void __launch_bounds__(THREADS)
             p.args.out[late.first + c] = (uint16_t)score;
             atomicAdd(&digits[score >> 8], 1u);
         }
-        __syncthreads();
-        if (digits[threadIdx.x] > 0) atomicAdd(counts + threadIdx.x, digits[threadIdx.x]);
-        __syncthreads();
-        if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, late.n);
+        cn_count_scores(p.counts + (size_t)late.unit * CN_COUNTS, digits, late.n);
     }
     clear_slots(p.shares.n_late, p.shares.n_done, p.shares.sums->words, n_slots * p.group * 4);
 }
@@ -454,7 +444,7 @@ static uint32_t most_stages(const cn_score_params &p)
 static void set_more(const cn_score_params &p, ring_shape *shape, uint32_t room)
 {
     const uint32_t bytes = CN_FEED_WARPS * CN_RING_MORE_BYTES; /* of a lot of each warp */
-    const bool keeps = is_line_max(p) && p.row == CN_LABEL_HEADS && shape->bytes < room;
+    const bool keeps = cn_score_ring_shares(p) && shape->bytes < room;
     shape->n_more = keeps ? cn_min_u32((room - shape->bytes) / bytes, CN_RING_MORE) : 0;
     shape->bytes += shape->n_more * bytes;
 }

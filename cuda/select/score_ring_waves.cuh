@@ -185,20 +185,6 @@ __device__ static inline void cn_wave_store_sums(const cn_score_params &p, uint3
     }
 }
 
-/* Waits until all slots of a unit have been stored. heads: as in cn_wave_sum_unit. patience: clocks
- * for which it waits; 0 as soon as it has waited in vain. Returns false in this case. */
-__device__ static inline bool cn_wave_wait(const cn_score_params &p, const cn_score_unit &unit,
-                                           int64_t *patience, uint32_t *heads)
-{
-    const int64_t start = clock64();
-    for (;;) {
-        if (cn_wave_sum_unit(p, unit, heads)) return true;
-        if (__any_sync(0xffffffffu, clock64() - start >= *patience)) break;
-    }
-    *patience = 0;
-    return false;
-}
-
 /* Says whether the workers can compute the shares of a part. wave: the last one whose parts the
  * block has stored the sums of. */
 __device__ static inline void cn_wave_prepare(const cn_score_params &p, cn_wave_shared *shared,
@@ -209,7 +195,8 @@ __device__ static inline void cn_wave_prepare(const cn_score_params &p, cn_wave_
     uint32_t heads = 0;
     bool ready = part.rows.from >= part.rows.to; /* nothing to compute */
     if (!ready && part.last_wave <= wave)
-        ready = cn_wave_wait(p, part.rows.slots, patience, &heads);
+        ready = cn_score_wait(patience,
+                              [&] { return cn_wave_sum_unit(p, part.rows.slots, &heads); });
     if (lane < p.row / 2) shared->heads[lane] = heads;
     if (lane == 0) shared->is_ready = ready;
 }

@@ -21,6 +21,8 @@ enum {
     AT_ONCE = 8 /* candidates that a thread loads before it uses the first */
 };
 
+static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
+
 /* The candidates [start, end) of a block, of a unit. */
 typedef struct share_part {
     const uint16_t *rows;
@@ -139,17 +141,6 @@ __device__ static inline share_part part_of(const cn_score_params &p, const cn_s
     return s;
 }
 
-/* Adds to the counts of the unit. */
-__device__ static inline void count_scores(uint32_t *counts, const share_part &s,
-                                           const uint32_t *digits)
-{
-    static_assert(THREADS == CN_COUNT_DIGITS, "a thread has a digit");
-    __syncthreads();
-    if (digits[threadIdx.x] > 0) atomicAdd(counts + threadIdx.x, digits[threadIdx.x]);
-    __syncthreads();
-    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, s.end - s.start);
-}
-
 __global__ static void __launch_bounds__(THREADS, BLOCKS)
     share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_parts)
 {
@@ -170,7 +161,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     if (ranks) {
         if (p.row == 2) score_part<1>(p, s, u.index, heads, counts ? digits : NULL);
         else score_part<2>(p, s, u.index, heads, counts ? digits : NULL);
-        if (counts) count_scores(counts, s, digits);
+        if (counts) cn_count_scores(counts, digits, s.end - s.start);
     }
     if (counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }

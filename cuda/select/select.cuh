@@ -53,6 +53,18 @@ __device__ static inline void cn_count_add(uint32_t *count, uint32_t n)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
 }
 
+/* Adds the high bytes that the block has counted in shared memory, and clears these; then n scores
+ * that it has stored. The block has CN_COUNT_DIGITS threads. */
+__device__ static inline void cn_count_scores(uint32_t *counts, uint32_t *digits, uint32_t n)
+{
+    __syncthreads();
+    const uint32_t own = digits[threadIdx.x];
+    digits[threadIdx.x] = 0;
+    if (own > 0) atomicAdd(counts + threadIdx.x, own);
+    __syncthreads();
+    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, n);
+}
+
 /* The block waits until a count is n, and acquires what was stored before the count was raised. The
  * count stays n until `select` clears it, when all readers of the unit have passed. A load that
  * acquires empties the L1 cache, so only the last one does. */
