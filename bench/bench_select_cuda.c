@@ -96,6 +96,14 @@ static const bench_case cases[] = {
     {"line attn_sparse", ATTEND, 16, 2144, 1, MEAN},
 };
 
+/* No block of `score` waits for the sums of others, so most parts are late (score_ring_shares.cuh,
+ * score_ring_waves.cuh). */
+static const bench_case late_cases[] = {
+    {"late labels max+select", SCORE_SELECT, 8, 32768, 1, MAX},
+    {"late labels max+select", SCORE_SELECT, 4, 131072, 1, MAX},
+    {"late rows max", SCORE, 8, 32768, 4, ROWS},
+};
+
 /* ---- memory ---- */
 
 /* The arrays of a step, [MAX_SEQS], and the lists. */
@@ -336,6 +344,50 @@ static void run_case(bench *b, const bench_case *c)
     fflush(stdout);
 }
 
+/* Opens the backend and prints the read bandwidth. Returns false if there is no GPU. */
+static bool open_backend(bench *b, bool late)
+{
+    const cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)GIB << 30,
+                                    .n_heads = MOST_HEADS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .max_seqs = 256,
+                                    .score_room = 1 << 22,
+                                    .impatient = late};
+    if (cn_backend_cuda_load(&b->be, o) != CN_OK) {
+        printf("skipped: %s\n", cn_last_error());
+        return false;
+    }
+    bench_must(b->be->stream_create(b->be, CN_PRIORITY_HIGH, &b->stream));
+    b->bytes = (b->be->mem_avail(b->be) - ((size_t)1 << 20)) / 4096 * 4096;
+    b->memory = bench_alloc(b->be, b->bytes);
+    bench_fill_bf16(b->be, b->stream, b->memory, b->bytes, 1, -7, -1);
+    b->read_bytes_s = bench_read_bandwidth(b->be, b->stream, b->memory, (size_t)4 << 30);
+    printf("read bandwidth: %.0f GB/s\n", b->read_bytes_s * 1e-9);
+    return true;
+}
+
+static void close_backend(bench *b)
+{
+    b->be->mem_free(b->be, b->memory);
+    b->be->stream_free(b->stream);
+    b->be->close(b->be);
+}
+
+/* Runs the cases whose names contain `pattern`. Returns false if there is no GPU. */
+static bool run_cases(bench *b, const char *pattern, const bench_case *of, size_t n, bool late)
+{
+    bool is_open = false;
+    for (size_t i = 0; i < n; i++) {
+        if (!strstr(of[i].name, pattern)) continue;
+        if (!is_open && !open_backend(b, late)) return false;
+        is_open = true;
+        run_case(b, &of[i]);
+    }
+    if (is_open) close_backend(b);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     bench b = {.random = 1, .heads = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 32};
@@ -344,26 +396,8 @@ int main(int argc, char **argv)
                 argv[2], KV_HEADS, MOST_HEADS);
         return 2;
     }
-    const cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)GIB << 30,
-                                    .n_heads = MOST_HEADS,
-                                    .n_kv_heads = KV_HEADS,
-                                    .head_dim = DIM,
-                                    .max_seqs = 256,
-                                    .score_room = 1 << 22};
-    if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
-        printf("skipped: %s\n", cn_last_error());
-        return 0;
-    }
-    bench_must(b.be->stream_create(b.be, CN_PRIORITY_HIGH, &b.stream));
-    b.bytes = (b.be->mem_avail(b.be) - ((size_t)1 << 20)) / 4096 * 4096;
-    b.memory = bench_alloc(b.be, b.bytes);
-    bench_fill_bf16(b.be, b.stream, b.memory, b.bytes, 1, -7, -1);
-    b.read_bytes_s = bench_read_bandwidth(b.be, b.stream, b.memory, (size_t)4 << 30);
-    printf("read bandwidth: %.0f GB/s\n", b.read_bytes_s * 1e-9);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (argc < 2 || strstr(cases[i].name, argv[1])) run_case(&b, &cases[i]);
-    b.be->mem_free(b.be, b.memory);
-    b.be->stream_free(b.stream);
-    b.be->close(b.be);
+    const char *pattern = argc > 1 ? argv[1] : "";
+    if (run_cases(&b, pattern, cases, sizeof cases / sizeof *cases, false))
+        run_cases(&b, pattern, late_cases, sizeof late_cases / sizeof *late_cases, true);
     return 0;
 }

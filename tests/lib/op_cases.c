@@ -281,7 +281,7 @@ static void open_cuda(const op_case *c)
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
-                                    .max_seqs = 64,
+                                    .max_seqs = 90, /* with eight kv heads 720 units */
                                     .score_room = 1 << 22,
                                     .max_tokens = 1024,
                                     .gemm = c->gemm,

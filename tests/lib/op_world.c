@@ -15,8 +15,7 @@
 
 enum {
     FIRST_STRIDE = 64, /* list_stride of stage one */
-    MAX_QUERIES = 40,  /* of bounds: more than two passes */
-    MAX_TILES = 16384
+    MAX_QUERIES = 40   /* of bounds: more than two passes */
 };
 
 static world_both keep(world *w, op_tensor t)
@@ -61,21 +60,26 @@ static float *nan_floats(size_t n)
     return p;
 }
 
+/* Computes the digests of the complete tiles of all sequences, which may share blocks. */
 static void run_digest(const world *w, const cn_pools *pools)
 {
     const cn_kv_layout *l = &pools->layout;
-    cn_digest_tile *tiles = cn_calloc(MAX_TILES, sizeof *tiles);
+    const uint32_t of_block = l->block_tokens / l->tile_tokens;
+    cn_digest_tile *tiles = cn_calloc((size_t)l->n_blocks * of_block, sizeof *tiles);
+    bool *has = cn_calloc((size_t)l->n_blocks * of_block, sizeof *has);
     uint32_t n = 0;
     for (uint32_t s = 0; s < w->n_seqs; s++)
-        for (uint32_t t = 0; t + l->tile_tokens <= w->b->kv_len[s]; t += l->tile_tokens) {
-            assert_true(n < MAX_TILES);
-            tiles[n++] =
-                (cn_digest_tile){w->b->tables[s * w->b->view.table_stride + t / l->block_tokens],
-                                 t % l->block_tokens / l->tile_tokens};
+        for (uint32_t t = 0; t < w->b->kv_len[s] / l->tile_tokens; t++) {
+            const uint32_t *table = w->b->tables + (size_t)s * w->b->view.table_stride;
+            const cn_digest_tile tile = {table[t / of_block], t % of_block};
+            bool *known = &has[(size_t)tile.block * of_block + tile.tile];
+            if (!*known) tiles[n++] = tile;
+            *known = true;
         }
     const cn_digest_args a = {*pools, tiles, n};
     OP_OK(w->env->cpu->digest(w->env->cpu_stream, &a));
     cn_free(tiles);
+    cn_free(has);
 }
 
 /* Draws the label channels, computes the digests on the CPU and copies them to both sides. */

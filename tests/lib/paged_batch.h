@@ -15,7 +15,7 @@ uint32_t test_rng_below(test_rng *r, uint32_t n); /* 0 .. n-1 */
 float test_rng_uniform(test_rng *r);              /* -1 .. 1 */
 void test_rng_fill(test_rng *r, float *p, size_t n);
 
-enum { PAGED_MAX_SEQS = 40 };
+enum { PAGED_MAX_SEQS = 720 };
 
 /* A batch and its pool. Sequence i has n_q[i] query tokens, the last of its kv_len[i] resident
  * slots. Block tables are a random permutation of the pool's blocks. */
