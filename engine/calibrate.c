@@ -46,7 +46,14 @@ static void add_head(cn_calibrator *c, double *sums, const float *q, const float
     }
 }
 
-static void add_token(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t)
+static bool are_finite(const float *p, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(p[i])) return false;
+    return true;
+}
+
+static cn_status add_token(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t)
 {
     const uint32_t n_heads = c->config.n_heads, n_kv = c->config.n_kv_heads;
     const uint32_t d = c->config.head_dim, group = n_heads / n_kv;
@@ -54,21 +61,27 @@ static void add_token(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t)
     for (uint32_t h = 0; h < n_kv; h++) {
         const size_t at = cn_kv_at(&a->layout, a->layer, slot / b, h, slot % b, CN_KV_K);
         const float *k = (const float *)(const void *)((const char *)a->kv + at);
+        const float *q = (const float *)a->q + ((size_t)t * n_heads + (size_t)h * group) * d;
         double *sums = c->by_key + ((size_t)a->layer * n_kv + h) * d;
+        if (!are_finite(k, d) || !are_finite(q, group * d))
+            return cn_fail(CN_ERR_MODEL,
+                           "layer %u, kv head %u: a query or key is infinite or NaN: check the "
+                           "weights of the checkpoint",
+                           a->layer, h);
         for (uint32_t i = 0; i < d; i++) sums[i] += fabs((double)k[i]);
         for (uint32_t g = 0; g < group; g++) {
-            const size_t head = h * group + g;
-            const float *q = (const float *)a->q + ((size_t)t * n_heads + head) * d;
-            add_head(c, c->by_query + ((size_t)a->layer * n_heads + head) * d, q, k);
+            const size_t head = (size_t)a->layer * n_heads + h * group + g;
+            add_head(c, c->by_query + head * d, q + (size_t)g * d, k);
         }
     }
+    return CN_OK;
 }
 
 static cn_status observe(cn_stream *s, const cn_rope_store_args *a)
 {
     cn_calibrator *c = (cn_calibrator *)a->batch;
     CN_TRY(c->rope_store(s, a));
-    for (uint32_t t = 0; t < a->batch->n_tokens; t++) add_token(c, a, t);
+    for (uint32_t t = 0; t < a->batch->n_tokens; t++) CN_TRY(add_token(c, a, t));
     return CN_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/select_file.h"
 #include "tests/lib/model_rig.h"
+#include "tests/lib/overflow_model.h"
 #include "tests/lib/tensor_file.h"
 
 enum { N_TOKENS = 90, WINDOW = 40 };
@@ -126,6 +127,23 @@ static void the_most_important_channels_are_chosen(void **state)
         check_model(dir, CN_OPT_IMPORTANCE_MAX);
         check_model(dir, CN_OPT_IMPORTANCE_MEAN);
     }
+}
+
+static void keys_that_overflow_are_refused(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[4] = {5, 6, 7, 8};
+    scratch_dir dir;
+    overflow_model_open(&dir);
+    for (int i = 0; i < 2; i++) {
+        cn_calibrator *c;
+        const cn_opt_importance rule = i ? CN_OPT_IMPORTANCE_MEAN : CN_OPT_IMPORTANCE_MAX;
+        assert_int_equal(cn_calibrator_create(&c, dir.path, rule, WINDOW), CN_OK);
+        assert_int_equal(cn_calibrator_add(c, tokens, 4), CN_ERR_MODEL);
+        assert_non_null(strstr(cn_last_error(), "layer 1, kv head 0: a query or key is infinite"));
+        cn_calibrator_free(c);
+    }
+    scratch_dir_close(&dir);
 }
 
 static void windows_above_the_context_are_refused(void **state)
@@ -311,6 +329,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_most_important_channels_are_chosen),
+        cmocka_unit_test(keys_that_overflow_are_refused),
         cmocka_unit_test(windows_above_the_context_are_refused),
         cmocka_unit_test(what_is_written_is_read_back),
         cmocka_unit_test(wrong_files_are_refused),
