@@ -352,10 +352,16 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
-    cn_seq_append(seq, token);
+    cn_seq_append(seq, token == CN_NO_TOKEN ? 0 : token);
     if (s->done) return; /* the sample ended while the step was in flight */
     if (s->request->no_output) {
         cn_engine_deliver(e, s, CN_FINISH_LENGTH, NULL);
+        return;
+    }
+    if (token == CN_NO_TOKEN) {
+        cn_engine_deliver(e, s, CN_FINISH_ERROR,
+                          "no token can be sampled: every logit is NaN or -inf (damaged weights, "
+                          "or an overflow), or belongs to a token that is not allowed");
         return;
     }
     e->stats->generation_tokens++;
@@ -442,6 +448,11 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     } else if (e->events && cn_events_in_flight(e->events)) {
         /* Nothing can run before one of the events commits. */
         CN_TRY(cn_events_wait(e->events, e->stats->steps));
+    } else if (plan.starved) {
+        /* No other request can end and free memory. */
+        cn_engine_fail_sample(e, plan.starved->user,
+                              "out of host memory for the tokens and tables of the request: lower "
+                              "max_tokens, or free memory");
     } else {
         CN_ASSERT(e->requests.n == 0);
         *idle = true;

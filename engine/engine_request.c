@@ -391,6 +391,13 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
     r->fn(r->user, &ev);
 }
 
+void cn_engine_fail_sample(cn_engine *e, cn_sample *sample, const char *error)
+{
+    cn_engine_request *r = sample->request;
+    cn_engine_deliver(e, sample, CN_FINISH_ERROR, error);
+    drop_if_over(e, r);
+}
+
 void cn_engine_cancel(cn_engine *e, uint64_t request)
 {
     for (cn_list_node *at = e->requests.head; at; at = at->next) {

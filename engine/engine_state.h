@@ -174,6 +174,8 @@ cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finis
 /* Makes the output of a sample that samples its first token. */
 cn_status cn_engine_open_output(const cn_engine *e, cn_sample *sample);
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error);
+/* Ends a sample of which no step is in flight with an error. */
+void cn_engine_fail_sample(cn_engine *e, cn_sample *sample, const char *error);
 void cn_engine_sweep_cancelled(cn_engine *e);
 /* Call when the tokens of a flight with a row of this sample have been read. Drops the request if
  * it has ended and no other flight refers to it. */

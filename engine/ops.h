@@ -72,7 +72,8 @@ typedef struct cn_dummy_fill_args {
     float scale;
 } cn_dummy_fill_args;
 
-/* out[T,h] = table[id[T], h], with the ids as cn_batch_view defines them. */
+/* out[T,h] = table[id[T], h], with the ids as cn_batch_view defines them. A sampled id CN_NO_TOKEN
+ * gives zeros. */
 typedef struct cn_embed_args {
     void *out;
     const void *table; /* [V,h] weight dtype */
@@ -202,6 +203,8 @@ typedef struct cn_gather_args {
 
 enum { CN_MAX_LOGPROBS = 20 };
 
+#define CN_NO_TOKEN UINT32_MAX /* no token could be sampled */
+
 /* One row to sample. The steps, in vLLM's order:
  *   1. logprobs of the raw logits;
  *   2. the mask, bans and biases, then repetition, frequency and presence penalties;
@@ -210,7 +213,8 @@ enum { CN_MAX_LOGPROBS = 20 };
  *      at a threshold are kept);
  *   4. draw u = philox(seed; sample, position): take the first id, in id order, whose cumulative
  *      weight exceeds u.
- * A NaN logit counts as -inf. If no logit is above -inf, the token is 0 and every logprob -inf.
+ * A NaN logit counts as -inf. If no logit is above -inf, the token is CN_NO_TOKEN, which is not
+ * counted, and every logprob -inf.
  * engine/sample_math.h defines the arithmetic. Weights are integers, so every backend keeps and
  * draws the same tokens, regardless of the order of its sums. top_k and top_p compare logits after
  * the temperature; min_p and the mass of top_p are in weights. */
@@ -711,7 +715,8 @@ typedef struct cn_cuda_backend_opts {
 
     uint32_t device; /* ordinal; CN_CUDA_ANY_PEER: the first device that is a peer of `beside` */
     /* 1 + the ordinal of the device that runs the model, for a backend beside it; else 0. Another
-     * device must be its peer: kernels of each address the memory of the other. */
+     * device must be its peer: kernels of each address the memory of the other. A backend beside
+     * it has no products and no attention. */
     uint32_t beside;
     /* Size of the single allocation of device memory. It is memory_bytes; or, if that is 0,
      * memory_share of the device's memory minus what is in use. wanted_bytes (may be NULL) is

@@ -63,11 +63,13 @@ static prefix_hit find_prefix(const cn_scheduler *s, const cn_seq *q)
     return hit;
 }
 
+/* The prompt of several samples is counted once, also if they do not share its blocks. */
 static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
 {
     cn_seq_sched *st = q->sched;
-    if (!st->was_admitted) {
-        q->n_cached_tokens = hit_tokens;
+    if (!st->was_admitted) q->n_cached_tokens = hit_tokens;
+    if (!st->is_counted) {
+        st->is_counted = true;
         s->stats.prompt_tokens += q->n_prompt;
         if (s->prefix) s->stats.prefix_queries += q->n_prompt;
         s->stats.cached_tokens += hit_tokens;
@@ -282,6 +284,7 @@ bool cn_sched_fork(cn_scheduler *s, cn_seq *leader)
         next = q->sched->next_sample;
         q->sched->next_sample = NULL;
         q->sched->leader = NULL;
+        q->sched->is_counted = true;
         s->n_forking[q->klass]--;
         if (try_fork(s, leader, q)) {
             cn_sched_enter(s, q);

@@ -158,6 +158,7 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
     cn_sched_swap_begin_plan(&s->swap);
     s->n_rows = s->n_decode = s->n_tokens = 0;
     s->n_block_copies = s->n_slot_copies = s->n_forks = 0;
+    s->starved = NULL;
     cn_sched_make_way_to_hold(s);
     secure_blocks(s);
     cn_sched_make_way(s);
@@ -176,5 +177,6 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
         .n_forks = s->n_forks,
         .swap_out = {w->out_blocks, w->n_out_blocks, w->out_windows, w->n_out_windows},
         .swap_in = {w->in_blocks, w->n_in_blocks, w->in_windows, w->n_in_windows},
+        .starved = s->starved,
     };
 }

@@ -84,6 +84,7 @@ typedef struct cn_seq_sched {
     cn_prefix_key chain;   /* key of the last of them */
     uint32_t lost_tokens;  /* n_computed when it was preempted */
     bool was_admitted;
+    bool is_counted; /* the stats have the prompt, as that of this sample or of another */
     bool by_floor; /* batch, admitted past interactive ones: never preempted or swapped for them */
     bool leaves;   /* chosen to leave the batch for an interactive one; only within sched_way.c */
 
@@ -143,6 +144,7 @@ struct cn_scheduler {
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
     uint64_t last_seq_id, last_event_id;
     uint64_t n_buffered; /* sequences that got buffers: the only allocations of a step */
+    cn_seq *starved;     /* the last sequence of this step for whose buffers memory was missing */
 
     cn_sched_event **begun, **done; /* [max_seqs] started in this step; done, to be committed */
     uint32_t n_begun, n_done;

@@ -266,7 +266,10 @@ bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q)
     const size_t n = (size_t)q->max_tokens + st->room.table + st->room.target + st->room.home +
                      n_puts * (sizeof(cn_block_copy) / sizeof(uint32_t));
     uint32_t *arrays = cn_calloc(n, sizeof *arrays);
-    if (!arrays) return false;
+    if (!arrays) {
+        s->starved = q;
+        return false;
+    }
     s->n_buffered++;
     memcpy(arrays, q->tokens, q->n_prompt * sizeof *arrays);
     drop_prompt(q);
@@ -416,6 +419,7 @@ static void promote_sample(cn_scheduler *s, cn_seq *leader)
     first->sched->samples = first->sched->next_sample;
     first->sched->next_sample = NULL;
     first->sched->leader = NULL;
+    first->sched->is_counted = leader->sched->is_counted;
     for (cn_seq *q = first->sched->samples; q; q = q->sched->next_sample) q->sched->leader = first;
     s->n_forking[first->klass]--;
     cn_sched_enqueue(s, first);

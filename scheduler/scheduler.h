@@ -122,6 +122,9 @@ typedef struct cn_plan {
         cn_seq *seq; /* needs a sample, like a row with wants_sample */
     } const *forks;
     uint32_t n_forks;
+    /* A waiting sequence that was not admitted because host memory for its arrays is missing; NULL:
+     * none. If nothing else can run, finish it. */
+    cn_seq *starved;
 } cn_plan;
 void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out);
 

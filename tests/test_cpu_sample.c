@@ -370,7 +370,7 @@ static void ties_at_a_threshold_are_all_kept(void **state)
     bench_free(b);
 }
 
-static void hostile_logits_give_a_token(void **state)
+static void hostile_logits_give_a_token_or_none(void **state)
 {
     (void)state;
     bench *b = bench_create(1, 4);
@@ -386,9 +386,10 @@ static void hostile_logits_give_a_token(void **state)
         memcpy(b->logits, (float[]){0.0f, 3e38f, INFINITY, -3e38f}, 4 * sizeof(float));
         assert_int_equal(sample_one(b), 2);
         memcpy(b->logits, (float[]){NAN, NAN, NAN, NAN}, 4 * sizeof(float));
-        assert_int_equal(sample_one(b), 0);
+        assert_int_equal(sample_one(b), CN_NO_TOKEN);
+        assert_true(b->token_logprobs[0] == -INFINITY);
         for (int i = 0; i < 4; i++) b->logits[i] = -INFINITY;
-        assert_int_equal(sample_one(b), 0);
+        assert_int_equal(sample_one(b), CN_NO_TOKEN);
     }
     bench_free(b);
 }
@@ -521,7 +522,7 @@ int main(void)
         cmocka_unit_test(draw_is_the_inverse_of_the_cumulative_sum),
         cmocka_unit_test(a_row_does_not_depend_on_the_batch),
         cmocka_unit_test(ties_at_a_threshold_are_all_kept),
-        cmocka_unit_test(hostile_logits_give_a_token),
+        cmocka_unit_test(hostile_logits_give_a_token_or_none),
         cmocka_unit_test(forced_token_overrides_bans_and_is_counted),
         cmocka_unit_test(a_token_is_forced_by_the_one_before_it),
         cmocka_unit_test(mask_bans_the_tokens_without_a_bit),

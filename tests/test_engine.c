@@ -12,6 +12,7 @@
 
 #include "engine/engine_state.h"
 #include "engine/json.h"
+#include "tests/lib/overflow_model.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
 
@@ -371,6 +372,28 @@ static void samples_share_their_prompt(void **state)
     run_close(&r);
 }
 
+/* Also where samples cannot run together, so that each computes the prompt, or finds it cached. */
+static void the_prompt_of_samples_is_counted_once(void **state)
+{
+    (void)state;
+    static const char *const caching[] = {"false", "true"};
+    for (int i = 0; i < 2; i++) {
+        run r;
+        run_open(&r, (const char *[]){"block-size", "16", "max-num-seqs", "1",
+                                      "enable-prefix-caching", caching[i], NULL});
+        cn_message m;
+        cn_request_params p = run_params(&r, prompts[0], &m, 8);
+        p.sampling.n = 3;
+        run_submit(&r, &p);
+        run_finish(&r);
+        const cn_usage *usage = &r.samples[0][0].usage;
+        assert_int_equal(r.stats.prompt_tokens, usage->prompt_tokens);
+        assert_int_equal(r.stats.cached_tokens, 0);
+        assert_int_equal(r.stats.prefix_queries, i ? usage->prompt_tokens : 0);
+        run_close(&r);
+    }
+}
+
 static void a_cancel_frees_everything(void **state)
 {
     (void)state;
@@ -615,6 +638,39 @@ static void the_checkpoint_limits_the_output(void **state)
     scratch_dir_close(&dir);
 }
 
+/* All logits are NaN. What the next step, which is in flight, samples is dropped. */
+static void a_request_without_finite_logits_fails(void **state)
+{
+    (void)state;
+    enum { REQUESTS = 4 };
+    static const uint32_t prompt[5] = {3, 1, 4, 1, 5};
+    scratch_dir dir;
+    overflow_model_open(&dir);
+    for (int async = 0; async < 2; async++) {
+        run r;
+        run_open(&r, (const char *[]){"model", dir.path, "async-scheduling", async ? "on" : "off",
+                                      "kv-cache-memory-bytes", "16M", NULL});
+        for (uint32_t i = 0; i < REQUESTS; i++) {
+            cn_request_params p = {.tokens = prompt, .n_tokens = 5};
+            cn_engine_default_sampling(r.engine, &p.sampling);
+            cn_engine_default_kv(r.engine, &p.kv);
+            p.sampling.max_tokens = 16;
+            p.sampling.temperature = i % 2 ? 1.0f : 0.0f;
+            p.sampling.presence_penalty = i / 2 ? 1.0f : 0.0f;
+            p.sampling.logprobs = i / 2 ? 3 : -1;
+            run_submit(&r, &p);
+        }
+        run_finish(&r);
+        for (uint32_t i = 0; i < REQUESTS; i++) {
+            assert_int_equal(r.samples[i][0].finish, CN_FINISH_ERROR);
+            assert_int_equal(r.samples[i][0].n_tokens, 0);
+        }
+        assert_int_equal(r.stats.generation_tokens, 0);
+        run_close(&r);
+    }
+    scratch_dir_close(&dir);
+}
+
 /* A checkpoint that announces an absurd context loads as fast as another. */
 static void a_long_context_loads_fast(void **state)
 {
@@ -681,6 +737,7 @@ int main(void)
         cmocka_unit_test(owners_do_not_share_prefixes),
         cmocka_unit_test(a_seed_gives_the_same_tokens_in_any_batch),
         cmocka_unit_test(samples_share_their_prompt),
+        cmocka_unit_test(the_prompt_of_samples_is_counted_once),
         cmocka_unit_test(a_cancel_frees_everything),
         cmocka_unit_test(callbacks_may_submit_and_cancel),
         cmocka_unit_test(a_full_queue_answers_busy_and_keeps_nothing),
@@ -690,6 +747,7 @@ int main(void)
         cmocka_unit_test(waiting_samples_share_the_prompt),
         cmocka_unit_test(steps_do_not_allocate),
         cmocka_unit_test(the_checkpoint_limits_the_output),
+        cmocka_unit_test(a_request_without_finite_logits_fails),
         cmocka_unit_test(a_long_context_loads_fast),
         cmocka_unit_test(faulty_requests_are_refused_with_numbers),
     };

@@ -159,10 +159,12 @@ __device__ static __noinline__ void write_token(const part *t, uint32_t token, r
 {
     const cn_sample_args *a = &t->p->args;
     const cn_sample_row *r = &shared()->row;
+    const bool is_none = token == CN_NO_TOKEN;
     a->tokens[t->row] = token;
     if (r->n_logprobs >= 0)
-        a->token_logprobs[t->row] = logprob_of(a->logits[(size_t)t->row * a->vocab + token], raw);
-    if (r->count_slot < 0) return;
+        a->token_logprobs[t->row] =
+            is_none ? -INFINITY : logprob_of(a->logits[(size_t)t->row * a->vocab + token], raw);
+    if (is_none || r->count_slot < 0) return;
     uint16_t *count = &a->counts[(size_t)r->count_slot * a->vocab + token];
     if ((*count & COUNT_OUTPUT_MAX) < COUNT_OUTPUT_MAX) *count = (uint16_t)(*count + 1);
 }
@@ -316,7 +318,8 @@ __device__ static void choose_token(part *t, uint64_t own_best, raw_logits raw)
     const uint64_t best = group_max(t, own_best);
     const scaling s = {ranked_value(best), r->temperature};
     if (s.temperature <= 0.0f || s.max == -INFINITY) {
-        if (t->group.part == 0 && threadIdx.x == 0) write_token(t, ranked_id(best), raw);
+        const uint32_t token = s.max == -INFINITY ? CN_NO_TOKEN : ranked_id(best);
+        if (t->group.part == 0 && threadIdx.x == 0) write_token(t, token, raw);
         return;
     }
     bounds b = {cn_sample_min_weight(r->min_p), NO_LIMIT};

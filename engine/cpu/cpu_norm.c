@@ -35,22 +35,30 @@ static void copy_row(float *dst, const float *src, size_t row, size_t from, uint
     memcpy(dst + row * n, src + from * n, n * sizeof *dst);
 }
 
+static bool is_sampled(const cn_embed_args *a, uint32_t t)
+{
+    return a->sampled_row && a->sampled_row[t] >= 0;
+}
+
 static uint32_t embed_id(const cn_embed_args *a, uint32_t t)
 {
-    bool sampled = a->sampled_row && a->sampled_row[t] >= 0;
-    return sampled ? a->sampled[a->sampled_row[t]] : a->tokens[t];
+    return is_sampled(a, t) ? a->sampled[a->sampled_row[t]] : a->tokens[t];
 }
 
 static void embed_row(const void *args, uint32_t t)
 {
     const cn_embed_args *a = args;
-    copy_row(a->out, a->table, t, embed_id(a, t), a->hidden);
+    const uint32_t id = embed_id(a, t);
+    if (id == CN_NO_TOKEN)
+        memset((float *)a->out + (size_t)t * a->hidden, 0, a->hidden * sizeof(float));
+    else
+        copy_row(a->out, a->table, t, id, a->hidden);
 }
 
 cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
 {
     for (uint32_t t = 0; t < a->n_tokens; t++)
-        if (embed_id(a, t) >= a->vocab)
+        if (embed_id(a, t) >= a->vocab && !(is_sampled(a, t) && embed_id(a, t) == CN_NO_TOKEN))
             return cn_fail(CN_ERR_SHAPE,
                            "embed: token %u has id %u: expected less than the vocabulary size %u",
                            t, embed_id(a, t), a->vocab);

@@ -181,7 +181,8 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
     process_logits(a, row, c.logit);
     uint32_t best = argmax(c.logit, a->vocab);
     float max = c.logit[best];
-    if (r->temperature <= 0.0f || max == -INFINITY) return only(&c, best);
+    if (max == -INFINITY) return only(&c, CN_NO_TOKEN);
+    if (r->temperature <= 0.0f) return only(&c, best);
 
     scale(c.logit, c.logit, a->vocab, max, r->temperature);
     weigh(c.logit, c.weight, a->vocab);
@@ -228,7 +229,8 @@ static void write_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token
     double mass = INFINITY; /* no logit above -inf: every logprob is -inf */
     if (max > -INFINITY)
         mass = log((double)sum(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
-    a->token_logprobs[row] = logprob_of(logits[token], max, mass);
+    a->token_logprobs[row] =
+        token == CN_NO_TOKEN ? -INFINITY : logprob_of(logits[token], max, mass);
 
     uint32_t want = cn_min_u32((uint32_t)a->rows[row].n_logprobs, CN_MAX_LOGPROBS);
     cn_logprob *top = a->top + (size_t)row * CN_MAX_LOGPROBS;
@@ -256,7 +258,8 @@ void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch)
     uint32_t token = draw(&d, r);
     a->tokens[row] = token;
     if (r->n_logprobs >= 0) write_logprobs(a, row, token, scratch);
-    if (r->count_slot >= 0) count_output(&a->counts[(size_t)r->count_slot * a->vocab + token]);
+    if (r->count_slot >= 0 && token != CN_NO_TOKEN)
+        count_output(&a->counts[(size_t)r->count_slot * a->vocab + token]);
 }
 
 static cn_status check_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab)
