@@ -41,7 +41,8 @@ typedef struct cn_cuda_staging {
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
-    /* NULL on a LOW stream: matrix products and decode attention run on HIGH streams only. */
+    /* NULL where no matrix products and no decode attention run: on LOW streams, and on a backend
+     * beside the model's. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     void *attn_scratch; /* partial results of split sequences; zeroed at start */
     void *select_scratch; /* of `score` (score.cu); zeroed at start, and what must be is kept so */

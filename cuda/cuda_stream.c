@@ -29,11 +29,15 @@ static void staging_close(cn_cuda_staging *st)
     if (st->host) cudaFreeHost(st->host);
 }
 
+/* A backend beside the model's runs no products and no attention. */
+static bool runs_model(const cn_cuda *c) { return c->opts.beside == 0; }
+
 size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
     const size_t n_high = c->opts.high_streams > 0 ? c->opts.high_streams : 1;
-    return n_high * (cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
-                     cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES)) +
+    const size_t of_model = cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
+                            cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+    return (runs_model(c) ? n_high * of_model : 0) +
            (n_high + CN_CUDA_SIDE_STREAMS) *
                cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
 }
@@ -47,7 +51,7 @@ static cn_status open_parts(cn_stream *s, cn_priority priority)
     CN_TRY(staging_open(&s->staging, high ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->select_scratch_bytes, &s->select_scratch));
     CN_CUDA(cudaMemsetAsync(s->select_scratch, 0, c->select_scratch_bytes, s->handle));
-    if (!high) return CN_OK;
+    if (!high || !runs_model(c)) return CN_OK;
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));
     CN_CUDA(cudaMemsetAsync(s->attn_scratch, 0, c->attn_scratch_bytes, s->handle));

@@ -372,6 +372,17 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
     return open_cpu_cache(out);
 }
 
+cn_status cn_backend_cache_shares_gpu(const cn_config *c, bool *shares)
+{
+    cache_choice p;
+    CN_TRY(choose_cache(&p, c));
+    if (p.kind == DEVICE_CPU)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: expected cuda:N beside a model on a GPU",
+                       c->cache_device);
+    *shares = p.ordinal == p.model_ordinal;
+    return CN_OK;
+}
+
 cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
                                 const cn_config *c)
 {

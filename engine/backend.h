@@ -48,6 +48,10 @@ void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
  * no such GPU or no peer, with one line that says so. */
 cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
 
+/* Sets *shares to whether --cache-device is the GPU of a model that runs on a GPU. CN_ERR_ARG: as
+ * above, or it is the CPU. */
+cn_status cn_backend_cache_shares_gpu(const cn_config *c, bool *shares);
+
 /* CN_ERR_DEVICE when --device auto took another kind of device than --cache-device. */
 cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
                                 const cn_config *c);

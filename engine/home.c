@@ -54,6 +54,9 @@ cn_status cn_home_check_start(const cn_config *c)
     if (!away && cn_config_is_given(c, &c->n_packs))
         return cn_fail(CN_ERR_ARG, "--packs %u: no home is declared; %s, or leave it out",
                        c->n_packs, declare_home(c));
+    if (!away && c->kv.home == CN_HOME_AUTO)
+        return cn_fail(CN_ERR_ARG, "--kv-home auto: no other home is declared; add peer or host to "
+                                   "--kv-homes, or leave it out");
     if (!away) return CN_OK;
     if (peer && !c->cache_device)
         return cn_fail(CN_ERR_ARG, "kv home peer: --cache-device is missing");
@@ -293,30 +296,9 @@ void cn_home_close(cn_homes *hs, const cn_backend *model_be)
 
 /* ---- requests ---- */
 
-static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens);
-
-/* Every declared home may be chosen, so each form must be possible. */
-static cn_status check_auto(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
-{
-    const uint32_t away = cn_away_selectors();
-    if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
-        return cn_fail(CN_ERR_ARG,
-                       "kv home auto with kv select %s: expected spade, last or tls, which can "
-                       "bring tokens back from another home; change one of the two",
-                       cn_kv_select_name(kv->select));
-    const cn_kv_params given = *kv;
-    for (int h = CN_N_HOMES; h-- > 0;) {
-        if (!(cn_config_homes(c) >> h & 1)) continue;
-        *kv = cn_away_form(&given, (cn_kv_home)h);
-        CN_TRY(check_home(c, kv, block_tokens));
-    }
-    return CN_OK;
-}
-
 /* Checks that the home is declared and that its cap fits, and completes kv. */
 static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
 {
-    if (kv->home == CN_HOME_AUTO) return check_auto(c, kv, block_tokens);
     if ((unsigned)kv->home < CN_N_HOMES && (kv->home != CN_HOME_DEVICE || kv->select) &&
         !(cn_config_homes(c) >> kv->home & 1))
         return cn_fail(CN_ERR_ARG, "kv.home %s is not enabled: add it to --kv-homes at start",
@@ -333,12 +315,31 @@ static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block
                    cap, most_cap);
 }
 
-cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
-                           uint32_t window_tokens)
+static cn_status check_form(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                            uint32_t window_tokens)
 {
     CN_TRY(check_home(c, kv, block_tokens));
     CN_TRY(cn_selector_check(kv, block_tokens, &c->kv));
     return cn_policy_check(kv, block_tokens, window_tokens);
+}
+
+cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                           uint32_t window_tokens)
+{
+    if (kv->home != CN_HOME_AUTO) return check_form(c, kv, block_tokens, window_tokens);
+    const uint32_t away = cn_away_selectors();
+    if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
+        return cn_fail(CN_ERR_ARG,
+                       "kv home auto with kv select %s: expected spade, last or tls, which can "
+                       "bring tokens back from another home; change one of the two",
+                       cn_kv_select_name(kv->select));
+    const cn_kv_params given = *kv;
+    for (int h = CN_N_HOMES; h-- > 0;) { /* each may be chosen, so each form must be possible */
+        if (!(cn_config_homes(c) >> h & 1)) continue;
+        *kv = cn_away_form(&given, (cn_kv_home)h);
+        CN_TRY(check_form(c, kv, block_tokens, window_tokens));
+    }
+    return CN_OK;
 }
 
 /* ---- steps ---- */

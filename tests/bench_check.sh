@@ -252,6 +252,20 @@ refused "GiB available on the device" plan --model bench/shapes/qwen3-32b --gpu-
 "$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-home host --kv-select spade \
     --home-space 400 --swap-space 9000 --kv-policy zip >"$dir/out"
 grep -q '^home  *host, 399.97 GiB' "$dir/out" || fail "no home"
+# A cache device that is this GPU takes its memory before the KV cache does: blocks of 36 MiB.
+pair="plan --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-select spade --kv-home peer --home-space 18"
+for device in 0 1; do
+    # shellcheck disable=SC2086
+    "$cinch" $pair --cache-device cuda:$device --json >"$dir/out$device"
+done
+blocks() { sed -n 's/.*"num_blocks": \([0-9]*\).*/\1/p' "$dir/out$1"; }
+fewer=$(($(blocks 1) - $(blocks 0)))
+test $fewer -ge 512 && test $fewer -le 560 || fail "the cache device takes $fewer blocks"
+# shellcheck disable=SC2086
+"$cinch" $pair --cache-device cuda:0 | grep -q "% of it used, 19.0 GiB of that for the cache device" ||
+    fail "no cache device"
+# shellcheck disable=SC2086
+refused "cuda:N beside a model on a GPU" $pair --cache-device cpu
 refused "70 % of the machine's" plan --model $model --kv-home host --kv-select tls --home-space 9000
 # Selection: per token 6 layers x 2 heads of 16 / 2 + 2 bytes of labels and 2 x 64 x 4 / 64 of bounds.
 "$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-selectors ds,spade,tls \

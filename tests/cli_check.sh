@@ -137,6 +137,7 @@ spade does not read select_query|compare $model -i examples/prompts.jsonl --arms
 --share-prefix-cache is an option of the sharing section|run-batch $model -i examples/prompts.jsonl -o $dir/o --share-prefix-cache
 --loop-rescue needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --kv-policy zip
 --loop-rescue needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
+--loop-rescue needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2 --kv-select spade --kv-home host --home-space 0.1
 --repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field q --repetition-min-count 3
 --gpu-memory-utilization has no effect with --device cpu|plan $model --device cpu --gpu-memory-utilization 0.5
 --max-batches needs --spool|serve $model --max-batches 5
@@ -385,4 +386,27 @@ LD_PRELOAD=$dir/fsync.so "$cinch" run-batch --model "${model#--model }" -i "$dir
 [ $got = 1 ] && grep -q 'synced: fsync: Input/output error: .*--resume' "$dir/err" ||
     { echo "a failed fsync: exit code $got"; cat "$dir/err"; exit 1; }
 [ "$(wc -l <"$dir/synced")" = 2 ]
+
+# A request whose arrays find no host memory fails, and the others go on. Its arrays have more than
+# 2,000 words.
+cat >"$dir/calloc.c" <<'C'
+#include <stddef.h>
+void *__libc_calloc(size_t n, size_t size);
+void *calloc(size_t n, size_t size);
+void *calloc(size_t n, size_t size)
+{
+    return size == 4 && n > 2000 && n < 2400 ? NULL : __libc_calloc(n, size);
+}
+C
+"${CC:-cc}" -shared -fPIC -o "$dir/calloc.so" "$dir/calloc.c"
+for n in 2000 4; do
+    echo "{\"custom_id\": \"$n\", \"url\": \"/v1/completions\"," \
+        "\"body\": {\"prompt\": [5, 6], \"max_tokens\": $n}}"
+done >"$dir/large"
+got=0
+LD_PRELOAD=$dir/calloc.so "$cinch" run-batch --model "${model#--model }" -i "$dir/large" \
+    -o "$dir/starved" >"$dir/out" 2>"$dir/err" || got=$?
+[ $got = 2 ] && grep -q '"custom_id": *"2000".*out of host memory' "$dir/starved" &&
+    grep -q '"custom_id": *"4".*"finish_reason": *"length"' "$dir/starved" ||
+    { echo "no host memory: exit code $got"; cat "$dir/err" "$dir/starved"; exit 1; }
 echo "cli: ok"

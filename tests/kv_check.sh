@@ -393,7 +393,11 @@ flag 'select-rotate' --select-rotate=maybe
 flag 'recent-tokens -1' --recent-tokens -1
 flag 'kv-home disk: expected one of device|peer|host|auto' --kv-home disk
 flag 'kv-homes device,auto' --kv-homes device,auto
-flag 'kv home auto with kv select ds' --kv-home auto --kv-select ds --device cpu --block-size 64
+flag 'kv home auto with kv select ds' --kv-home auto --kv-homes device,host --kv-selectors spade \
+    --home-space 0.2 --kv-select ds --device cpu --block-size 64
+flag 'kv-home auto: no other home is declared' --kv-home auto --kv-select spade --device cpu
+flag 'kv sinks of 256 tokens leave no room' --kv-home auto --kv-homes device,host --kv-select tls \
+    --home-space 0.2 --kv-sinks 200 --select-tokens 512 --device cpu
 flag 'host-space 1: kv home host is not declared' --host-space 1
 flag 'kv-homes peer,disk' --kv-homes peer,disk
 flag 'select-cap -1' --select-cap -1

@@ -294,11 +294,19 @@ static cn_status plan_elsewhere(plan_report *r)
 {
     const cn_config *c = r->config;
     cn_plan_gpu gpu;
+    uint64_t cache_bytes;
+    char cache[64] = "";
+    CN_TRY(cn_home_check_start(c));
     cn_plan_gpu_init(&gpu, c);
+    CN_TRY(cn_plan_gpu_take_cache(&gpu, c, &r->model, &cache_bytes));
+    if (cache_bytes > 0)
+        snprintf(cache, sizeof cache, ", %.1f GiB of that for the cache device",
+                 cn_gib(cache_bytes));
     snprintf(r->device.why, sizeof r->device.why,
-             "a GPU of %.1f GiB (--gpu-memory), %.0f %% of it used, %d MiB assumed for the driver; "
-             "not measured",
-             cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, CN_PLAN_CONTEXT_MIB);
+             "a GPU of %.1f GiB (--gpu-memory), %.0f %% of it used%s, %d MiB assumed for the "
+             "driver; not measured",
+             cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, cache,
+             CN_PLAN_CONTEXT_MIB);
     return fill(r, &gpu.backend, NULL);
 }
 

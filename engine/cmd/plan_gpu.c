@@ -1,12 +1,16 @@
 /* plan_gpu.c - see plan_gpu.h. The figures are those of the CUDA backend on a Hopper GPU. */
 #include "engine/cmd/plan_gpu.h"
 
+#include "engine/backend.h"
+#include "engine/start_plan.h"
+
 enum {
     ALIGN_BYTES = 256,
     BLOCK_TOKENS = 256,
     /* Scratch of the streams (cn_cuda_stream_bytes): 32 MiB for products, 17 for attention, and for
      * selection 15 with 32 heads and 256 requests. */
     STREAMS_MIB = 64,
+    CACHE_STREAMS_MIB = 45,  /* of a cache device: selection alone, three streams */
     SAMPLE_BYTES = 64,       /* clusters sample without scratch */
     SCORE_MIB = 88,          /* of compression, at least */
     SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
@@ -52,4 +56,18 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
         .avail_bytes = share > taken ? share - taken : 0,
     };
     g->backend.ctx = g;
+}
+
+cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m,
+                                 uint64_t *bytes)
+{
+    bool shares = false;
+    *bytes = 0;
+    if (!c->cache_device) return CN_OK;
+    CN_TRY(cn_backend_cache_shares_gpu(c, &shares));
+    if (!shares) return CN_OK;
+    CN_TRY(cn_start_cache_bytes(bytes, c, m, &g->backend));
+    *bytes += (uint64_t)CACHE_STREAMS_MIB << 20;
+    g->avail_bytes -= *bytes < g->avail_bytes ? *bytes : g->avail_bytes;
+    return CN_OK;
 }

@@ -5,6 +5,7 @@
 #ifndef CN_PLAN_GPU_H
 #define CN_PLAN_GPU_H
 
+#include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
 
@@ -20,5 +21,10 @@ typedef struct cn_plan_gpu {
 
 /* Describes a GPU of c->gpu_memory bytes that no other process uses. */
 void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c);
+
+/* If --cache-device is this GPU, takes what an engine would take there before the model: *bytes,
+ * else 0. CN_ERR_ARG: --cache-device. The options of homes have been checked. */
+cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m,
+                                 uint64_t *bytes);
 
 #endif

@@ -301,8 +301,9 @@ static cn_status check_prompts(const cn_config *c)
 
 static cn_status check_rescue(const cn_config *c)
 {
-    if (c->loop_rescue == CN_OPT_RESCUE_OFF || cn_policies_need(cn_config_policies(c)).capped)
-        return CN_OK;
+    /* Not cn_config_policies, which adds what homes do to requests without compression. */
+    const uint32_t policies = c->kv_policies | 1U << c->kv.policy;
+    if (c->loop_rescue == CN_OPT_RESCUE_OFF || cn_policies_need(policies).capped) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--loop-rescue needs --kv-policy window or zip: only compressed "
                                "requests are run once more");
 }
