@@ -359,9 +359,10 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
         return;
     }
     if (token == CN_NO_TOKEN) {
-        cn_engine_deliver(e, s, CN_FINISH_ERROR,
-                          "no token can be sampled: every logit is NaN or -inf (damaged weights, "
-                          "or an overflow), or belongs to a token that is not allowed");
+        static const char why[] =
+            "no token can be sampled: every logit is NaN or -inf (damaged weights, or an "
+            "overflow), or belongs to a token that is not allowed";
+        cn_engine_deliver(e, s, CN_FINISH_ERROR, s->mask_error ? s->mask_error : why);
         return;
     }
     e->stats->generation_tokens++;

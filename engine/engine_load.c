@@ -47,7 +47,10 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
     CN_TRY(load_tokenizer(e, tokenizer_dir));
-    CN_TRY(cn_chat_template_load(&e->chat, tokenizer_dir, e->config->chat_template));
+    CN_TRY(cn_chat_template_load(&e->chat, tokenizer_dir, c->chat_template));
+    if (c->tool_call_parser != CN_OPT_TOOLS_NONE && !cn_chat_template_reads_tools(e->chat))
+        cn_log(CN_LOG_WARN, "--tool-call-parser: the chat template does not read `tools`, so the "
+                            "model is not told of them; set --chat-template to one that does");
 
     e->default_sampling = c->sampling;
     if (c->generation_config == CN_OPT_GENERATION_AUTO) {

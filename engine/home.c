@@ -337,7 +337,8 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
     for (int h = CN_N_HOMES; h-- > 0;) { /* each may be chosen, so each form must be possible */
         if (!(cn_config_homes(c) >> h & 1)) continue;
         *kv = cn_away_form(&given, (cn_kv_home)h);
-        CN_TRY(check_form(c, kv, block_tokens, window_tokens));
+        const cn_status status = check_form(c, kv, block_tokens, window_tokens);
+        if (status != CN_OK) return cn_fail_within(status, "kv home auto");
     }
     return CN_OK;
 }

@@ -82,7 +82,6 @@ static uint32_t depth_of(json_t *value)
 static const char *fault_text(const json_error_t *e, const char *rest, size_t n_rest)
 {
     switch (json_error_code(e)) {
-    case json_error_invalid_utf8: return "bytes that are not UTF-8";
     case json_error_premature_end_of_input: return "the text ends too early";
     case json_error_end_of_input_expected: return "more text behind the value";
     case json_error_duplicate_key: return "a duplicate key";
@@ -107,6 +106,9 @@ static cn_status fail_syntax(cn_status error, const char *what, const char *text
                              const json_error_t *e)
 {
     enum { NEAR_BYTES = 24 };
+    if (json_error_code(e) == json_error_invalid_utf8) /* jansson does not say where */
+        return cn_fail(error, "%s: not JSON: byte %zu is not UTF-8", what,
+                       cn_utf8_valid_prefix(text, n) + 1);
     char near[NEAR_BYTES + 1], shown[4 * NEAR_BYTES], line[24] = "";
     const size_t end = e->position < 0 ? 0 : (size_t)e->position < n ? (size_t)e->position : n;
     const size_t begin = end > NEAR_BYTES ? end - NEAR_BYTES : 0;

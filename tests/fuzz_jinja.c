@@ -27,6 +27,7 @@ static void run(const uint8_t *data, size_t size)
         return;
     }
     cn_jinja_loops_over(t, "content");
+    cn_jinja_has_variable(t, "tools");
     cn_buf one = {0}, two = {0};
     bool exceeded[2];
     FUZZ_CHECK(cn_buf_add(&one, "before", 6) == CN_OK);

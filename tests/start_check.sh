@@ -47,6 +47,37 @@ until [ -e "$dir/access.log" ]; do
 done
 stop
 
+# A line of the access log that is cut off, as on a full disk, does not spoil the next one. The limit
+# is 4,096 bytes a file.
+rm "$dir/access.log"
+trap '' XFSZ
+ulimit -S -f 8
+serve --device cpu
+ulimit -S -f unlimited
+trap - XFSZ
+"${PYTHON:-python3}" - "$url" "$dir/access.log" "$served" <<'P'
+import json, resource, sys, urllib.request
+url, path, pid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+get = lambda n: [urllib.request.urlopen(url + "/health").read() for _ in range(n)]
+get(40)
+hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+get(5)
+lines = open(path).read().splitlines()
+def parses(line):
+    try:
+        return json.loads(line)["path"] == "/health"
+    except ValueError:
+        return False
+good = [parses(line) for line in lines]
+assert sum(good) >= 10 and good.count(False) == 1 and all(good[-5:]), good
+metrics = urllib.request.urlopen(url + "/metrics").read().decode()
+lost = [l for l in metrics.splitlines() if l.startswith("cinch_access_log_lines_lost_total")]
+assert int(float(lost[0].split()[-1])) == 45 - sum(good), (lost, sum(good))
+P
+grep -q "^warning: a line of the access log cannot be written" "$dir/serve.log"
+stop
+
 # An IPv6 address is in brackets in the URL that the server prints, and in the access log.
 if grep -q '^0*1 .* lo$' /proc/net/if_inet6 2>/dev/null; then
     serve --device cpu --host ::1

@@ -292,16 +292,17 @@ static void cancelled_requests_return_all_they_hold(void **state)
 
 /* ---- starts and refusals ---- */
 
-/* Without another home, `auto` is the device; a wrong form of any declared home is refused. */
+/* Without another home, `auto` of a request is the device, and as an option it is refused; a wrong
+ * form of any declared home is refused. */
 static void wrong_requests_are_refused(void **state)
 {
     (void)state;
-    static const char *const common[] = {"device", "cpu", "kv-home", "auto", "kv-select", "spade",
-                                         "select-tokens", "256", NULL};
+    static const char *const common[] = {"device", "cpu", "kv-select", "spade", "select-tokens",
+                                         "256", NULL};
     run *r = run_new(common, (const char *[]){"kv-selectors", "spade,ds", NULL});
     cn_kv_params good, kv;
     cn_engine_default_kv(r->engine, &good);
-    assert_int_equal(good.home, CN_HOME_AUTO);
+    good.home = CN_HOME_AUTO;
     const uint32_t prompt[] = {65, 66, 67};
     cn_request_params p = {.tokens = prompt, .n_tokens = 3, .kv = good};
     cn_engine_default_sampling(r->engine, &p.sampling);
@@ -315,8 +316,10 @@ static void wrong_requests_are_refused(void **state)
     kv = good, kv.select = CN_SELECT_NONE;
     run_assert_kv_refused(r, &kv, "kv home auto with kv select none");
     run_free(r);
-    r = run_new(common, (const char *[]){"kv-homes", "host", "home-space", "0.1", NULL});
+    r = run_new(common, (const char *[]){"kv-home", "auto", "kv-homes", "host", "home-space", "0.1",
+                                         NULL});
     cn_engine_default_kv(r->engine, &good);
+    assert_int_equal(good.home, CN_HOME_AUTO);
     kv = good, kv.select_keys = CN_SELECT_ROWS;
     run_assert_kv_refused(r, &kv, "kv select_keys rows with kv home host");
     kv = good, kv.select_cap = 200;

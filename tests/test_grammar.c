@@ -241,8 +241,15 @@ static void patterns(void **state)
     SCHEMA("{\"pattern\":\"^a|b$\"}", LIST("\"ax\"", "\"xb\""), LIST("\"xa\"", "\"bx\""));
     SCHEMA("{\"pattern\":\"^[^x]$\"}", LIST("\"a\"", "\"\\\"\"", "\"\\n\"", "\"é\""),
            LIST("\"x\"", "\"\n\"", "\"\"\""));
-    SCHEMA("{\"type\":\"string\",\"format\":\"date\"}", LIST("\"2024-12-31\""),
-           LIST("\"2024-02-30\"", "\"2024-13-01\"", "\"2024-04-31\""));
+    SCHEMA("{\"type\":\"string\",\"format\":\"date\"}",
+           LIST("\"2024-12-31\"", "\"2024-02-29\"", "\"2000-02-29\"", "\"3000-01-01\""),
+           LIST("\"2024-02-30\"", "\"2024-13-01\"", "\"2024-04-31\"", "\"2023-02-29\"",
+                "\"1900-02-29\""));
+    SCHEMA("{\"format\":\"email\"}",
+           LIST("\"info@my-company-name.com\"", "\"x@mail.example3.de\"", "\"o'neil+a/b@a.bc\"",
+                "\"a.b@eng.cs.uni.ac.uk\""),
+           LIST("\"a@b\"", "\"@b.com\"", "\"a..b@c.com\"", "\"a@-b.com\"", "\"a@b-.com\"",
+                "\"a@b.c3\"", "\"a b@c.com\""));
     REGEX("[a-c]{2,3}(?:x|yy)*\\d?", LIST("ab", "abcx", "aayyx7"), LIST("a", "abcd", "aby"));
     REGEX("\\w+@[^\\s@]+\\.com", LIST("a_b@c.com"), LIST("@c.com", "a@ .com", "a@\xc3\xa9.com"));
     REGEX("[\\u00e0-\\u00ff]{1,2}|\\x41.", LIST("é", "éê", "Ab", "Aé"), LIST("e", "A\n", "B"));

@@ -211,6 +211,28 @@ static void loops_over_a_content_are_found(void **state)
     }
 }
 
+static void variables_are_found(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source;
+        bool found;
+    } cases[] = {
+        {"{% if tools %}{% endif %}", true},
+        {"{{ f(a, x=[1, {'k': tools[0]}]) }}", true},
+        {"{% for t in a %}{% macro f(b=tools) %}{% endmacro %}{% endfor %}", true},
+        {"{% set x = a if b else (tools or c) | length %}", true},
+        {"{% if 1 < 2 < tools %}{% endif %}", true},
+        {"tools {{ message.tools }} {{ m['tools'] }} {# tools #}", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_jinja *t;
+        assert_int_equal(cn_jinja_parse(&t, cases[i].source, strlen(cases[i].source)), CN_OK);
+        if (cn_jinja_has_variable(t, "tools") != cases[i].found) fail_msg("%s", cases[i].source);
+        cn_jinja_free(t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +242,7 @@ int main(void)
         cmocka_unit_test(deep_variables_end_in_an_error),
         cmocka_unit_test(a_failed_rendering_leaves_the_output),
         cmocka_unit_test(loops_over_a_content_are_found),
+        cmocka_unit_test(variables_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

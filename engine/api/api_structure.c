@@ -117,7 +117,10 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         has_structure = true;
     }
     if (has_structure) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s: expected json, regex, choice or json_object, got none", key);
+    return cn_fail(CN_ERR_ARG,
+                   "%s: expected json, regex, choice or json_object, got none that is not null or "
+                   "false",
+                   key);
 }
 
 /* {"type": "function", "function": {"name": ...}} */

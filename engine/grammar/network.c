@@ -192,7 +192,6 @@ cn_status cn_net_finish(cn_net *n)
     CN_TRY(compute_heights(n));
     if (n->nodes[n->rules[0].start].height != CN_NET_NO_END) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "no text matches the grammar with at most %d values inside one "
-                   "another",
+                   "no text matches (values of JSON may be %d deep inside one another)",
                    CN_NET_MAX_DEPTH);
 }

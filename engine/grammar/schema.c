@@ -176,12 +176,17 @@ cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *k
 
 static const char *format_pattern(const char *name)
 {
-#define DATE                                                                                  \
-    "[12][0-9]{3}-(?:(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])|" \
-    "(?:0[13578]|1[02])-31)"
+#define LEAP_YEAR /* from 1000 on */                            \
+    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|"           \
+    "(?:[2468][048]|[13579][26])00)"
+#define DATE                                                                    \
+    "(?:[1-9][0-9]{3}-(?:(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|"           \
+    "02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13578]|1[02])-31)|" LEAP_YEAR "-02-29)"
 #define TIME                                                       \
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:[.][0-9]{1,6})?" \
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+#define ATOM "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,64}"
+#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?" /* of a domain */
     static const struct {
         const char *name, *pattern;
     } formats[] = {
@@ -191,11 +196,13 @@ static const char *format_pattern(const char *name)
         {"uuid", "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"},
         {"ipv4", "(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}"
                  "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"},
-        {"email", "[A-Za-z0-9_+-]{1,32}(?:[.][A-Za-z0-9_+-]{1,32}){0,3}@"
-                  "[A-Za-z0-9]{1,32}(?:-[A-Za-z0-9]{1,32})?(?:[.][A-Za-z]{2,12}){1,3}"},
+        {"email", ATOM "(?:[.]" ATOM "){0,3}@" LABEL "(?:[.]" LABEL "){0,4}[.][A-Za-z]{2,24}"},
     };
+#undef LEAP_YEAR
 #undef DATE
 #undef TIME
+#undef ATOM
+#undef LABEL
     for (size_t i = 0; name && i < sizeof formats / sizeof *formats; i++)
         if (strcmp(name, formats[i].name) == 0) return formats[i].pattern;
     return NULL;

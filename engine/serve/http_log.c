@@ -1,5 +1,6 @@
 /* http_log.c - the access log: one line of JSON per request. When the log cannot be written (a full
- * disk, a full pipe), its lines are dropped and counted, and the server continues. */
+ * disk, a full pipe), its lines are dropped and counted, and the server continues. Behind a line of
+ * which only a part was written, the next one begins with a line break. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -31,17 +32,22 @@ static json_t *line_of(const cn_exchange *x, const char *why)
     return line;
 }
 
-/* Drops the line when writing would block the event loop (a full pipe or terminal). */
-static bool write_line(int fd, const char *line, size_t n)
+/* Writes line[n], which begins with a line break. Drops the line when writing would block the event
+ * loop (a full pipe or terminal). *is_torn: the log ends within a line. */
+static bool write_line(int fd, const char *line, size_t n, bool *is_torn)
 {
     struct pollfd p = {.fd = fd, .events = POLLOUT};
     if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) return false;
+    if (!*is_torn) line++, n--;
     ssize_t wrote;
     do
         wrote = write(fd, line, n);
     while (wrote < 0 && errno == EINTR);
+    if (wrote > 0) *is_torn = line[wrote - 1] != '\n';
     return wrote == (ssize_t)n;
 }
+
+void cn_http_server_log_changed(cn_http_server *s) { s->log_is_torn = false; }
 
 void http_log(const cn_exchange *x, const char *why)
 {
@@ -50,11 +56,14 @@ void http_log(const cn_exchange *x, const char *why)
     json_t *object = line_of(x, why);
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     cn_buf line = {0};
-    bool ok = text && cn_buf_addf(&line, "%s\n", text) == CN_OK &&
-              write_line(o->access_log_fd, line.data, line.len);
+    bool ok = text && cn_buf_addf(&line, "\n%s\n", text) == CN_OK &&
+              write_line(o->access_log_fd, line.data, line.len, &x->conn->server->log_is_torn);
     if (!ok) {
-        cn_serve_stats_lock(o->stats)->log_lines_lost++;
+        const bool is_first = cn_serve_stats_lock(o->stats)->log_lines_lost++ == 0;
         cn_serve_stats_unlock(o->stats);
+        if (is_first)
+            cn_log(CN_LOG_WARN, "a line of the access log cannot be written; "
+                                "cinch_access_log_lines_lost_total counts such lines");
     }
     cn_buf_free(&line);
     free(text);

@@ -111,6 +111,8 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
 /* Ends a drain: answers 503 to each request without a reply, after its closed(). Replies that have
  * begun and paused uploads stay as they are. */
 void cn_http_server_cut(cn_http_server *s);
+/* Call when access_log_fd refers to another file. */
+void cn_http_server_log_changed(cn_http_server *s);
 
 /* ---- the request ---- */
 

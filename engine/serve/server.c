@@ -121,7 +121,7 @@ static int open_log_file(const char *path)
 
 static void on_reopen(evutil_socket_t fd, short what, void *arg)
 {
-    const cn_server *s = arg;
+    cn_server *s = arg;
     const char *path = s->config->access_log;
     uint64_t times;
     (void)what;
@@ -130,6 +130,8 @@ static void on_reopen(evutil_socket_t fd, short what, void *arg)
     const int file = open_log_file(path);
     if (file < 0 || dup3(file, s->log_fd, O_CLOEXEC) < 0)
         cn_log(CN_LOG_WARN, "%s: cannot open the access log again: %s", path, strerror(errno));
+    else
+        cn_http_server_log_changed(s->http);
     if (file >= 0) close(file);
 }
 

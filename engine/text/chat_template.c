@@ -241,6 +241,12 @@ cn_status cn_chat_template_check(const cn_chat_template *t)
         t->why.data);
 }
 
+bool cn_chat_template_reads_tools(const cn_chat_template *t)
+{
+    const cn_jinja *program = t->tools ? t->tools : t->program;
+    return program && cn_jinja_has_variable(program, "tools");
+}
+
 bool cn_chat_template_add_special(const cn_chat_template *t) { return t->add_special; }
 
 /* ---- loading ---- */

@@ -45,6 +45,9 @@ cn_status cn_chat_template_check(const cn_chat_template *t);
  * failure `out` is unchanged. */
 cn_status cn_chat_template_render(const cn_chat_template *t, const json_t *variables, cn_buf *out);
 
+/* Whether a prompt can depend on `tools`. False if chats cannot be rendered. */
+bool cn_chat_template_reads_tools(const cn_chat_template *t);
+
 /* Whether a rendered prompt must be encoded with add_special: true only for the family "none". */
 bool cn_chat_template_add_special(const cn_chat_template *t);
 

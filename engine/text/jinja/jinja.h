@@ -48,4 +48,7 @@ cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *ou
  * {% for part in message['content'] %}, or over a variable of this name. */
 bool cn_jinja_loops_over(const cn_jinja *t, const char *name);
 
+/* True if the template has a variable of this name, also where it does not read it. */
+bool cn_jinja_has_variable(const cn_jinja *t, const char *name);
+
 #endif

@@ -200,3 +200,18 @@ bool cn_jinja_loops_over(const cn_jinja *t, const char *name)
 {
     return loops_over(t->body, (cn_jtext){name, strlen(name)});
 }
+
+static bool has_variable(const cn_jnode *n, cn_jtext name)
+{
+    for (; n; n = n->next)
+        if ((n->kind == CN_JN_NAME && cn_jtext_same(n->value.text, name)) ||
+            has_variable(n->a, name) || has_variable(n->b, name) || has_variable(n->c, name) ||
+            has_variable(n->d, name) || has_variable(n->e, name))
+            return true;
+    return false;
+}
+
+bool cn_jinja_has_variable(const cn_jinja *t, const char *name)
+{
+    return has_variable(t->body, (cn_jtext){name, strlen(name)});
+}
