@@ -263,6 +263,7 @@ typedef struct cn_token_logprobs {
     cn_logprob chosen;
     const cn_logprob *top; /* [n_top], best first */
     uint32_t n_top;
+    uint32_t rank; /* of a prompt's token: how many tokens are at least as likely; else 0 */
 } cn_token_logprobs;
 
 /* What compression and selection did to one sample. */

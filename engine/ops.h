@@ -251,6 +251,9 @@ typedef struct cn_sample_args {
     uint32_t *tokens;      /* [n_rows] out */
     float *token_logprobs; /* [n_rows] out, rows with n_logprobs >= 0 */
     cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first; ties: lower id first */
+    /* [n_rows] out, of rows with n_logprobs >= 0 whose token is forced: how many raw logits are not
+     * below the token's, so 1 for the best one. NULL: not wanted. */
+    uint32_t *ranks;
     void *scratch;         /* scratch_bytes, from backend->sample_scratch_bytes; 64-byte aligned */
     size_t scratch_bytes;
 } cn_sample_args;

@@ -39,6 +39,7 @@ static void take(cn_prompt_scores *s, const cn_prompt_piece *p, uint32_t n, uint
         for (uint32_t k = 0; k < n_top; k++) top[k] = p->host_top[i * CN_MAX_LOGPROBS + k];
         s->tokens[s->n] = (cn_token_logprobs){
             .chosen = {(uint32_t)p->host_samples[i].force_token, p->host_logprobs[i]},
+            .rank = p->host_ranks[i],
             .top = top,
             .n_top = n_top,
         };
@@ -69,6 +70,7 @@ static cn_status score(cn_engine *e, cn_prompt_scores *s, const uint32_t *prompt
                         .tokens = p->tokens,
                         .token_logprobs = p->logprobs,
                         .top = p->top,
+                        .ranks = p->ranks,
                         .scratch = e->sample_scratch,
                         .scratch_bytes = e->sample_scratch_bytes};
     CN_TRY(be->mem_write(e->stream, p->rows, p->host_rows, n * sizeof *p->rows));
@@ -77,6 +79,7 @@ static cn_status score(cn_engine *e, cn_prompt_scores *s, const uint32_t *prompt
     a.logits = cn_model_logits(e->model);
     CN_TRY(be->sample(e->stream, &a));
     CN_TRY(be->mem_read(e->stream, p->host_logprobs, p->logprobs, n * sizeof *p->logprobs));
+    CN_TRY(be->mem_read(e->stream, p->host_ranks, p->ranks, n * sizeof *p->ranks));
     CN_TRY(be->mem_read(e->stream, p->host_top, p->top, n * CN_MAX_LOGPROBS * sizeof *p->top));
     CN_TRY(be->fence_record(p->fence, e->stream));
     CN_TRY(be->fence_sync(p->fence));

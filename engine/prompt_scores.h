@@ -26,6 +26,7 @@ typedef struct cn_prompt_piece {
     uint32_t *rows, *tokens, *host_rows;
     cn_sample_row *samples, *host_samples;
     float *logprobs, *host_logprobs;
+    uint32_t *ranks, *host_ranks;
     cn_logprob *top, *host_top; /* [max_rows, CN_MAX_LOGPROBS] */
 } cn_prompt_piece;
 

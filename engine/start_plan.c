@@ -161,6 +161,8 @@ static void add_prompt_piece(cn_start_plan *p, const sizes *z)
          offsetof(cn_prompt_piece, host_samples)},
         {sizeof(float), offsetof(cn_prompt_piece, logprobs),
          offsetof(cn_prompt_piece, host_logprobs)},
+        {sizeof(uint32_t), offsetof(cn_prompt_piece, ranks),
+         offsetof(cn_prompt_piece, host_ranks)},
         {CN_MAX_LOGPROBS * sizeof(cn_logprob), offsetof(cn_prompt_piece, top),
          offsetof(cn_prompt_piece, host_top)},
     };

@@ -123,8 +123,8 @@ static void samples_become_choices_and_usage_adds_up(void **state)
 }
 
 static const cn_logprob top[] = {{1, -0.5f}, {2, -INFINITY}};
-static const cn_token_logprobs probs[] = {{{0, -0.25f}, top, 2}, {{3, -1}, top, 1},
-                                          {{99, 0}, NULL, 0}};
+static const cn_token_logprobs probs[] = {{{0, -0.25f}, top, 2, 0}, {{3, -1}, top, 1, 0},
+                                          {{99, 0}, NULL, 0, 0}};
 
 static void chat_logprobs_have_tokens_and_bytes(void **state)
 {
@@ -170,9 +170,9 @@ static void completion_logprobs_are_parallel_arrays(void **state)
 
 /* Tokens: both bytes of a character, a, the first byte without the second, a, and the first byte at
  * the end. */
-static const cn_token_logprobs parts[] = {{{2, -1}, NULL, 0}, {{7, -1}, NULL, 0},
-                                          {{0, -1}, NULL, 0}, {{2, -1}, NULL, 0},
-                                          {{0, -1}, NULL, 0}, {{2, -1}, NULL, 0}};
+static const cn_token_logprobs parts[] = {{{2, -1}, NULL, 0, 0}, {{7, -1}, NULL, 0, 0},
+                                          {{0, -1}, NULL, 0, 0}, {{2, -1}, NULL, 0, 0},
+                                          {{0, -1}, NULL, 0, 0}, {{2, -1}, NULL, 0, 0}};
 
 static void parts_of_a_character_have_its_offset(void **state)
 {
@@ -238,10 +238,10 @@ static void tokens_that_the_text_lacks_have_no_width(void **state)
     (void)state;
     /* <s> a, and the first byte of a character; then its second byte, <s> and a. */
     static const uint32_t ids[] = {8, 0, 2};
-    static const cn_token_logprobs prompt[] = {{{8, NAN}, NULL, 0}, {{0, -1}, NULL, 0},
-                                               {{2, -1}, NULL, 0}};
-    static const cn_token_logprobs output[] = {{{7, -1}, NULL, 0}, {{8, -1}, NULL, 0},
-                                               {{0, -1}, NULL, 0}};
+    static const cn_token_logprobs prompt[] = {{{8, NAN}, NULL, 0, 0}, {{0, -1}, NULL, 0, 0},
+                                               {{2, -1}, NULL, 0, 0}};
+    static const cn_token_logprobs output[] = {{{7, -1}, NULL, 0, 0}, {{8, -1}, NULL, 0, 0},
+                                               {{0, -1}, NULL, 0, 0}};
     const cn_event ev = {SAYS(text, "x"), .logprobs = output, .n_tokens = 3, .prompt = ids,
                          .prompt_logprobs = prompt, .n_prompt = 3, .finish = CN_FINISH_STOP,
                          .usage = &usage, .last = true};
@@ -279,8 +279,8 @@ static void expect_text(json_t *body, const char *path, const char *want, size_t
 }
 
 static const cn_logprob nul_top[] = {{5, -0.5f}, {6, -1}, {0, -2}, {5, -3}};
-static const cn_token_logprobs nul_probs[] = {{{0, -1}, nul_top, 4}, {{5, -1}, nul_top, 4},
-                                              {{6, -1}, nul_top, 4}, {{4, -1}, nul_top, 4}};
+static const cn_token_logprobs nul_probs[] = {{{0, -1}, nul_top, 4, 0}, {{5, -1}, nul_top, 4, 0},
+                                              {{6, -1}, nul_top, 4, 0}, {{4, -1}, nul_top, 4, 0}};
 
 static void a_nul_is_written_the_same_everywhere(void **state)
 {
@@ -373,7 +373,7 @@ static cn_api_result *long_result(cn_api_endpoint endpoint, bool ends)
 {
     static cn_logprob alternatives[N_TOP];
     for (uint32_t i = 0; i < N_TOP; i++) alternatives[i] = (cn_logprob){100 + i, -(float)i / 3};
-    const cn_token_logprobs p = {{1, -0.125f}, alternatives, N_TOP};
+    const cn_token_logprobs p = {{1, -0.125f}, alternatives, N_TOP, 0};
     cn_api_result *r = result(endpoint, 1, N_TOP);
     for (int i = 0; i < N_LONG; i++) {
         const bool last = ends && i == N_LONG - 1;

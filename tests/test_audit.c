@@ -23,7 +23,7 @@ static void feed(cn_transcript *t, cn_agreement *a, const cn_transcript *against
         const uint32_t token = first + i;
         tokens[i] = token;
         top[i] = (cn_logprob){parts && token % 3 == 0 ? token + 1 : token, 0};
-        lp[i] = (cn_token_logprobs){{token, -(float)token * step}, &top[i], 1};
+        lp[i] = (cn_token_logprobs){{token, -(float)token * step}, &top[i], 1, 0};
     }
     const cn_event ev = {.tokens = tokens, .n_tokens = n, .logprobs = lp,
                          .last = first + n == N, .finish = CN_FINISH_LENGTH};

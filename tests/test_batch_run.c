@@ -110,7 +110,7 @@ static void step_request(cn_engine *e, fake_request *r)
     const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = r->begun + 1};
     const uint32_t token = r->begun;
     const cn_logprob best = {token, r->logprob};
-    const cn_token_logprobs logprobs = {best, &best, 1};
+    const cn_token_logprobs logprobs = {best, &best, 1, 0};
     cn_event ev = {.request = (uint64_t)(r - e->requests), .text = "", .tokens = &token,
                    .n_tokens = 1, .logprobs = r->wants_logprobs ? &logprobs : NULL};
     r->begun++;

@@ -394,6 +394,24 @@ static void hostile_logits_give_a_token_or_none(void **state)
     bench_free(b);
 }
 
+/* As vLLM counts: equal logits have the rank of the last of them. */
+static void forced_token_has_a_rank(void **state)
+{
+    (void)state;
+    static const uint32_t want[] = {4, 1, 3, 3, 5};
+    uint32_t rank;
+    bench *b = bench_create(1, 5);
+    b->args.ranks = &rank;
+    b->rows[0].n_logprobs = 0;
+    for (int32_t i = 0; i < 5; i++) {
+        memcpy(b->logits, (float[]){-1.0f, 3.0f, 2.0f, 2.0f, NAN}, 5 * sizeof(float));
+        b->rows[0].force_token = i;
+        assert_int_equal(sample_one(b), i);
+        assert_int_equal(rank, want[i]);
+    }
+    bench_free(b);
+}
+
 static void forced_token_overrides_bans_and_is_counted(void **state)
 {
     (void)state;
@@ -523,6 +541,7 @@ int main(void)
         cmocka_unit_test(a_row_does_not_depend_on_the_batch),
         cmocka_unit_test(ties_at_a_threshold_are_all_kept),
         cmocka_unit_test(hostile_logits_give_a_token_or_none),
+        cmocka_unit_test(forced_token_has_a_rank),
         cmocka_unit_test(forced_token_overrides_bans_and_is_counted),
         cmocka_unit_test(a_token_is_forced_by_the_one_before_it),
         cmocka_unit_test(mask_bans_the_tokens_without_a_bit),

@@ -16,7 +16,8 @@ enum { MAX_BANS = 600, MAX_BIASES = 80 };
 /* All arrays that the op reads and writes, on both sides. */
 typedef struct sampling_case {
     uint32_t n_rows, vocab;
-    op_tensor logits, counts, bans, biases, masks, rows, prev, tokens, logprobs, top;
+    op_tensor logits, counts, bans, biases, masks, rows, prev, tokens, logprobs, top,
+        ranks;
     void *cpu_scratch, *cuda_scratch;
     cn_sample_args cpu, cuda;
 } sampling_case;
@@ -150,7 +151,8 @@ static void connect(op_env *e, sampling_case *c)
                                    .bans = SIDE(c->bans), .biases = SIDE(c->biases),
                                    .masks = SIDE(c->masks), .prev_tokens = SIDE(c->prev),
                                    .counts = SIDE(c->counts), .tokens = SIDE(c->tokens),
-                                   .token_logprobs = SIDE(c->logprobs), .top = SIDE(c->top)};
+                                   .token_logprobs = SIDE(c->logprobs), .top = SIDE(c->top),
+                                   .ranks = SIDE(c->ranks)};
 #undef SIDE
     }
     c->cpu.scratch_bytes = e->cpu->sample_scratch_bytes(e->cpu, c->n_rows, c->vocab);
@@ -187,6 +189,7 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
     c.tokens = poison_words(e, n_rows);
     c.logprobs = op_poison(e, n_rows, CN_F32);
     c.top = poison_words(e, (size_t)n_rows * CN_MAX_LOGPROBS * 2);
+    c.ranks = poison_words(e, n_rows);
     connect(e, &c);
     snprintf(e->shape, sizeof e->shape, "rows=%u V=%u", n_rows, vocab);
     return c;
@@ -195,7 +198,8 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
 static void free_case(op_env *e, sampling_case *c)
 {
     op_tensor *all[] = {&c->logits, &c->counts, &c->bans,     &c->biases, &c->masks,
-                        &c->rows,   &c->prev,   &c->tokens,   &c->logprobs, &c->top};
+                        &c->rows,   &c->prev,   &c->tokens,   &c->logprobs, &c->top,
+                        &c->ranks};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
     cn_free(c->cpu_scratch);
     e->cuda->mem_free(e->cuda, c->cuda_scratch);
@@ -231,6 +235,7 @@ static double case_error(op_env *e, const sampling_case *c)
     float *got = cn_calloc(c->n_rows, sizeof *got);
     const float *want = c->logprobs.cpu;
     double worst = fmax(op_words_error(e, &c->tokens), op_words_error(e, &c->counts));
+    worst = fmax(worst, op_words_error(e, &c->ranks));
     op_read(e, &c->logprobs, got);
     for (uint32_t i = 0; i < c->n_rows; i++) worst = fmax(worst, logprob_error(got[i], want[i]));
     cn_free(got);

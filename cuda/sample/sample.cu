@@ -233,6 +233,18 @@ __device__ static __noinline__ raw_logits write_logprobs(part *t, uint64_t own_b
     return raw;
 }
 
+/* Writes the rank of a forced token. */
+__device__ static __noinline__ void write_rank(part *t, uint32_t token)
+{
+    const cn_sample_args *a = &t->p->args;
+    const float logit = a->logits[(size_t)t->row * a->vocab + token], *x = &shared()->x->x;
+    const float own = isnan(logit) ? -INFINITY : logit;
+    uint64_t n = 0;
+    for (uint32_t i = threadIdx.x; i < t->n; i += THREADS) n += x[i] >= own;
+    const uint64_t all = group_sum(t, block_reduce<sum>(t, n)).all;
+    if (t->group.part == 0 && threadIdx.x == 0) a->ranks[t->row] = (uint32_t)all;
+}
+
 /* ---- the draw ---- */
 
 /* Applies top_k and top_p and draws among n candidates in one block, one thread per candidate. */
@@ -381,7 +393,9 @@ __global__ static void __launch_bounds__(THREADS, 2)
     const cn_sample_row *r = &shared()->row;
     if (r->n_logprobs >= 0) raw = write_logprobs(&t, own_best);
     if (is_forced(&p.args, r)) {
-        if (t.group.part == 0 && threadIdx.x == 0) write_token(&t, (uint32_t)r->force_token, raw);
+        const uint32_t token = (uint32_t)r->force_token;
+        if (r->n_logprobs >= 0 && p.args.ranks) write_rank(&t, token);
+        if (t.group.part == 0 && threadIdx.x == 0) write_token(&t, token, raw);
     } else {
         own_best = edit_values(&t, own_best);
         choose_token(&t, own_best, raw);

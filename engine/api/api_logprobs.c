@@ -36,6 +36,7 @@ const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member)
 void cn_api_logprobs_free(cn_api_logprobs *l)
 {
     cn_free(l->entries);
+    cn_free(l->ranks);
     *l = (cn_api_logprobs){0};
 }
 
@@ -50,8 +51,14 @@ cn_status cn_api_logprobs_add(cn_api_logprobs *l, const cn_api_logprobs_form *f,
         cn_logprob *entries = cn_realloc(l->entries, cap, n * sizeof *entries);
         if (!entries) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu logprobs", cap);
         l->entries = entries;
+        if (f->has_ranks) {
+            uint32_t *ranks = cn_realloc(l->ranks, cap, sizeof *ranks);
+            if (!ranks) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu ranks", cap);
+            l->ranks = ranks;
+        }
         l->cap_tokens = cap;
     }
+    if (f->has_ranks) l->ranks[l->n_tokens] = p->rank;
     cn_logprob *entry = l->entries + l->n_tokens++ * n;
     entry[0] = p->chosen;
     for (uint32_t i = 0; i < f->n_top; i++)
@@ -65,6 +72,7 @@ void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, siz
     l->n_tokens -= n;
     if (n == 0) return;
     memmove(l->entries, l->entries + n * stride(f), l->n_tokens * stride(f) * sizeof *l->entries);
+    if (f->has_ranks) memmove(l->ranks, l->ranks + n, l->n_tokens * sizeof *l->ranks);
 }
 
 size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n)
@@ -213,12 +221,14 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
 }
 
 /* {"<id>": {"logprob", "rank", "decoded_token"}} of a token and its alternatives. */
-static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *entries, cn_buf *text)
+/* rank: of the token itself, which an alternative may be. */
+static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *entries, uint32_t rank,
+                            cn_buf *text)
 {
     json_t *token = json_object();
     bool ok = token != NULL;
     for (uint32_t i = 0; ok && i <= f->n_top; i++) {
-        /* The alternatives first: they have a rank. */
+        /* The alternatives first: the i-th has the rank i + 1, also among equal ones. */
         const cn_logprob *p = &entries[(i + 1) % (f->n_top + 1)];
         char id[16];
         const char *raw;
@@ -230,7 +240,7 @@ static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *ent
             ok = json_object_set_new(
                      token, id,
                      json_pack("{s:o, s:o, s:s%}", "logprob", logprob_value(p->logprob), "rank",
-                               i < f->n_top ? json_integer(i + 1) : json_null(), "decoded_token",
+                               json_integer(i < f->n_top ? i + 1 : rank), "decoded_token",
                                text->data, text->len)) == 0;
     }
     if (ok) return token;
@@ -238,12 +248,14 @@ static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *ent
     return NULL;
 }
 
-/* An element of a member; `text` is scratch. */
-static json_t *token_json(const cn_api_logprobs_form *f, uint32_t member,
-                          const cn_logprob *entries, cn_buf *text, cn_api_text_place *at)
+/* Token i of a member; `text` is scratch. */
+static json_t *token_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f, uint32_t member,
+                          size_t i, cn_buf *text, cn_api_text_place *at)
 {
+    const cn_logprob *entries = l->entries + i * stride(f);
     if (member == PROMPT_TOKENS)
-        return isnan(entries[0].logprob) ? json_null() : prompt_token(f, entries, text);
+        return isnan(entries[0].logprob) ? json_null()
+                                         : prompt_token(f, entries, l->ranks[i], text);
     return f->endpoint == CN_API_CHAT ? chat_token(f, entries)
                                       : completion_token(f, member, entries, text, at);
 }
@@ -256,8 +268,7 @@ json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_for
     json_t *array = json_array();
     bool ok = array != NULL;
     for (size_t i = first; ok && i < end; i++)
-        ok = json_array_append_new(
-                 array, token_json(f, member, l->entries + i * stride(f), &text, at)) == 0;
+        ok = json_array_append_new(array, token_json(l, f, member, i, &text, at)) == 0;
     cn_buf_free(&text);
     if (ok) return array;
     json_decref(array);

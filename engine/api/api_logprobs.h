@@ -17,6 +17,7 @@ typedef const char *(*cn_token_bytes_fn)(void *user, uint32_t token, size_t *n_b
 
 typedef struct cn_api_logprobs {
     cn_logprob *entries; /* [n_tokens][1 + n_top] the token, then its alternatives */
+    uint32_t *ranks;     /* [n_tokens] with has_ranks, as in cn_token_logprobs; else NULL */
     size_t n_tokens, cap_tokens;
 } cn_api_logprobs; /* zero-initialise */
 
@@ -24,6 +25,7 @@ typedef struct cn_api_logprobs {
 typedef struct cn_api_logprobs_form {
     cn_api_endpoint endpoint;
     uint32_t n_top;
+    bool has_ranks;     /* of the tokens: prompts only */
     bool skips_special; /* the text of the output has no special tokens */
     cn_token_bytes_fn token_bytes;
     void *user;

@@ -89,6 +89,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
                                      .token_bytes = token_bytes,
                                      .user = user};
     r->prompt_form = r->form;
+    r->prompt_form.has_ranks = true;
     r->prompt_form.n_top = r->wants_prompt ? (uint32_t)request->prompt_logprobs : 0;
     r->n_choices = n;
     r->n_samples = s->n;

@@ -212,6 +212,8 @@ static uint32_t draw(const cn_cpu_distribution *d, const cn_sample_row *r)
     return 0;
 }
 
+static float no_nan(float x) { return x == x ? x : -INFINITY; }
+
 static float logprob_of(float logit, float max, double mass)
 {
     float x = cn_sample_scale(logit, max, 1.0f);
@@ -237,13 +239,22 @@ static void write_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token
     uint32_t n = 0;
     if (want == 0) return;
     for (uint32_t i = 0; i < a->vocab; i++) {
-        float x = logits[i] == logits[i] ? logits[i] : -INFINITY;
+        float x = no_nan(logits[i]);
         if (n == want && x <= top[n - 1].logprob) continue;
         uint32_t at = n < want ? n++ : n - 1;
         for (; at > 0 && top[at - 1].logprob < x; at--) top[at] = top[at - 1];
         top[at] = (cn_logprob){i, x};
     }
     for (uint32_t i = 0; i < n; i++) top[i].logprob = logprob_of(top[i].logprob, max, mass);
+}
+
+static void write_rank(const cn_sample_args *a, uint32_t row, uint32_t token)
+{
+    const float *logits = a->logits + (size_t)row * a->vocab;
+    const float own = no_nan(logits[token]);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->vocab; i++) n += no_nan(logits[i]) >= own;
+    a->ranks[row] = n;
 }
 
 static void count_output(uint16_t *count)
@@ -258,6 +269,7 @@ void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch)
     uint32_t token = draw(&d, r);
     a->tokens[row] = token;
     if (r->n_logprobs >= 0) write_logprobs(a, row, token, scratch);
+    if (r->n_logprobs >= 0 && a->ranks && is_forced(a, r)) write_rank(a, row, token);
     if (r->count_slot >= 0 && token != CN_NO_TOKEN)
         count_output(&a->counts[(size_t)r->count_slot * a->vocab + token]);
 }

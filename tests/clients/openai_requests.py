@@ -192,6 +192,14 @@ def whole_completions(client):
     assert scores[0] is None and len(scores) == len(prompt)
     for token, score, value in zip(prompt[1:], scores[1:], p.token_logprobs[1:]):
         assert score[str(token)]["logprob"] == value
+    alone, best = (complete(texts[1], max_tokens=1, extra_body={"prompt_logprobs": n})
+                   .choices[0].prompt_logprobs[1:] for n in (0, 20))
+    ranks = [a[str(token)]["rank"] for token, a in zip(prompt[1:], alone)]
+    assert ranks == [b[str(token)]["rank"] for token, b in zip(prompt[1:], best)], ranks
+    for token, rank, b in zip(prompt[1:], ranks, best):
+        better = sum(v["logprob"] > b[str(token)]["logprob"] for v in b.values())
+        assert rank == better + 1 if rank <= 20 else better == 20, (token, rank, b)
+    assert max(ranks) > 20, ranks
     cut = complete(texts[1], max_tokens=1, extra_body={"truncate_prompt_tokens": 3,
                                                        "return_token_ids": True})
     assert cut.choices[0].prompt_token_ids == prompt[-3:]
