@@ -643,6 +643,8 @@ static const struct refusal {
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": 1}", "echo", "1"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens", "-1"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 21}", "prompt_logprobs", "21"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"suffix\": \"b\"}", "suffix",
+     "only \"\" is supported"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 1, \"stream\": true}",
      "prompt_logprobs", "stream"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"truncate_prompt_tokens\": 0}",

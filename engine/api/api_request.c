@@ -372,6 +372,7 @@ static const struct neutral {
     {"modalities", "[\"text\"]"},
     {"return_tokens_as_token_ids", "false"},
     {"spaces_between_special_tokens", "true"},
+    {"suffix", "\"\""},
     {"use_beam_search", "false"},
 };
 
