@@ -352,17 +352,18 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
-    cn_seq_append(seq, token == CN_NO_TOKEN ? 0 : token);
-    if (s->done) return; /* the sample ended while the step was in flight */
-    if (s->request->no_output) {
-        cn_engine_deliver(e, s, CN_FINISH_LENGTH, NULL);
-        return;
-    }
     if (token == CN_NO_TOKEN) {
         static const char why[] =
             "no token can be sampled: every logit is NaN or -inf (damaged weights, or an "
             "overflow), or belongs to a token that is not allowed";
-        cn_engine_deliver(e, s, CN_FINISH_ERROR, s->mask_error ? s->mask_error : why);
+        if (!s->done)
+            cn_engine_deliver(e, s, CN_FINISH_ERROR, s->mask_error ? s->mask_error : why);
+        return;
+    }
+    cn_seq_append(seq, token);
+    if (s->done) return; /* the sample ended while the step was in flight */
+    if (s->request->no_output) {
+        cn_engine_deliver(e, s, CN_FINISH_LENGTH, NULL);
         return;
     }
     e->stats->generation_tokens++;

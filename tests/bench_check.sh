@@ -266,6 +266,8 @@ test $fewer -ge 512 && test $fewer -le 560 || fail "the cache device takes $fewe
     fail "no cache device"
 # shellcheck disable=SC2086
 refused "cuda:N beside a model on a GPU" $pair --cache-device cpu
+# shellcheck disable=SC2086
+refused "lower --home-space or --max-num-seqs" $pair --cache-device cuda:0 --home-space 100
 refused "70 % of the machine's" plan --model $model --kv-home host --kv-select tls --home-space 9000
 # Selection: per token 6 layers x 2 heads of 16 / 2 + 2 bytes of labels and 2 x 64 x 4 / 64 of bounds.
 "$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-selectors ds,spade,tls \

@@ -56,10 +56,12 @@ serve --device cpu
 ulimit -S -f unlimited
 trap - XFSZ
 "${PYTHON:-python3}" - "$url" "$dir/access.log" "$served" <<'P'
-import json, resource, sys, urllib.request
+import json, os, resource, signal, sys, time, urllib.request
 url, path, pid = sys.argv[1], sys.argv[2], int(sys.argv[3])
 get = lambda n: [urllib.request.urlopen(url + "/health").read() for _ in range(n)]
 get(40)
+os.kill(pid, signal.SIGHUP) # opens the same file again
+time.sleep(0.5)
 hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
 resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 get(5)

@@ -142,6 +142,13 @@ static void arms_may_have_a_home(void **state)
     assert_int_equal(c->kv_homes, 1u << CN_HOME_DEVICE | 1u << CN_HOME_HOST);
     cn_compare_arms_free(&a);
     cn_config_free(c);
+    /* There must be one. */
+    c = make_config("full,spade:512:home=auto");
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--arms with home=auto: no other home is declared"));
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
     /* Without `auto` they have no effect. */
     c = make_config("full,spade:512:home=host");
     assert_int_equal(cn_config_set(c, "kv-homes", "host"), CN_OK);

@@ -664,6 +664,7 @@ static void a_request_without_finite_logits_fails(void **state)
         for (uint32_t i = 0; i < REQUESTS; i++) {
             assert_int_equal(r.samples[i][0].finish, CN_FINISH_ERROR);
             assert_int_equal(r.samples[i][0].n_tokens, 0);
+            assert_int_equal(r.samples[i][0].usage.completion_tokens, 0);
         }
         assert_int_equal(r.stats.generation_tokens, 0);
         run_close(&r);

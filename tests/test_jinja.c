@@ -233,6 +233,27 @@ static void variables_are_found(void **state)
     }
 }
 
+/* A chain may be as long as a template. */
+static void variables_behind_long_chains_are_found(void **state)
+{
+    (void)state;
+    enum { LINKS = 400000 };
+    static const char *const links[] = {" or a", " + a", "|trim", ".x", "[0]"};
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+        cn_buf source = {0};
+        cn_jinja *t;
+        assert_int_equal(cn_buf_addf(&source, "{{ tools"), CN_OK);
+        for (int k = 0; k < LINKS; k++)
+            assert_int_equal(cn_buf_addf(&source, "%s", links[i]), CN_OK);
+        assert_int_equal(cn_buf_addf(&source, " }}"), CN_OK);
+        if (cn_jinja_parse(&t, source.data, source.len) != CN_OK) fail_msg("%s", cn_last_error());
+        assert_true(cn_jinja_has_variable(t, "tools"));
+        assert_false(cn_jinja_has_variable(t, "documents"));
+        cn_jinja_free(t);
+        cn_buf_free(&source);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -243,6 +264,7 @@ int main(void)
         cmocka_unit_test(a_failed_rendering_leaves_the_output),
         cmocka_unit_test(loops_over_a_content_are_found),
         cmocka_unit_test(variables_are_found),
+        cmocka_unit_test(variables_behind_long_chains_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,8 +118,8 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
     }
     if (has_structure) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "%s: expected json, regex, choice or json_object, got none that is not null or "
-                   "false",
+                   "%s: expected json, regex, choice or json_object with a value other than null "
+                   "and false, got none",
                    key);
 }
 

@@ -10,7 +10,9 @@ enum {
     /* Scratch of the streams (cn_cuda_stream_bytes): 32 MiB for products, 17 for attention, and for
      * selection 15 with 32 heads and 256 requests. */
     STREAMS_MIB = 64,
-    CACHE_STREAMS_MIB = 45,  /* of a cache device: selection alone, three streams */
+    /* The same of a cache device, which has room for five streams of selection: with 32 heads and
+     * 256 requests. */
+    CACHE_STREAMS_MIB = 45,
     SAMPLE_BYTES = 64,       /* clusters sample without scratch */
     SCORE_MIB = 88,          /* of compression, at least */
     SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
@@ -68,6 +70,11 @@ cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_mo
     if (!shares) return CN_OK;
     CN_TRY(cn_start_cache_bytes(bytes, c, m, &g->backend));
     *bytes += (uint64_t)CACHE_STREAMS_MIB << 20;
-    g->avail_bytes -= *bytes < g->avail_bytes ? *bytes : g->avail_bytes;
+    if (*bytes > g->avail_bytes)
+        return cn_fail(CN_ERR_MEMORY,
+                       "--cache-device %s: the home needs %.2f GiB, but %.2f GiB are available on "
+                       "this GPU: lower --home-space or --max-num-seqs",
+                       c->cache_device, cn_gib(*bytes), cn_gib(g->avail_bytes));
+    g->avail_bytes -= *bytes;
     return CN_OK;
 }

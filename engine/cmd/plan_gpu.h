@@ -23,7 +23,8 @@ typedef struct cn_plan_gpu {
 void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c);
 
 /* If --cache-device is this GPU, takes what an engine would take there before the model: *bytes,
- * else 0. CN_ERR_ARG: --cache-device. The options of homes have been checked. */
+ * else 0. CN_ERR_ARG: --cache-device. CN_ERR_MEMORY: it does not fit. The options of homes have
+ * been checked. */
 cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m,
                                  uint64_t *bytes);
 

@@ -217,9 +217,12 @@ static uint32_t most_cap(const cn_kv_params *kv)
 /* --kv-homes names the homes that `auto` may choose. */
 static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
 {
-    if (!cn_config_is_given(c, &c->kv_homes)) return CN_OK;
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->arms[i].kv.home == CN_HOME_AUTO) return CN_OK;
+    bool chooses = false;
+    for (uint32_t i = 0; i < a->n; i++) chooses |= a->arms[i].kv.home == CN_HOME_AUTO;
+    if (chooses && !(c->kv_homes & ~(1U << CN_HOME_DEVICE)))
+        return cn_fail(CN_ERR_ARG, "--arms with home=auto: no other home is declared; add peer or "
+                                   "host to --kv-homes, or leave it out");
+    if (chooses || !cn_config_is_given(c, &c->kv_homes)) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--kv-homes has no effect: no arm of --arms has home=auto; leave it "
                                "out, or add home=auto to an arm");
 }

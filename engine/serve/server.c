@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -119,6 +120,25 @@ static int open_log_file(const char *path)
     return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
 }
 
+static bool has_log_file(const cn_server *s)
+{
+    const char *path = s->config->access_log;
+    return strcmp(path, "off") != 0 && strcmp(path, "-") != 0;
+}
+
+/* True if a file ends within a line, as after a full disk. */
+static bool is_torn(const char *path)
+{
+    struct stat info;
+    char last = '\n';
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
+        pread(fd, &last, 1, info.st_size - 1) != 1)
+        last = '\n';
+    if (fd >= 0) close(fd);
+    return last != '\n';
+}
+
 static void on_reopen(evutil_socket_t fd, short what, void *arg)
 {
     cn_server *s = arg;
@@ -126,12 +146,12 @@ static void on_reopen(evutil_socket_t fd, short what, void *arg)
     uint64_t times;
     (void)what;
     if (read(fd, &times, sizeof times) != sizeof times) return;
-    if (strcmp(path, "off") == 0 || strcmp(path, "-") == 0) return;
+    if (!has_log_file(s)) return;
     const int file = open_log_file(path);
     if (file < 0 || dup3(file, s->log_fd, O_CLOEXEC) < 0)
         cn_log(CN_LOG_WARN, "%s: cannot open the access log again: %s", path, strerror(errno));
     else
-        cn_http_server_log_changed(s->http);
+        cn_http_server_log_reopened(s->http, is_torn(path));
     if (file >= 0) close(file);
 }
 
@@ -196,6 +216,7 @@ static cn_status open_http(cn_server *s)
         .idle_timeout_s = c->idle_timeout_s,
         .samples_of_key = s->samples_of_key,
         .access_log_fd = s->log_fd,
+        .log_is_torn = has_log_file(s) && is_torn(c->access_log),
         .allowed_origins = c->allowed_origins,
         .root_path = c->root_path,
     };

@@ -201,13 +201,17 @@ bool cn_jinja_loops_over(const cn_jinja *t, const char *name)
     return loops_over(t->body, (cn_jtext){name, strlen(name)});
 }
 
-static bool has_variable(const cn_jnode *n, cn_jtext name)
+/* The parser limits how deep nodes are nested, but not chains of operators, filters and members,
+ * which are linked by `a`. */
+static bool has_variable(const cn_jnode *first, cn_jtext name)
 {
-    for (; n; n = n->next)
-        if ((n->kind == CN_JN_NAME && cn_jtext_same(n->value.text, name)) ||
-            has_variable(n->a, name) || has_variable(n->b, name) || has_variable(n->c, name) ||
-            has_variable(n->d, name) || has_variable(n->e, name))
-            return true;
+    for (; first; first = first->next)
+        for (const cn_jnode *n = first; n; n = n->a)
+            if ((n->kind == CN_JN_NAME && cn_jtext_same(n->value.text, name)) ||
+                has_variable(n->b, name) || has_variable(n->c, name) ||
+                has_variable(n->d, name) || has_variable(n->e, name) ||
+                (n != first && has_variable(n->next, name)))
+                return true;
     return false;
 }
 
