@@ -352,7 +352,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
-    if (token == CN_NO_TOKEN) {
+    if (token == CN_NO_TOKEN) { /* the sequence ends, so nothing is appended */
         static const char why[] =
             "no token can be sampled: every logit is NaN or -inf (damaged weights, or an "
             "overflow), or belongs to a token that is not allowed";

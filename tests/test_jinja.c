@@ -185,13 +185,27 @@ static void a_failed_rendering_leaves_the_output(void **state)
     json_decref(none);
 }
 
+/* A template, and whether a function finds a name in it. */
+typedef struct search {
+    const char *source;
+    bool found;
+} search;
+
+static void check_searches(const search *cases, size_t n,
+                           bool (*finds)(const cn_jinja *t, const char *name), const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        cn_jinja *t;
+        assert_int_equal(cn_jinja_parse(&t, cases[i].source, strlen(cases[i].source)), CN_OK);
+        if (finds(t, name) != cases[i].found) fail_msg("%s", cases[i].source);
+        cn_jinja_free(t);
+    }
+}
+
 static void loops_over_a_content_are_found(void **state)
 {
     (void)state;
-    static const struct {
-        const char *source;
-        bool found;
-    } cases[] = {
+    static const search cases[] = {
         {"{% for p in m.content %}{% endfor %}", true},
         {"{% for p in m['content'] if p %}{% endfor %}", true},
         {"{% for p in content | reverse %}{% endfor %}", true},
@@ -203,21 +217,13 @@ static void loops_over_a_content_are_found(void **state)
         {"{% for p in m[content] %}{% endfor %}", false},
         {"{% for content in messages %}{% endfor %}", false},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_jinja *t;
-        assert_int_equal(cn_jinja_parse(&t, cases[i].source, strlen(cases[i].source)), CN_OK);
-        if (cn_jinja_loops_over(t, "content") != cases[i].found) fail_msg("%s", cases[i].source);
-        cn_jinja_free(t);
-    }
+    check_searches(cases, sizeof cases / sizeof *cases, cn_jinja_loops_over, "content");
 }
 
 static void variables_are_found(void **state)
 {
     (void)state;
-    static const struct {
-        const char *source;
-        bool found;
-    } cases[] = {
+    static const search cases[] = {
         {"{% if tools %}{% endif %}", true},
         {"{{ f(a, x=[1, {'k': tools[0]}]) }}", true},
         {"{% for t in a %}{% macro f(b=tools) %}{% endmacro %}{% endfor %}", true},
@@ -225,12 +231,7 @@ static void variables_are_found(void **state)
         {"{% if 1 < 2 < tools %}{% endif %}", true},
         {"tools {{ message.tools }} {{ m['tools'] }} {# tools #}", false},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_jinja *t;
-        assert_int_equal(cn_jinja_parse(&t, cases[i].source, strlen(cases[i].source)), CN_OK);
-        if (cn_jinja_has_variable(t, "tools") != cases[i].found) fail_msg("%s", cases[i].source);
-        cn_jinja_free(t);
-    }
+    check_searches(cases, sizeof cases / sizeof *cases, cn_jinja_has_variable, "tools");
 }
 
 /* A chain may be as long as a template. */

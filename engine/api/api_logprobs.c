@@ -220,8 +220,8 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
     return NULL;
 }
 
-/* {"<id>": {"logprob", "rank", "decoded_token"}} of a token and its alternatives. */
-/* rank: of the token itself, which an alternative may be. */
+/* {"<id>": {"logprob", "rank", "decoded_token"}} of a token and its alternatives. rank: of the
+ * token itself, which an alternative may be. */
 static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *entries, uint32_t rank,
                             cn_buf *text)
 {

@@ -57,11 +57,13 @@ static void embed_row(const void *args, uint32_t t)
 
 cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
 {
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-        if (embed_id(a, t) >= a->vocab && !(is_sampled(a, t) && embed_id(a, t) == CN_NO_TOKEN))
-            return cn_fail(CN_ERR_SHAPE,
-                           "embed: token %u has id %u: expected less than the vocabulary size %u",
-                           t, embed_id(a, t), a->vocab);
+    for (uint32_t t = 0; t < a->n_tokens; t++) {
+        const uint32_t id = embed_id(a, t);
+        if (id < a->vocab || (id == CN_NO_TOKEN && is_sampled(a, t))) continue;
+        return cn_fail(CN_ERR_SHAPE,
+                       "embed: token %u has id %u: expected less than the vocabulary size %u", t,
+                       id, a->vocab);
+    }
     for_rows(s, a, a->n_tokens, a->hidden, embed_row);
     return CN_OK;
 }

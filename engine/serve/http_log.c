@@ -47,7 +47,7 @@ static bool write_line(int fd, const char *line, size_t n, bool *is_torn)
     return wrote == (ssize_t)n;
 }
 
-void cn_http_server_log_reopened(cn_http_server *s, bool is_torn) { s->o.log_is_torn = is_torn; }
+void cn_http_server_log_opened(cn_http_server *s, bool is_torn) { s->log_is_torn = is_torn; }
 
 void http_log(const cn_exchange *x, const char *why)
 {
@@ -57,7 +57,7 @@ void http_log(const cn_exchange *x, const char *why)
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     cn_buf line = {0};
     bool ok = text && cn_buf_addf(&line, "\n%s\n", text) == CN_OK &&
-              write_line(o->access_log_fd, line.data, line.len, &x->conn->server->o.log_is_torn);
+              write_line(o->access_log_fd, line.data, line.len, &x->conn->server->log_is_torn);
     if (!ok) {
         const bool is_first = cn_serve_stats_lock(o->stats)->log_lines_lost++ == 0;
         cn_serve_stats_unlock(o->stats);

@@ -77,7 +77,6 @@ typedef struct cn_http_opts {
     uint32_t idle_timeout_s;    /* between requests; and for a client that reads no output */
     cn_budget *samples_of_key;  /* borrowed; [keys] samples of each, with their limit */
     int access_log_fd;          /* -1: no log */
-    bool log_is_torn;           /* the access log ends within a line */
     const char *allowed_origins; /* --allowed-origins, borrowed; NULL: none */
     const char *root_path;       /* --root-path, borrowed; NULL: none */
 } cn_http_opts;
@@ -112,8 +111,9 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
 /* Ends a drain: answers 503 to each request without a reply, after its closed(). Replies that have
  * begun and paused uploads stay as they are. */
 void cn_http_server_cut(cn_http_server *s);
-/* Call when the access log was opened again, and access_log_fd refers to it. */
-void cn_http_server_log_reopened(cn_http_server *s, bool is_torn);
+/* Call when the file of access_log_fd was opened, at start or again. is_torn: it ends within a
+ * line. */
+void cn_http_server_log_opened(cn_http_server *s, bool is_torn);
 
 /* ---- the request ---- */
 

@@ -108,6 +108,7 @@ struct cn_http_server {
     uint32_t n_exchanges; /* without late ones */
     uint32_t n_kept;  /* connections that are kept open between requests */
     uint32_t n_long;  /* complete requests of CN_ROUTE_LONG that are not answered in full */
+    bool log_is_torn; /* the access log ends within a line */
     uint64_t last_id;
     uint64_t id_seed;
 };

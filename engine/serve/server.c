@@ -130,13 +130,13 @@ static bool has_log_file(const cn_server *s)
 static bool is_torn(const char *path)
 {
     struct stat info;
-    char last = '\n';
+    char last;
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
-        pread(fd, &last, 1, info.st_size - 1) != 1)
-        last = '\n';
-    if (fd >= 0) close(fd);
-    return last != '\n';
+    if (fd < 0) return false;
+    const bool torn = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
+                      pread(fd, &last, 1, info.st_size - 1) == 1 && last != '\n';
+    close(fd);
+    return torn;
 }
 
 static void on_reopen(evutil_socket_t fd, short what, void *arg)
@@ -151,7 +151,7 @@ static void on_reopen(evutil_socket_t fd, short what, void *arg)
     if (file < 0 || dup3(file, s->log_fd, O_CLOEXEC) < 0)
         cn_log(CN_LOG_WARN, "%s: cannot open the access log again: %s", path, strerror(errno));
     else
-        cn_http_server_log_reopened(s->http, is_torn(path));
+        cn_http_server_log_opened(s->http, is_torn(path));
     if (file >= 0) close(file);
 }
 
@@ -216,11 +216,12 @@ static cn_status open_http(cn_server *s)
         .idle_timeout_s = c->idle_timeout_s,
         .samples_of_key = s->samples_of_key,
         .access_log_fd = s->log_fd,
-        .log_is_torn = has_log_file(s) && is_torn(c->access_log),
         .allowed_origins = c->allowed_origins,
         .root_path = c->root_path,
     };
-    return cn_http_server_create(&s->http, &o);
+    CN_TRY(cn_http_server_create(&s->http, &o));
+    cn_http_server_log_opened(s->http, has_log_file(s) && is_torn(c->access_log));
+    return CN_OK;
 }
 
 static cn_status open_parts(cn_server *s)

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "engine/checkpoint/safetensors.h"
 #include "engine/json.h"
 
 #define SOURCE "examples/tiny-reasoner/"
@@ -14,20 +15,15 @@
 static bool set_largest(cn_buf *image)
 {
     static const unsigned char largest[2] = {0x7f, 0x7f};
-    json_t *header = NULL;
-    uint64_t length;
-    memcpy(&length, image->data, sizeof length);
-    char *text = image->data + sizeof length, *data = text + length;
-    const cn_status status =
-        cn_json_parse(&header, text, length, SOURCE, length, 8, CN_ERR_MODEL);
+    cn_safetensors *st;
+    const cn_status status = cn_safetensors_open_image(&st, image->data, image->len, SOURCE);
     CN_ASSERT(status == CN_OK);
-    const json_t *tensor = json_object_get(header, TENSOR);
-    const json_t *offsets = json_object_get(tensor, "data_offsets");
-    const json_int_t end = json_integer_value(json_array_get(offsets, 1));
-    for (json_int_t at = json_integer_value(json_array_get(offsets, 0)); at < end; at += 2)
+    const cn_st_tensor *t = cn_safetensors_find(st, TENSOR);
+    char *data = t ? image->data + ((const char *)t->data - image->data) : NULL;
+    for (uint64_t at = 0; t && at < t->n_bytes; at += sizeof largest)
         memcpy(data + at, largest, sizeof largest);
-    json_decref(header);
-    return tensor != NULL;
+    cn_safetensors_close(st);
+    return data != NULL;
 }
 
 static void copy(const scratch_dir *d, const char *name, uint32_t *n_set)
