@@ -315,7 +315,7 @@ __global__ static void __maxnreg__(80)
         cn_wait_previous();
         if (blockIdx.x == 0 && threadIdx.x == CN_FEED_THREADS)
             *p.waves.n_used = plan.n_runs + p.n_units;
-        __syncthreads();
+        cn_wave_sync();
         cn_wave_control(p, plan, m, &shared);
         cn_overlap_next(); /* not before: late_kernel would take the room of a push */
         return;
@@ -329,7 +329,7 @@ __global__ static void __maxnreg__(80)
         cn_feed_fill(f, p, 0);
         cn_ring_fill_table(p, x, m, ahead);
     }
-    __syncthreads();
+    cn_wave_sync();
     const cn_wave_rows kept = {(uint32_t *)(dynamic + shape.kept_at),
                                p.wave_lots * cn_wave_lot_bytes(p.row) / (uint32_t)sizeof(uint32_t)};
     cn_wave_work<D>(p, m, f, &shared, kept);

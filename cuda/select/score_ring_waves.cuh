@@ -158,6 +158,10 @@ __device__ static inline bool cn_wave_sum_unit(const cn_score_params &p, const c
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+/* Waits for all warps of the block. __syncthreads() is not meant for warps that wait at different
+ * places of the program, as the control warp and the workers do. */
+__device__ static inline void cn_wave_sync(void) { cn_sync_some(1, CN_WAVE_THREADS); }
+
 /* ---- the control warp ---- */
 
 /* Stores the sums of a part in its slot, and clears those of the warps. A group of n_workers lanes
@@ -217,17 +221,17 @@ __device__ static inline void cn_wave_control(const cn_score_params &p, cn_score
         }
         if (i >= keeps) cn_wave_prepare(p, shared, i - keeps, wave, &patience);
         wave = parts.part[i % 2].wave;
-        __syncthreads();
+        cn_wave_sync();
         if (lane == 0) parts.part[i % 2] = shared->found; /* workers do not read it any more */
-        __syncthreads();
+        cn_wave_sync();
         const cn_wave_part &part = shared->kept[i % CN_WAVE_KEPT];
         if (part.rows.from < part.rows.to)
             cn_wave_store_sums(p, part.slot, m.sums + i % 2 * p.group * m.n_workers, m.n_workers);
     }
     for (uint32_t j = i < keeps ? 0 : i - keeps; j < i; j++) {
         cn_wave_prepare(p, shared, j, wave, &patience);
-        __syncthreads();
-        __syncthreads();
+        cn_wave_sync();
+        cn_wave_sync();
     }
 }
 
@@ -311,15 +315,15 @@ __device__ static inline void cn_wave_work(const cn_score_params &p, const cn_ri
         own.sums = m.sums + i % 2 * p.group * m.n_workers;
         if (threadIdx.x / CN_WARP < m.n_workers)
             cn_wave_compute<D>(p, x, own, f, i + 1, cn_wave_rows_of(rows, i));
-        __syncthreads();
+        cn_wave_sync();
         if (has_next) cn_ring_fill_table(p, next, m, ahead);
         if (i >= keeps) cn_wave_finish(p, shared, cn_wave_rows_of(rows, i - keeps), i - keeps);
-        __syncthreads();
+        cn_wave_sync();
     }
     for (uint32_t j = i < keeps ? 0 : i - keeps; j < i; j++) {
-        __syncthreads();
+        cn_wave_sync();
         cn_wave_finish(p, shared, cn_wave_rows_of(rows, j), j);
-        __syncthreads();
+        cn_wave_sync();
     }
 }
 
