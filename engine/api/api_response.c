@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "compress/policy.h"
-#include "engine/api/api_tools.h"
+#include "engine/api/api_result_state.h"
 #include "engine/api/http_status.h"
 #include "engine/json.h"
 #include "engine/utf8.h"
@@ -13,47 +13,6 @@
 enum {
     CHUNK_TOKENS = 256, /* most logprobs of a chunk */
     SLICE_TOKENS = 32   /* logprobs that are made into text at once */
-};
-
-typedef struct choice {
-    cn_buf text, reasoning; /* when streamed: since the last chunk */
-    cn_tool_finder tools;
-    bool has_event;         /* an event of it has arrived */
-    bool began, ended;      /* when streamed: the first, the last chunk was taken */
-    size_t n_echo;    /* bytes of the prompt that begin the text */
-    size_t answer_at; /* byte of text */
-    cn_api_logprobs logprobs; /* when streamed: since the last chunk */
-    cn_api_text_place text_place; /* of the first of `logprobs` */
-    cn_buf token_ids;         /* with return_token_ids; when streamed: since the last chunk */
-    uint32_t n_tokens;
-    cn_finish finish;
-    char *stop_reason;
-    int64_t stop_token;
-    cn_usage usage;
-} choice;
-
-/* One of the prompts, and the data of the first event about it. */
-typedef struct prompt {
-    char *echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
-    bool known;
-    uint32_t n_tokens;
-    cn_buf token_ids;         /* with return_token_ids */
-    cn_api_logprobs logprobs; /* with prompt_logprobs */
-} prompt;
-
-struct cn_api_result {
-    cn_api_endpoint endpoint;
-    bool wants_logprobs, wants_ids, wants_prompt, echoes, chunk_usage;
-    bool names_call; /* tool_choice names a function */
-    cn_api_logprobs_form form, prompt_form;
-    uint32_t n_samples; /* of each prompt */
-    prompt *prompts;
-    uint64_t n_tokens;
-    bool done, cancelled, invalid;
-    json_t *warnings; /* NULL: none, or the stream has sent them */
-    char *error;
-    uint32_t n_choices;
-    choice choices[];
 };
 
 static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, uint32_t n)
@@ -110,7 +69,7 @@ void cn_api_result_free(cn_api_result *r)
 {
     if (!r) return;
     for (uint32_t i = 0; i < r->n_choices; i++) {
-        choice *c = &r->choices[i];
+        cn_api_choice *c = &r->choices[i];
         cn_buf_free(&c->text);
         cn_buf_free(&c->reasoning);
         cn_api_logprobs_free(&c->logprobs);
@@ -136,13 +95,14 @@ static void keep_error(cn_api_result *r, const char *text)
     if (!r->error) r->error = cn_strdup(text ? text : "the request failed");
 }
 
-static prompt *prompt_of(const cn_api_result *r, uint32_t i)
+static cn_api_prompt_data *prompt_of(const cn_api_result *r, uint32_t i)
 {
     return &r->prompts[i / r->n_samples];
 }
 
 /* Appends the text of the prompt, as it was sent or that of its tokens. */
-static cn_status add_echo(const cn_api_result *r, const prompt *p, const cn_event *ev, cn_buf *out)
+static cn_status add_echo(const cn_api_result *r, const cn_api_prompt_data *p, const cn_event *ev,
+                          cn_buf *out)
 {
     if (p->echo) return cn_buf_add(out, p->echo, strlen(p->echo));
     cn_buf raw = {0};
@@ -159,7 +119,7 @@ static cn_status add_echo(const cn_api_result *r, const prompt *p, const cn_even
 }
 
 /* Stores the data of the first event of a prompt. */
-static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
+static cn_status add_prompt(cn_api_result *r, cn_api_prompt_data *p, const cn_event *ev)
 {
     p->known = true;
     p->n_tokens = ev->n_prompt;
@@ -172,7 +132,7 @@ static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
 }
 
 /* Returns how many special tokens the tokenizer put before the text of the prompt. */
-static uint32_t count_added(const cn_api_result *r, const prompt *p, const cn_event *ev)
+static uint32_t count_added(const cn_api_result *r, const cn_api_prompt_data *p, const cn_event *ev)
 {
     uint32_t i = 0;
     for (; p->echo && i < ev->n_prompt; i++) {
@@ -185,9 +145,9 @@ static uint32_t count_added(const cn_api_result *r, const prompt *p, const cn_ev
 }
 
 /* With echo, the prompt begins the text. */
-static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
+static cn_status begin_choice(cn_api_result *r, cn_api_choice *c, const cn_event *ev)
 {
-    prompt *p = prompt_of(r, ev->sample);
+    cn_api_prompt_data *p = prompt_of(r, ev->sample);
     c->has_event = true;
     if (!p->known) CN_TRY(add_prompt(r, p, ev));
     if (!r->echoes) return CN_OK;
@@ -200,7 +160,7 @@ static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
     return CN_OK;
 }
 
-static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
+static bool add_output(cn_api_result *r, cn_api_choice *c, const cn_event *ev)
 {
     const bool end = ev->finish != CN_FINISH_NONE;
     if (!c->has_event && begin_choice(r, c, ev) != CN_OK) return false;
@@ -228,7 +188,7 @@ cn_event cn_api_event_of(const cn_api_request *request, uint64_t first, uint32_t
 void cn_api_result_add(cn_api_result *r, const cn_event *ev)
 {
     CN_ASSERT(!r->done && ev->sample < r->n_choices);
-    choice *c = &r->choices[ev->sample];
+    cn_api_choice *c = &r->choices[ev->sample];
     if (!add_output(r, c, ev)) keep_error(r, "out of memory for the output");
     r->n_tokens += ev->n_tokens;
     r->done = ev->last;
@@ -248,11 +208,11 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < r->n_choices; i++) {
-        const choice *c = &r->choices[i];
+        const cn_api_choice *c = &r->choices[i];
         bytes += c->text.len + c->reasoning.len + 2 * c->token_ids.len;
         bytes += cn_tool_finder_bytes(&c->tools);
         bytes += cn_api_logprobs_json_bytes(&r->form, c->logprobs.n_tokens);
-        const prompt *p = prompt_of(r, i);
+        const cn_api_prompt_data *p = prompt_of(r, i);
         bytes += 2 * p->token_ids.len;
         bytes += cn_api_logprobs_json_bytes(&r->prompt_form, p->logprobs.n_tokens);
     }
@@ -269,7 +229,7 @@ uint32_t cn_api_result_n_choices(const cn_api_result *r) { return r->n_choices; 
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t i, size_t *n)
 {
     CN_ASSERT(i < r->n_choices && r->choices[i].answer_at <= r->choices[i].text.len);
-    const choice *c = &r->choices[i];
+    const cn_api_choice *c = &r->choices[i];
     *n = c->text.len - c->answer_at;
     return c->text.data ? c->text.data + c->answer_at : "";
 }
@@ -278,7 +238,7 @@ void cn_api_result_count(const cn_api_result *r, uint64_t *n_prompt, uint64_t *n
 {
     *n_prompt = *n_output = 0;
     for (uint32_t i = 0; i < r->n_choices; i++) {
-        const choice *c = &r->choices[i];
+        const cn_api_choice *c = &r->choices[i];
         if (i % r->n_samples == 0) *n_prompt += prompt_of(r, i)->n_tokens;
         *n_output += c->finish == CN_FINISH_NONE ? c->n_tokens : c->usage.completion_tokens;
     }
@@ -315,14 +275,14 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
 static json_t *text_or_null(const char *s) { return s && *s ? cn_json_text(s) : json_null(); }
 
 /* As in OpenAI: "stop" after the call of a function that tool_choice names. */
-static const char *finish_name(const cn_api_result *r, const choice *c)
+static const char *finish_name(const cn_api_result *r, const cn_api_choice *c)
 {
     const bool calls = c->tools.n_calls > 0 && c->finish == CN_FINISH_STOP && !r->names_call;
     return calls ? "tool_calls" : cn_finish_name(c->finish);
 }
 
 /* Content is null when the output is only reasoning or tool calls, as in vLLM. */
-static json_t *message_json(const choice *c)
+static json_t *message_json(const cn_api_choice *c)
 {
     json_t *calls = cn_tool_finder_calls(&c->tools);
     const bool none = c->reasoning.len || calls;
@@ -338,7 +298,7 @@ static json_t *message_json(const choice *c)
 }
 
 /* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
-static json_t *stop_reason_json(const choice *c)
+static json_t *stop_reason_json(const cn_api_choice *c)
 {
     if (c->stop_reason) return cn_json_text(c->stop_reason);
     return c->finish == CN_FINISH_STOP && c->stop_token >= 0 ? json_integer(c->stop_token)
@@ -367,7 +327,7 @@ static void set_ids(const cn_api_result *r, json_t *o, uint32_t i, bool with_pro
         json_object_set_new(o, "prompt_token_ids", ids_json(&prompt_of(r, i)->token_ids));
 }
 
-static json_t *text_json(const choice *c)
+static json_t *text_json(const cn_api_choice *c)
 {
     return json_stringn(c->text.data ? c->text.data : "", c->text.len);
 }
@@ -375,7 +335,7 @@ static json_t *text_json(const choice *c)
 /* A choice without its logprobs. */
 static json_t *choice_json(const cn_api_result *r, uint32_t i)
 {
-    const choice *c = &r->choices[i];
+    const cn_api_choice *c = &r->choices[i];
     json_t *o = json_pack("{s:i}", "index", (int)i);
     if (!o) return NULL;
     if (r->endpoint == CN_API_CHAT) {
@@ -552,7 +512,7 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
 
 /* ---- chunks ---- */
 
-static json_t *delta_json(choice *c)
+static json_t *delta_json(cn_api_choice *c)
 {
     json_t *delta = json_object();
     if (!c->began) json_object_set_new(delta, "role", json_string("assistant"));
@@ -567,7 +527,7 @@ static json_t *delta_json(choice *c)
 }
 
 /* Takes the logprobs since the last chunk, at most CHUNK_TOKENS. */
-static json_t *take_logprobs(const cn_api_result *r, choice *c)
+static json_t *take_logprobs(const cn_api_result *r, cn_api_choice *c)
 {
     if (!r->wants_logprobs) return json_null();
     const size_t n = c->logprobs.n_tokens < CHUNK_TOKENS ? c->logprobs.n_tokens : CHUNK_TOKENS;
@@ -581,7 +541,7 @@ static json_t *take_logprobs(const cn_api_result *r, choice *c)
     return o;
 }
 
-static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
+static json_t *chunk_choice(const cn_api_result *r, uint32_t i, cn_api_choice *c)
 {
     /* Logprobs beyond CHUNK_TOKENS, and of tool calls all but one piece, come in further chunks,
      * and the end in the last one. */
@@ -629,7 +589,7 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
                                  int64_t created, bool usage)
 {
     for (uint32_t i = 0; i < r->n_choices; i++) {
-        choice *c = &r->choices[i];
+        cn_api_choice *c = &r->choices[i];
         const bool ends = c->finish != CN_FINISH_NONE && !c->ended;
         const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens ||
                           c->token_ids.len || cn_tool_finder_has_more(&c->tools);

@@ -62,6 +62,7 @@ static cn_status find_call(cn_tool_finder *f)
         f->max_calls = most;
     }
     CN_TRY(make_id(f->open.id));
+    f->open.content_at = f->n_content;
     f->calls[f->n_calls++] = f->open;
     f->open = (cn_tool_call){0};
     f->is_kept = true;
@@ -169,6 +170,7 @@ static void drop(cn_buf *b, size_t n)
 static cn_status release(cn_tool_finder *f, size_t n, cn_buf *content)
 {
     CN_TRY(cn_buf_add(content, f->held.data, n));
+    f->n_content += n;
     drop(&f->held, n);
     return CN_OK;
 }

@@ -25,6 +25,7 @@ typedef struct cn_tool_call {
     char id[32];
     json_t *name;     /* in a stream NULL after it was taken */
     cn_buf arguments; /* in a stream without what was taken */
+    size_t content_at; /* bytes of content before it */
 } cn_tool_call;
 
 /* Zero, then set the first three. */
@@ -33,6 +34,7 @@ typedef struct cn_tool_finder {
     bool only_one;   /* calls after the first are dropped */
     bool is_forced;  /* structured output makes the answer calls: arguments may be of any type */
     bool is_content; /* no further call can begin */
+    size_t n_content; /* bytes that were content */
     size_t n_failed; /* bytes read as calls that were none */
     cn_buf held;     /* text that may become content or a call */
     size_t begin;    /* bytes of `held` before the object of the call */

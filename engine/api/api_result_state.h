@@ -1,0 +1,50 @@
+/* api_result_state.h - the output that a request has so far. Private to engine/api/.
+ * Owner: cn_api_result. Thread: the result's. */
+#ifndef CN_API_RESULT_STATE_H
+#define CN_API_RESULT_STATE_H
+
+#include "engine/api/api_response.h"
+#include "engine/api/api_tools.h"
+
+typedef struct cn_api_choice {
+    cn_buf text, reasoning; /* when streamed: since the last chunk */
+    cn_tool_finder tools;
+    bool has_event;         /* an event of it has arrived */
+    bool began, ended;      /* when streamed: the first, the last chunk was taken */
+    size_t n_echo;    /* bytes of the prompt that begin the text */
+    size_t answer_at; /* byte of text */
+    cn_api_logprobs logprobs; /* when streamed: since the last chunk */
+    cn_api_text_place text_place; /* of the first of `logprobs` */
+    cn_buf token_ids;         /* with return_token_ids; when streamed: since the last chunk */
+    uint32_t n_tokens;
+    cn_finish finish;
+    char *stop_reason;
+    int64_t stop_token;
+    cn_usage usage;
+} cn_api_choice;
+
+/* One of the prompts, and the data of the first event about it. */
+typedef struct cn_api_prompt_data {
+    char *echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
+    bool known;
+    uint32_t n_tokens;
+    cn_buf token_ids;         /* with return_token_ids */
+    cn_api_logprobs logprobs; /* with prompt_logprobs */
+} cn_api_prompt_data;
+
+struct cn_api_result {
+    cn_api_endpoint endpoint;
+    bool wants_logprobs, wants_ids, wants_prompt, echoes, chunk_usage;
+    bool names_call; /* tool_choice names a function */
+    cn_api_logprobs_form form, prompt_form;
+    uint32_t n_samples; /* of each prompt */
+    cn_api_prompt_data *prompts;
+    uint64_t n_tokens;
+    bool done, cancelled, invalid;
+    json_t *warnings; /* NULL: none, or the stream has sent them */
+    char *error;
+    uint32_t n_choices;
+    cn_api_choice choices[];
+};
+
+#endif
