@@ -60,9 +60,10 @@ struct cn_automaton {
 
 static cn_status too_large(void)
 {
-    return cn_fail(CN_ERR_MEMORY,
-                   "the grammar has too many states: expected fewer alternatives or smaller "
-                   "bounds");
+    return cn_fail(CN_ERR_ARG,
+                   "a text of the grammar has more than %d places at once: expected fewer "
+                   "alternatives or smaller bounds",
+                   CN_AUTOMATON_MAX_PLACES);
 }
 
 static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar"); }

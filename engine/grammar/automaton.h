@@ -47,15 +47,15 @@ typedef struct cn_matcher {
 void cn_matcher_start(cn_matcher *m, cn_automaton *a);
 void cn_matcher_end(cn_matcher *m); /* a matcher that was not started is fine */
 
-/* Adds bytes to the text. CN_ERR_ARG when they do not fit, CN_ERR_MEMORY when a bound is exceeded.
- * The state is then CN_STATE_NONE. */
+/* Adds bytes to the text. CN_ERR_ARG when they do not fit or a bound is exceeded. The state is then
+ * CN_STATE_NONE. */
 cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n);
 /* The text matches. */
 bool cn_matcher_accepts(const cn_matcher *m);
 /* No byte can be added to the text. */
 bool cn_matcher_is_complete(const cn_matcher *m);
 /* The tokens that may follow: bit i % 32 of word i / 32 is token i. Valid until the automaton is
- * shrunk or freed. CN_ERR_MEMORY when a bound is exceeded. */
+ * shrunk or freed. CN_ERR_ARG when a bound is exceeded. */
 cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask);
 
 /* Bytes of host memory: states, masks and the network. */

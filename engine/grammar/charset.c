@@ -103,18 +103,11 @@ static void emit_range(cn_net *net, uint32_t from, uint32_t to, uint32_t lo, uin
 
 /* ---- JSON strings ---- */
 
-static bool has(const cn_charset *c, uint32_t x)
-{
-    for (uint32_t i = 0; i < c->n; i++)
-        if (x >= c->range[i].lo && x <= c->range[i].hi) return true;
-    return false;
-}
-
-static void emit_escaped(const cn_charset *c, cn_net *net, uint32_t from, uint32_t to)
+static void emit_escaped(uint32_t lo, uint32_t hi, cn_net *net, uint32_t from, uint32_t to)
 {
     static const char chars[] = "\"\\\b\f\n\r\t", escapes[] = "\"\\bfnrt";
-    for (uint32_t x = 0; x <= '\\'; x++) {
-        if ((x >= 0x20 && x != '"' && x != '\\') || !has(c, x)) continue;
+    for (uint32_t x = lo; x <= hi && x <= '\\'; x++) {
+        if (x >= 0x20 && x != '"' && x != '\\') continue;
         const char *known = x ? strchr(chars, (int)x) : NULL;
         char text[8];
         const int n = known ? snprintf(text, sizeof text, "\\%c", escapes[known - chars])
@@ -141,6 +134,6 @@ void cn_charset_emit(const cn_charset *c, cn_text_form form, cn_net *net, uint32
             const uint32_t b = cn_min_u32(hi, unescaped[k].hi);
             if (a <= b) emit_range(net, from, to, a, b);
         }
+        emit_escaped(lo, hi, net, from, to);
     }
-    if (form == CN_TEXT_JSON) emit_escaped(c, net, from, to);
 }

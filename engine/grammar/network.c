@@ -1,6 +1,7 @@
 /* network.c - see network.h. */
 #include "engine/grammar/network.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { FIRST_CAPACITY = 64, EDGES_PER_NODE = 4 };
@@ -21,11 +22,23 @@ size_t cn_net_bytes(const cn_net *n)
 
 /* ---- building ---- */
 
+bool cn_net_spend(cn_net *n, uint64_t steps)
+{
+    if (n->status != CN_OK) return false;
+    n->steps += steps;
+    if (n->steps <= CN_NET_MAX_STEPS) return true;
+    n->status = cn_fail(CN_ERR_ARG,
+                        "compiling it takes more than %d steps: expected fewer alternatives, "
+                        "shorter lists of values or smaller bounds",
+                        CN_NET_MAX_STEPS);
+    return false;
+}
+
 /* Makes room for one more element. False after a failure, which is kept. */
 static bool try_grow(cn_net *net, void **array, uint32_t n, uint32_t *cap, size_t size,
                      uint32_t most)
 {
-    if (net->status != CN_OK) return false;
+    if (!cn_net_spend(net, 1)) return false;
     if (n < *cap) return true;
     if (n >= most) {
         net->status = cn_fail(CN_ERR_ARG,
@@ -100,6 +113,50 @@ uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len)
         from = to;
     }
     return from;
+}
+
+static int compare_words(const void *pa, const void *pb)
+{
+    const cn_net_word *a = pa, *b = pb;
+    const size_t n = a->len < b->len ? a->len : b->len;
+    const int order = n > 0 ? memcmp(a->bytes, b->bytes, n) : 0;
+    if (order != 0) return order;
+    return a->len < b->len ? -1 : a->len > b->len;
+}
+
+void cn_net_sort_words(cn_net_word *words, size_t n)
+{
+    qsort(words, n, sizeof *words, compare_words);
+}
+
+static size_t common_bytes(const cn_net_word *a, const cn_net_word *b)
+{
+    size_t n = 0;
+    while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
+    return n;
+}
+
+void cn_net_words(cn_net *n, uint32_t from, uint32_t to, cn_net_word *words, size_t n_words)
+{
+    size_t longest = 0;
+    for (size_t i = 0; i < n_words; i++)
+        if (words[i].len > longest) longest = words[i].len;
+    uint32_t *at = cn_calloc(longest + 1, sizeof *at); /* the node after each byte of a word */
+    if (!at) {
+        n->status = cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
+        return;
+    }
+    cn_net_sort_words(words, n_words);
+    at[0] = from;
+    for (size_t i = 0; i < n_words && n->status == CN_OK; i++) {
+        const size_t shared = i > 0 ? common_bytes(&words[i - 1], &words[i]) : 0;
+        if (i > 0 && shared == words[i].len && words[i - 1].len == shared) continue; /* the same */
+        cn_net_spend(n, shared);
+        for (size_t k = shared; k < words[i].len; k++)
+            at[k + 1] = cn_net_text(n, at[k], words[i].bytes + k, 1);
+        cn_net_empty(n, at[words[i].len], to);
+    }
+    cn_free(at);
 }
 
 /* ---- heights ---- */
@@ -191,7 +248,6 @@ cn_status cn_net_finish(cn_net *n)
     CN_TRY(n->status);
     CN_TRY(compute_heights(n));
     if (n->nodes[n->rules[0].start].height != CN_NET_NO_END) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "no text matches (values of JSON may be %d deep inside one another)",
+    return cn_fail(CN_ERR_ARG, "no text matches (values of JSON may be %d deep inside one another)",
                    CN_NET_MAX_DEPTH);
 }

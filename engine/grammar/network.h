@@ -4,17 +4,19 @@
  *
  * Owner: the compiler while it builds, then cn_automaton, which only reads it. Thread: one.
  *
- * A failure while building (memory, or more than CN_NET_MAX_NODES) is kept in `status`, and later
- * calls do nothing, so that builders need to test it only at the end. */
+ * A failure while building (memory, more than CN_NET_MAX_NODES nodes or CN_NET_MAX_STEPS steps) is
+ * kept in `status`, and later calls do nothing, so that builders need to test it only at the end.
+ */
 #ifndef CN_NETWORK_H
 #define CN_NETWORK_H
 
 #include "engine/base.h"
 
 enum {
-    CN_NET_MAX_NODES = 1 << 17, /* and the same number of edges, times 4 */
-    CN_NET_MAX_DEPTH = 100,     /* calls inside one another */
-    CN_NET_NO_END = 255         /* height of a node from which the end cannot be reached */
+    CN_NET_MAX_NODES = 1 << 17,  /* and the same number of edges, times 4 */
+    CN_NET_MAX_STEPS = 30000000, /* of the loops that build it, below 1 s; see cn_net_spend */
+    CN_NET_MAX_DEPTH = 100,      /* calls inside one another */
+    CN_NET_NO_END = 255          /* height of a node from which the end cannot be reached */
 };
 
 typedef enum cn_edge_kind { CN_EDGE_BYTE, CN_EDGE_EMPTY, CN_EDGE_CALL } cn_edge_kind;
@@ -41,11 +43,17 @@ typedef struct cn_net {
     cn_net_rule *rules; /* rule 0 is the root */
     uint32_t n_nodes, n_edges, n_rules;
     uint32_t cap_nodes, cap_edges, cap_rules;
+    uint64_t steps;
     cn_status status;
 } cn_net;
 
 void cn_net_free(cn_net *n); /* leaves *n empty */
 size_t cn_net_bytes(const cn_net *n);
+
+/* Counts steps of the innermost loops of builders, so that compiling the same text always ends in
+ * the same way. A new node or edge is one step. False after a failure; more than CN_NET_MAX_STEPS
+ * are one, CN_ERR_ARG. */
+bool cn_net_spend(cn_net *n, uint64_t steps);
 
 /* Return the number of a new rule with its start and end, or of a new node; 0 after a failure. */
 uint32_t cn_net_rule_new(cn_net *n);
@@ -57,6 +65,15 @@ void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
 /* Reads the bytes one after the other; returns the node behind them. */
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
+
+typedef struct cn_net_word {
+    const char *bytes;
+    size_t len;
+} cn_net_word;
+
+void cn_net_sort_words(cn_net_word *words, size_t n); /* by their bytes */
+/* Reads one of the words, which it sorts. Words with the same first bytes share nodes. */
+void cn_net_words(cn_net *n, uint32_t from, uint32_t to, cn_net_word *words, size_t n_words);
 
 /* Computes heights. CN_ERR_ARG when the root matches no text. */
 cn_status cn_net_finish(cn_net *n);

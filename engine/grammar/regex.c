@@ -6,7 +6,7 @@
 
 #include "engine/utf8.h"
 
-enum { MAX_GROUPS_INSIDE = 64, MAX_REPEAT = 65535, NO_RULE = 0 };
+enum { MAX_GROUPS_INSIDE = 64, MAX_REPEAT = 65535, NO_RULE = 0, NO_ITEM = UINT32_MAX };
 
 typedef enum item_kind { EMPTY, SET, THEN, EITHER, REPEAT } item_kind;
 
@@ -16,6 +16,7 @@ typedef struct item {
     uint32_t least, most; /* REPEAT; most UINT32_MAX: no limit */
     uint32_t set;         /* SET: index */
     uint32_t rule;        /* SET: rule that reads it; NO_RULE: not made */
+    uint32_t offset;      /* of the byte after it, for messages */
 } item;
 
 typedef struct parser {
@@ -26,6 +27,8 @@ typedef struct parser {
     bool anywhere;
     cn_text_form form;
     cn_net *net;
+    uint32_t any;       /* item: any characters; NO_ITEM: not made */
+    uint32_t failed_at; /* offset of the item whose network could not be made */
 } parser;
 
 static cn_status wrong(const parser *p, const char *what)
@@ -43,6 +46,7 @@ static cn_status new_item(parser *p, item value, uint32_t *out)
         p->items = items;
         p->cap_items = cap;
     }
+    value.offset = (uint32_t)(p->at - p->begin);
     p->items[p->n_items] = value;
     *out = p->n_items++;
     return CN_OK;
@@ -307,13 +311,14 @@ static cn_status parse_then(parser *p, uint32_t depth, uint32_t *out)
         CN_TRY(new_item(p, (item){.kind = THEN, .a = *out, .b = next}, out));
     }
     if (!top || !p->anywhere || (begins && ends)) return CN_OK;
-    cn_charset all = {.n = 0};
-    uint32_t any;
-    cn_charset_try_add(&all, 0, CN_LAST_CHAR);
-    CN_TRY(new_set(p, &all, &any));
-    CN_TRY(new_item(p, (item){.kind = REPEAT, .a = any, .most = UINT32_MAX}, &any));
-    if (!begins) CN_TRY(new_item(p, (item){.kind = THEN, .a = any, .b = *out}, out));
-    return ends ? CN_OK : new_item(p, (item){.kind = THEN, .a = *out, .b = any}, out);
+    if (p->any == NO_ITEM) {
+        cn_charset all = {.n = 0};
+        cn_charset_try_add(&all, 0, CN_LAST_CHAR);
+        CN_TRY(new_set(p, &all, &p->any));
+        CN_TRY(new_item(p, (item){.kind = REPEAT, .a = p->any, .most = UINT32_MAX}, &p->any));
+    }
+    if (!begins) CN_TRY(new_item(p, (item){.kind = THEN, .a = p->any, .b = *out}, out));
+    return ends ? CN_OK : new_item(p, (item){.kind = THEN, .a = *out, .b = p->any}, out);
 }
 
 static cn_status parse_either(parser *p, uint32_t depth, uint32_t *out)
@@ -377,6 +382,7 @@ static uint32_t emit(parser *p, uint32_t at, uint32_t from)
     const item it = p->items[at];
     uint32_t to = from;
     if (p->net->status != CN_OK) return from;
+    cn_net_spend(p->net, 1);
     switch (it.kind) {
     case EMPTY: break;
     case SET:
@@ -393,6 +399,7 @@ static uint32_t emit(parser *p, uint32_t at, uint32_t from)
     }
     case REPEAT: to = emit_repeat(p, &it, from); break;
     }
+    if (p->net->status != CN_OK && p->failed_at == 0) p->failed_at = it.offset;
     return to;
 }
 
@@ -407,13 +414,16 @@ cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_
                 .end = pattern + len,
                 .anywhere = anywhere,
                 .form = form,
-                .net = net};
+                .net = net,
+                .any = NO_ITEM};
     uint32_t root = 0;
     cn_status status = parse_either(&p, 0, &root);
     if (status == CN_OK && p.at < p.end) status = wrong(&p, "expected ( before )");
     if (status == CN_OK) {
         cn_net_empty(net, emit(&p, root, from), to);
         status = net->status;
+        if (status == CN_ERR_ARG)
+            cn_fail_within(status, "regular expression, byte %u", p.failed_at);
     }
     cn_free(p.items);
     cn_free(p.sets);

@@ -96,10 +96,21 @@ cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *f
     return status;
 }
 
-json_t *cn_schema_find(json_t *root, const char *ref)
+size_t cn_schema_size(const json_t *v)
 {
-    if (*ref++ != '#') return NULL;
-    json_t *at = root;
+    size_t n = 1 + json_string_length(v), i;
+    const char *name;
+    json_t *inner;
+    json_array_foreach((json_t *)v, i, inner) n += cn_schema_size(inner);
+    json_object_foreach((json_t *)v, name, inner) n += 1 + strlen(name) + cn_schema_size(inner);
+    return n;
+}
+
+json_t *cn_schema_find(const cn_schema_job *job, const json_t *text)
+{
+    const char *ref = json_string_value(text);
+    if (!ref || !cn_net_spend(job->net, 1 + json_string_length(text)) || *ref++ != '#') return NULL;
+    json_t *at = job->root;
     while (*ref == '/' && at) {
         char name[256];
         size_t n = 0;
@@ -126,7 +137,8 @@ static cn_status resolve(cn_schema_job *job, uint32_t parent, json_t **schema)
         char shown[SHOWN_BYTES];
         cn_json_describe(ref, shown, sizeof shown);
         if (json_object_size(*schema) > 1 && n == 0) return CN_OK; /* compiled as a part */
-        json_t *to = json_is_string(ref) ? cn_schema_find(job->root, json_string_value(ref)) : NULL;
+        json_t *to = cn_schema_find(job, ref);
+        CN_TRY(job->net->status);
         if (!to)
             return cn_schema_wrong(job, parent, "$ref: expected a part of this schema, got %s",
                                    shown);
@@ -137,6 +149,15 @@ static cn_status resolve(cn_schema_job *job, uint32_t parent, json_t **schema)
     return CN_OK;
 }
 
+/* The slot of a schema's part, or a free one. */
+static uint32_t *find_part(const cn_schema_job *job, const json_t *schema)
+{
+    uint32_t at = (uint32_t)(cn_hash64(0, &schema, sizeof schema) % CN_SCHEMA_TABLE);
+    while (job->table[at] && job->parts[job->table[at]].schema != schema)
+        at = (at + 1) % CN_SCHEMA_TABLE;
+    return &job->table[at];
+}
+
 cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part place, uint32_t *rule)
 {
     CN_TRY(resolve(job, place.parent, &schema));
@@ -144,9 +165,14 @@ cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part plac
         *rule = job->rules.any_value;
         return CN_OK;
     }
-    for (uint32_t i = 0; i < job->n_parts; i++) {
-        *rule = job->parts[i].rule;
-        if (job->parts[i].schema == schema && !json_is_false(schema)) return CN_OK;
+    if (schema == job->root) {
+        *rule = job->parts[0].rule;
+        return CN_OK;
+    }
+    uint32_t *slot = find_part(job, schema);
+    if (*slot && !json_is_false(schema)) {
+        *rule = job->parts[*slot].rule;
+        return CN_OK;
     }
     if (job->n_parts == CN_SCHEMA_MAX_PARTS)
         return cn_schema_wrong(job, place.parent, "expected at most %d schemas inside the schema",
@@ -155,6 +181,7 @@ cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part plac
     CN_TRY(job->net->status);
     place.schema = schema;
     place.rule = *rule;
+    *slot = job->n_parts;
     job->parts[job->n_parts++] = place;
     return CN_OK;
 }
@@ -176,11 +203,11 @@ cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *k
 
 static const char *format_pattern(const char *name)
 {
-#define LEAP_YEAR /* from 1000 on */                            \
-    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|"           \
+#define LEAP_YEAR /* from 1000 on */                  \
+    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|" \
     "(?:[2468][048]|[13579][26])00)"
-#define DATE                                                                    \
-    "(?:[1-9][0-9]{3}-(?:(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|"           \
+#define DATE                                                          \
+    "(?:[1-9][0-9]{3}-(?:(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|" \
     "02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13578]|1[02])-31)|" LEAP_YEAR "-02-29)"
 #define TIME                                                       \
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:[.][0-9]{1,6})?" \
@@ -258,7 +285,8 @@ static cn_status emit_string(cn_schema_job *job, uint32_t part, cn_net_rule rule
     cn_net_byte(job->net, close, rule.end, '"', '"');
     const cn_status status =
         cn_regex_emit(text, strlen(text), pattern != NULL, CN_TEXT_JSON, job->net, open, close);
-    if (status != CN_ERR_ARG || job->net->status != CN_OK) return status;
+    if (status != CN_ERR_ARG) return status;
+    if (job->net->status != CN_OK) return cn_fail_within(status, "pattern");
     return cn_schema_wrong(job, part, "pattern: %s", cn_last_error());
 }
 
@@ -358,29 +386,36 @@ bool cn_schema_has_type(const json_t *v, unsigned types)
     return false;
 }
 
-static cn_status emit_value(cn_schema_job *job, const json_t *v, unsigned types, cn_net_rule rule)
+/* Reads one of the values of these types. */
+static cn_status emit_values(cn_schema_job *job, json_t *values, unsigned types, cn_net_rule rule)
 {
-    if (!cn_schema_has_type(v, types)) return CN_OK;
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    cn_net_empty(job->net, cn_net_text(job->net, rule.start, text, strlen(text)), rule.end);
-    free(text);
-    return CN_OK;
+    cn_net_word *words = cn_calloc(json_array_size(values), sizeof *words);
+    cn_status status = words ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    size_t n = 0, i;
+    json_t *v;
+    json_array_foreach(values, i, v)
+    {
+        if (status != CN_OK) break;
+        if (!cn_schema_has_type(v, types)) continue;
+        char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+        if (text)
+            words[n++] = (cn_net_word){text, strlen(text)};
+        else
+            status = cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    }
+    if (status == CN_OK && n > 0) cn_net_words(job->net, rule.start, rule.end, words, n);
+    for (size_t k = 0; k < n; k++) free((char *)words[k].bytes);
+    cn_free(words);
+    return status;
 }
 
-/* oneOf: a value may be valid under one of the schemas only. */
-static cn_status check_disjoint(const cn_schema_job *job, uint32_t part, json_t *list)
+static cn_status emit_const(cn_schema_job *job, json_t *v, unsigned types, cn_net_rule rule)
 {
-    for (size_t i = 0; i < json_array_size(list); i++)
-        for (size_t j = 0; j < i; j++)
-            if (!cn_schema_disjoint(job, json_array_get(list, j), json_array_get(list, i)))
-                return cn_schema_wrong(
-                    job, part,
-                    "oneOf: a value may be valid under both schema %zu and schema %zu: expected "
-                    "schemas of different types, or with a required property that has other "
-                    "constants in each; or use anyOf",
-                    j, i);
-    return CN_OK;
+    json_t *values = json_pack("[O]", v);
+    if (!values) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    const cn_status status = emit_values(job, values, types, rule);
+    json_decref(values);
+    return status;
 }
 
 static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
@@ -392,7 +427,7 @@ static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, json_t *li
         return cn_schema_wrong(job, part, "%s: expected an array of schemas, at least one", key);
     if (strcmp(key, "allOf") == 0 && json_array_size(list) > 1)
         return cn_schema_wrong(job, part, "allOf: only an array of one schema is supported");
-    if (strcmp(key, "oneOf") == 0) CN_TRY(check_disjoint(job, part, list));
+    if (strcmp(key, "oneOf") == 0) CN_TRY(cn_schema_check_one_of(job, part, list));
     json_array_foreach(list, i, v)
     {
         uint32_t called;
@@ -420,16 +455,13 @@ static cn_status emit_alone(cn_schema_job *job, uint32_t part, const char *key, 
                             cn_net_rule rule)
 {
     unsigned types;
-    size_t i;
-    json_t *value;
     CN_TRY(read_types(job, part, 0, &types));
     if (strcmp(key, "$ref") == 0) return emit_ref(job, part, v, rule);
-    if (strcmp(key, "const") == 0) return emit_value(job, v, types, rule);
+    if (strcmp(key, "const") == 0) return emit_const(job, v, types, rule);
     if (strcmp(key, "enum") != 0) return emit_alternatives(job, part, v, key, rule);
     if (json_array_size(v) == 0)
         return cn_schema_wrong(job, part, "enum: expected an array of values, at least one");
-    json_array_foreach(v, i, value) CN_TRY(emit_value(job, value, types, rule));
-    return CN_OK;
+    return emit_values(job, v, types, rule);
 }
 
 static cn_status emit_type(cn_schema_job *job, uint32_t part, cn_json_type type, cn_net_rule rule)
@@ -501,7 +533,12 @@ cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *share
 {
     cn_schema_job job = {.root = schema, .net = net, .rules = *shared};
     job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS, sizeof *job.parts);
-    if (!job.parts) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    job.table = cn_calloc(CN_SCHEMA_TABLE, sizeof *job.table);
+    if (!job.parts || !job.table) {
+        cn_free(job.parts);
+        cn_free(job.table);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    }
     job.parts[0] = (cn_schema_part){
         .schema = schema, .rule = rule, .keyword = "", .index = CN_SCHEMA_NO_INDEX};
     job.n_parts = 1;
@@ -509,7 +546,9 @@ cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *share
     for (uint32_t i = 0; i < job.n_parts && status == CN_OK; i++) {
         status = emit_part(&job, i);
         if (status == CN_OK) status = net->status;
+        if (net->status == CN_ERR_ARG) status = cn_schema_wrong(&job, i, "%s", cn_last_error());
     }
     cn_free(job.parts);
+    cn_free(job.table);
     return status;
 }

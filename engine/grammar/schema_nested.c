@@ -56,25 +56,12 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
 
 /* ---- names of other members ---- */
 
-typedef struct name_text {
-    const char *text; /* as in JSON, without the quotes */
-    size_t len;
-} name_text;
-
 typedef struct other_names {
     cn_schema_job *job;
-    uint32_t character; /* rule: a character, escaped only where it must be */
+    uint32_t character, escaped, beyond; /* rules of a character: any, one that must be escaped,
+                                          * one beyond ASCII */
     uint32_t free, end; /* behind bytes that begin no known name; behind the closing quote */
 } other_names;
-
-static int compare_names(const void *pa, const void *pb)
-{
-    const name_text *a = pa, *b = pb;
-    const size_t n = a->len < b->len ? a->len : b->len;
-    const int order = memcmp(a->text, b->text, n);
-    if (order != 0) return order;
-    return a->len < b->len ? -1 : a->len > b->len;
-}
 
 /* Leaves the known names: reads a character that none of them has here. A name with an escape or a
  * character beyond ASCII here excludes all of that kind. */
@@ -83,29 +70,27 @@ static void leave_names(const other_names *o, const bool *known, uint32_t from)
     cn_net *net = o->job->net;
     bool beyond = false;
     for (int b = 0x80; b < 256; b++) beyond |= known[b];
-    for (int b = 0x20; b < 0x80; b++)
-        if (b != '"' && b != '\\' && !known[b])
-            cn_net_byte(net, from, o->free, (uint8_t)b, (uint8_t)b);
-    cn_charset set = {.n = 0};
-    if (!known['\\']) {
-        cn_charset_try_add(&set, 0, 0x1f);
-        cn_charset_try_add(&set, '"', '"');
-        cn_charset_try_add(&set, '\\', '\\');
+    for (int b = 0x20, last; b < 0x80; b = last + 1) {
+        last = b;
+        if (b == '"' || b == '\\' || known[b]) continue;
+        while (last + 1 < 0x80 && last + 1 != '"' && last + 1 != '\\' && !known[last + 1]) last++;
+        cn_net_byte(net, from, o->free, (uint8_t)b, (uint8_t)last);
     }
-    if (!beyond) cn_charset_try_add(&set, 0x80, CN_LAST_CHAR);
-    cn_charset_emit(&set, CN_TEXT_JSON, net, from, o->free);
+    if (!known['\\']) cn_net_call(net, from, o->free, o->escaped);
+    if (!beyond) cn_net_call(net, from, o->free, o->beyond);
 }
 
-/* `names` are sorted and have the same first `at` bytes, which were read. */
-static void emit_names(const other_names *o, const name_text *names, size_t n, size_t at,
+/* `names`, as in JSON without the quotes, are sorted and have the same first `at` bytes, which were
+ * read. */
+static void emit_names(const other_names *o, const cn_net_word *names, size_t n, size_t at,
                        uint32_t from)
 {
     cn_net *net = o->job->net;
     bool known[256] = {false};
-    if (net->status != CN_OK) return;
+    if (!cn_net_spend(net, sizeof known / 8 + n)) return;
     if (n == 0 || names[0].len > at) cn_net_byte(net, from, o->end, '"', '"');
     for (size_t i = 0; i < n; i++)
-        if (names[i].len > at) known[(uint8_t)names[i].text[at]] = true;
+        if (names[i].len > at) known[(uint8_t)names[i].bytes[at]] = true;
     leave_names(o, known, from);
     for (size_t i = 0; i < n;) {
         size_t end = i + 1;
@@ -113,15 +98,24 @@ static void emit_names(const other_names *o, const name_text *names, size_t n, s
             i++;
             continue;
         }
-        while (end < n && names[end].text[at] == names[i].text[at]) end++;
-        const uint32_t next = cn_net_text(net, from, &names[i].text[at], 1);
+        while (end < n && names[end].bytes[at] == names[i].bytes[at]) end++;
+        const uint32_t next = cn_net_text(net, from, &names[i].bytes[at], 1);
         emit_names(o, names + i, end - i, at + 1, next);
         i = end;
     }
 }
 
+/* A rule that reads a character of the set in a JSON string. */
+static uint32_t character_rule(cn_net *net, const cn_charset *set)
+{
+    const uint32_t rule = cn_net_rule_new(net);
+    if (net->status != CN_OK) return rule;
+    cn_charset_emit(set, CN_TEXT_JSON, net, net->rules[rule].start, net->rules[rule].end);
+    return rule;
+}
+
 /* A rule that reads a string which is none of the names. */
-static cn_status other_name_rule(cn_schema_job *job, uint32_t part, name_text *names, size_t n,
+static cn_status other_name_rule(cn_schema_job *job, uint32_t part, cn_net_word *names, size_t n,
                                  uint32_t *rule)
 {
     cn_net *net = job->net;
@@ -133,19 +127,25 @@ static cn_status other_name_rule(cn_schema_job *job, uint32_t part, name_text *n
                                    "a property name of %zu bytes beside additionalProperties: "
                                    "expected at most %d",
                                    names[i].len, MAX_NAME_BYTES);
-    qsort(names, n, sizeof *names, compare_names);
-    const uint32_t character = cn_net_rule_new(net);
+    cn_net_sort_words(names, n);
     *rule = cn_net_rule_new(net);
     CN_TRY(net->status);
-    cn_charset all = {.n = 0};
+    cn_charset all = {.n = 0}, escaped = {.n = 0}, beyond = {.n = 0};
     cn_charset_try_add(&all, 0, CN_LAST_CHAR);
-    cn_charset_emit(&all, CN_TEXT_JSON, net, net->rules[character].start,
-                    net->rules[character].end);
-    const cn_net_rule r = net->rules[*rule];
-    const other_names o = {job, character, cn_net_node_new(net), r.end};
-    cn_net_call(net, o.free, o.free, character);
+    cn_charset_try_add(&escaped, 0, 0x1f);
+    cn_charset_try_add(&escaped, '"', '"');
+    cn_charset_try_add(&escaped, '\\', '\\');
+    cn_charset_try_add(&beyond, 0x80, CN_LAST_CHAR);
+    const other_names o = {.job = job,
+                           .character = character_rule(net, &all),
+                           .escaped = character_rule(net, &escaped),
+                           .beyond = character_rule(net, &beyond),
+                           .free = cn_net_node_new(net),
+                           .end = net->rules[*rule].end};
+    CN_TRY(net->status);
+    cn_net_call(net, o.free, o.free, o.character);
     cn_net_byte(net, o.free, o.end, '"', '"');
-    emit_names(&o, names, n, 0, cn_net_text(net, r.start, "\"", 1));
+    emit_names(&o, names, n, 0, cn_net_text(net, net->rules[*rule].start, "\"", 1));
     return net->status;
 }
 
@@ -159,7 +159,7 @@ typedef struct member {
 
 typedef struct members {
     member *list;
-    size_t n;
+    size_t n, cap;
     bool others; /* there may be members of other names */
     uint32_t other_name, other_value;
 } members;
@@ -181,9 +181,12 @@ static cn_status add_member(members *m, const char *name, uint32_t value, bool r
     json_t *string = json_string(name);
     char *text = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
     json_decref(string);
-    member *list = cn_realloc(m->list, m->n + 1, sizeof *list);
-    if (list) m->list = list;
-    if (!text || !list) {
+    if (m->n == m->cap) {
+        const size_t cap = 2 * m->cap + 8;
+        member *list = cn_realloc(m->list, cap, sizeof *list);
+        if (list) m->list = list, m->cap = cap;
+    }
+    if (!text || m->n == m->cap) {
         free(text);
         return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
     }
@@ -202,17 +205,30 @@ static cn_status read_others(cn_schema_job *job, uint32_t part, members *m)
     return v && m->others ? cn_schema_rule(job, v, place, &m->other_value) : CN_OK;
 }
 
-static cn_status read_members(cn_schema_job *job, uint32_t part, members *m)
+/* Makes a set of the names in `required`. */
+static cn_status read_required(cn_schema_job *job, uint32_t part, json_t *set)
+{
+    json_t *required = json_object_get(job->parts[part].schema, "required"), *v;
+    size_t i;
+    if (required && !json_is_array(required))
+        return cn_schema_wrong(job, part, "required: expected an array of names");
+    json_array_foreach(required, i, v)
+    {
+        const char *name = json_string_value(v);
+        if (!name) return cn_schema_wrong(job, part, "required: expected an array of names");
+        if (json_object_set_new(set, name, json_null()) != 0)
+            return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    }
+    return CN_OK;
+}
+
+static cn_status read_members(cn_schema_job *job, uint32_t part, const json_t *required, members *m)
 {
     json_t *schema = job->parts[part].schema, *v;
     json_t *properties = json_object_get(schema, "properties");
-    json_t *required = json_object_get(schema, "required");
     const char *name;
-    size_t i;
     if (properties && !json_is_object(properties))
         return cn_schema_wrong(job, part, "properties: expected an object of schemas");
-    if (required && !json_is_array(required))
-        return cn_schema_wrong(job, part, "required: expected an array of names");
     CN_TRY(read_others(job, part, m));
     json_object_foreach(properties, name, v)
     {
@@ -220,18 +236,14 @@ static cn_status read_members(cn_schema_job *job, uint32_t part, members *m)
         const cn_schema_part place = {
             .parent = part, .keyword = "properties", .name = name, .index = CN_SCHEMA_NO_INDEX};
         CN_TRY(cn_schema_rule(job, v, place, &value));
-        CN_TRY(add_member(m, name, value, cn_schema_requires(schema, name)));
+        CN_TRY(add_member(m, name, value, json_object_get(required, name) != NULL));
     }
-    json_array_foreach(required, i, v)
+    json_object_foreach((json_t *)required, name, v)
     {
-        name = json_string_value(v);
-        if (!name) return cn_schema_wrong(job, part, "required: expected an array of names");
         if (json_object_get(properties, name)) continue;
         if (!m->others && json_object_get(schema, "additionalProperties"))
             return cn_schema_wrong(job, part, "required names '%.64s', which is no property", name);
-        bool twice = false;
-        for (size_t k = 0; k < i; k++) twice |= json_equal(json_array_get(required, k), v);
-        if (!twice) CN_TRY(add_member(m, name, m->other_value, true));
+        CN_TRY(add_member(m, name, m->other_value, true));
     }
     return CN_OK;
 }
@@ -239,10 +251,10 @@ static cn_status read_members(cn_schema_job *job, uint32_t part, members *m)
 static cn_status name_others(cn_schema_job *job, uint32_t part, members *m)
 {
     if (!m->others) return CN_OK;
-    name_text *names = cn_calloc(m->n + 1, sizeof *names);
+    cn_net_word *names = cn_calloc(m->n + 1, sizeof *names);
     if (!names) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
     for (size_t i = 0; i < m->n; i++)
-        names[i] = (name_text){m->list[i].text + 1, strlen(m->list[i].text) - 2};
+        names[i] = (cn_net_word){m->list[i].text + 1, strlen(m->list[i].text) - 2};
     const cn_status status = other_name_rule(job, part, names, m->n, &m->other_name);
     cn_free(names);
     return status;
@@ -287,7 +299,11 @@ static void emit_members(cn_schema_job *job, const members *m, cn_net_rule rule)
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule)
 {
     members m = {.n = 0};
-    cn_status status = read_members(job, part, &m);
+    json_t *required = json_object();
+    cn_status status = required ? read_required(job, part, required)
+                                : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    if (status == CN_OK) status = read_members(job, part, required, &m);
+    json_decref(required);
     if (status == CN_OK) status = name_others(job, part, &m);
     if (status == CN_OK) emit_members(job, &m, rule);
     for (size_t i = 0; i < m.n; i++) free(m.list[i].text);

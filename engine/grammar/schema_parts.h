@@ -7,6 +7,7 @@
 #include "engine/grammar/schema.h"
 
 #define CN_SCHEMA_NO_INDEX SIZE_MAX
+enum { CN_SCHEMA_TABLE = 4 * CN_SCHEMA_MAX_PARTS };
 
 typedef enum cn_json_type {
     CN_JSON_STRING,
@@ -33,6 +34,7 @@ typedef struct cn_schema_job {
     cn_json_rules rules;
     cn_schema_part *parts; /* [CN_SCHEMA_MAX_PARTS]; 0 is the root */
     uint32_t n_parts;
+    uint32_t *table; /* [CN_SCHEMA_TABLE] finds the part of a schema; 0: none */
 } cn_schema_job;
 
 /* CN_ERR_ARG with the place of the part. */
@@ -43,8 +45,11 @@ cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *f
  * and index. */
 cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part place, uint32_t *rule);
 
-/* Follows a pointer of the form #/a/b/0. NULL when there is nothing. */
-json_t *cn_schema_find(json_t *root, const char *ref);
+/* Follows a $ref, a string of the form #/a/b/0. NULL when there is nothing. */
+json_t *cn_schema_find(const cn_schema_job *job, const json_t *ref);
+
+/* Bytes of a value's text, about: what a loop over it costs. */
+size_t cn_schema_size(const json_t *v);
 
 /* Returns the bit of a type's name; 0: no type has it. */
 unsigned cn_schema_type(const char *name);
@@ -60,8 +65,8 @@ cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule r
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 bool cn_schema_requires(const json_t *schema, const char *name); /* whether `required` names it */
 
-/* schema_disjoint.c: returns whether no value is valid under both schemas. False: there may be one,
- * or it is not plain from their types, constants and required members. */
-bool cn_schema_disjoint(const cn_schema_job *job, json_t *a, json_t *b);
+/* schema_disjoint.c: fails with the numbers of two schemas under both of which a value may be
+ * valid, or if it is not plain from their types, constants and required members that none is. */
+cn_status cn_schema_check_one_of(const cn_schema_job *job, uint32_t part, json_t *schemas);
 
 #endif
