@@ -31,11 +31,9 @@ const char *cn_away_params(const cn_kv_params *kv)
 {
     if (!is_away(kv)) return "";
     if (!has_tiles(kv)) return "home select_cap";
-    switch (kv->select_query) {
-    case CN_QUERY_PREDICTED: return "home select_cap select_query select_window select_weights";
-    case CN_QUERY_UNION: return "home select_cap select_query select_window";
-    default: return "home select_cap select_query";
-    }
+    return kv->select_query == CN_QUERY_PREDICTED
+               ? "home select_cap select_query select_window select_weights"
+               : "home select_cap select_query";
 }
 
 cn_kv_params cn_away_form(const cn_kv_params *kv, cn_kv_home home)
@@ -137,7 +135,7 @@ cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens)
         return CN_OK; /* the checks of policy and selector refuse it */
     if (!is_away(kv)) return CN_OK;
     CN_TRY(check_selector(kv));
-    if ((unsigned)kv->select_query > CN_QUERY_UNION)
+    if ((unsigned)kv->select_query > CN_QUERY_PREDICTED)
         return cn_fail(CN_ERR_ARG, "kv select_query %u: expected a value of cn_select_query",
                        (unsigned)kv->select_query);
     if (kv->home == CN_HOME_HOST && kv->select_keys == CN_SELECT_ROWS && !has_tiles(kv))

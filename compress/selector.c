@@ -102,7 +102,7 @@ static cn_status check_enums(const cn_kv_params *kv)
     if ((unsigned)kv->select_group > CN_SELECT_MEAN)
         return cn_fail(CN_ERR_ARG, "kv select_group %u: expected a value of cn_select_group",
                        (unsigned)kv->select_group);
-    if ((unsigned)kv->select_weights > CN_WEIGHTS_HARMONIC)
+    if ((unsigned)kv->select_weights > CN_WEIGHTS_RAW)
         return cn_fail(CN_ERR_ARG, "kv select_weights %u: expected a value of cn_select_weights",
                        (unsigned)kv->select_weights);
     return CN_OK;

@@ -98,8 +98,7 @@ typedef enum cn_select_group { CN_SELECT_MAX, CN_SELECT_MEAN } cn_select_group;
 /* How `spade` weights the recent queries. */
 typedef enum cn_select_weights {
     CN_WEIGHTS_SOFTMAX, /* softmax of the ridge regression */
-    CN_WEIGHTS_RAW,     /* the ridge regression alone */
-    CN_WEIGHTS_HARMONIC /* equal weights in each window */
+    CN_WEIGHTS_RAW      /* the ridge regression alone */
 } cn_select_weights;
 
 /* Where the full KV of a request lies (docs/DESIGN.md §7). The engine accepts the homes of
@@ -114,9 +113,8 @@ const char *cn_kv_home_name(cn_kv_home h); /* "peer" */
 
 /* With which query `tls` ranks its tiles when the KV lies elsewhere: one step ahead. */
 typedef enum cn_select_query {
-    CN_QUERY_LAST,      /* the newest, rotated to the step */
-    CN_QUERY_PREDICTED, /* as `spade` predicts it */
-    CN_QUERY_UNION      /* each tile by the best of the newest select_window queries */
+    CN_QUERY_LAST,     /* the newest, rotated to the step */
+    CN_QUERY_PREDICTED /* as `spade` predicts it */
 } cn_select_query;
 
 typedef struct cn_kv_params {
@@ -141,7 +139,7 @@ typedef struct cn_kv_params {
     cn_select_keys select_keys;
     cn_select_group select_group;
     uint32_t select_window; /* `spade`: recent queries that predict the next one, W; `tls` away:
-                             * those of select_query predicted and union */
+                             * those of select_query predicted */
     cn_select_weights select_weights;
     bool select_rotate;     /* `spade`, `last`: rotate past queries to the position of the step */
     uint32_t recent_tokens; /* newest tokens always attended to; rounded up to a tile of 64 */

@@ -13,9 +13,7 @@ enum {
     /* Candidates times layers of one call of `score`: eight sequences of 32k tokens in a pack of 16
      * layers. An exchange with more is split, which takes longer, so this bounds memory, not what
      * can run. */
-    MOST_SCORES = 1 << 22,
-    /* Queries times layers of one launch, likewise. */
-    MOST_QUERIES = 1 << 12
+    MOST_SCORES = 1 << 22
 };
 
 /* ---- packs and sizes ---- */
@@ -63,12 +61,6 @@ static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_token
     return most;
 }
 
-/* The most queries that a request may rank with. */
-static uint32_t most_queries(const cn_config *c)
-{
-    return cn_config_selectors(c) >> CN_SELECT_TLS & 1 ? c->kv.select_window : 1;
-}
-
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
                                        cn_kv_home home, uint32_t block_tokens, bool fill)
 {
@@ -78,8 +70,6 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
     const uint32_t longest_blocks =
         (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens);
-    const uint32_t queries = most_queries(c);
-    const uint32_t many = cn_min_u32(rows * queries, MOST_QUERIES / layers);
     const cn_away most = most_of(c, home, block_tokens);
     return (cn_exchange_sizes){
         .max_rows = rows,
@@ -88,7 +78,6 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
         .max_local = longest_blocks,
         .max_home = longest_blocks,
         .room = room_of(c, m, rows),
-        .query_room = cn_max_u32(many, cn_max_u32(rows, queries)),
         .move_stride = fill ? most.n_entries : most.cap,
         .pack_layers = layers,
         .n_layers = packs.n_layers,
@@ -102,7 +91,7 @@ size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads)
 
 size_t cn_exchange_queries(const cn_exchange_sizes *z)
 {
-    return (size_t)z->query_room * z->pack_layers;
+    return (size_t)z->max_rows * z->pack_layers;
 }
 
 size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads)
@@ -127,7 +116,7 @@ typedef enum row_array {
     N_HELD,
     N_ROW_ARRAYS
 } row_array;
-typedef enum byte_array { WEIGHTS, ROTATE, N_EACH, ENTRY_LOG2, N_BYTE_ARRAYS } byte_array;
+typedef enum byte_array { WEIGHTS, ROTATE, ENTRY_LOG2, N_BYTE_ARRAYS } byte_array;
 
 static size_t u32_at(const cn_exchange_sizes *z, uint32_t i)
 {
@@ -181,7 +170,7 @@ void cn_exchange_rows_free(cn_exchange_rows *r)
 void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_strides strides)
 {
     CN_ASSERT(n_rows <= r->sizes.max_rows && strides.local <= r->sizes.max_local &&
-              strides.home <= r->sizes.max_home && strides.queries <= r->sizes.query_room);
+              strides.home <= r->sizes.max_home);
     r->n_rows = n_rows;
     r->n_added = r->n_ranges = 0;
     r->strides = strides;
@@ -193,13 +182,9 @@ void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_st
 static uint32_t place(cn_exchange_rows *r, uint32_t i, uint32_t n)
 {
     cn_row_range *range = r->n_ranges > 0 ? &r->ranges[r->n_ranges - 1] : NULL;
-    uint32_t first = 0, queries = 0;
-    if (range) {
-        first = u32_of(r, r->host, FIRST)[i - 1] + u32_of(r, r->host, N)[i - 1];
-        queries = (i - range->start) * r->strides.queries;
-    }
-    if (!range || (uint64_t)first + n > r->sizes.room ||
-        queries + r->strides.queries > r->sizes.query_room) {
+    uint32_t first = 0;
+    if (range) first = u32_of(r, r->host, FIRST)[i - 1] + u32_of(r, r->host, N)[i - 1];
+    if (!range || (uint64_t)first + n > r->sizes.room) {
         CN_ASSERT(n <= r->sizes.room);
         range = &r->ranges[r->n_ranges++];
         range->start = i;
@@ -215,20 +200,11 @@ static uint32_t local_blocks(const cn_kv_params *kv, uint32_t block_tokens)
     return cn_away_of(kv, block_tokens).n_exchange + held;
 }
 
-/* Queries by which a request ranks beside each other; 0: it ranks by one prediction. */
-static uint32_t n_each(const cn_kv_params *kv)
-{
-    const bool is_union =
-        cn_selector_of(kv->select)->has_tiles && kv->select_query == CN_QUERY_UNION;
-    return is_union ? kv->select_window : 0;
-}
-
 void cn_exchange_strides_add(cn_exchange_strides *most, const cn_kv_params *kv, uint32_t home_len,
                              uint32_t block_tokens)
 {
     most->local = cn_max_u32(most->local, local_blocks(kv, block_tokens));
     most->home = cn_max_u32(most->home, home_len / block_tokens);
-    most->queries = cn_max_u32(most->queries, cn_max_u32(n_each(kv), 1));
 }
 
 static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *row)
@@ -253,8 +229,7 @@ static cn_sel_stage stage_of(const cn_kv_params *kv)
                               .key = CN_KEY_BOUNDS,
                               .group = CN_GROUP_SUM,
                               .query = CN_SEL_PREDICTED,
-                              .entry_log2 = CN_DIGEST_TILE_LOG2,
-                              .n_queries = (uint8_t)n_each(kv)};
+                              .entry_log2 = CN_DIGEST_TILE_LOG2};
     return cn_selector_token_stage(kv);
 }
 
@@ -266,7 +241,6 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     const uint32_t i = r->n_added++, ring = cn_ring_rows(kv);
     const cn_sel_stage stage = stage_of(kv);
     CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && ring >= 2);
-    CN_ASSERT(stage.n_queries <= cn_min_u32(ring - 1, row->newest + 1));
     const uint32_t values[N_ROW_ARRAYS] = {
         [RING_SLOT] = row->query_slot,
         [NEWEST] = row->newest,
@@ -285,7 +259,6 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     ((cn_sel_stage *)(void *)(r->host + stages_at(&r->sizes)))[i] = stage;
     r->host[byte_at(&r->sizes, WEIGHTS) + i] = (char)kv->select_weights;
     r->host[byte_at(&r->sizes, ROTATE) + i] = (char)(kv->select_rotate || stage.entry_log2 > 0);
-    r->host[byte_at(&r->sizes, N_EACH) + i] = (char)stage.n_queries;
     r->host[byte_at(&r->sizes, ENTRY_LOG2) + i] = (char)stage.entry_log2;
     r->holds |= span.excludes_held;
     r->keys |= 1U << stage.key;
@@ -333,11 +306,11 @@ static const cn_sel_stage *device_stages(const job *j)
     return (const cn_sel_stage *)(const void *)(arrays_of(j->r, j->m) + stages_at(&j->r->sizes));
 }
 
-/* Elements of the queries of a row. */
+/* Elements of the query of a row. */
 static size_t query_stride(const job *j)
 {
     const cn_pools *p = &j->x->local;
-    return (size_t)j->r->strides.queries * j->n_layers * p->n_heads * p->layout.head_dim;
+    return (size_t)j->n_layers * p->n_heads * p->layout.head_dim;
 }
 
 static cn_status predict(const job *j, cn_row_range range)
@@ -356,7 +329,6 @@ static cn_status predict(const job *j, cn_row_range range)
         .n_window = device_u32(j, N_WINDOW) + r,
         .weights = device_bytes(j, WEIGHTS) + r,
         .rotate = device_bytes(j, ROTATE) + r,
-        .n_each = device_bytes(j, N_EACH) + r,
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
@@ -382,7 +354,6 @@ static cn_status score(const job *j, cn_row_range range)
         .first = device_u32(j, FIRST) + r,
         .n = device_u32(j, N) + r,
         .base = device_u32(j, BASE) + r,
-        .max_queries = j->r->strides.queries,
         .keys = j->r->keys,
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,

@@ -29,7 +29,6 @@ typedef struct cn_exchange_sizes {
     uint32_t max_rows;  /* sequences of one exchange */
     uint32_t max_local, max_home; /* blocks of their tables */
     uint32_t room;      /* candidates of one launch of `score`, all its sequences */
-    uint32_t query_room; /* queries of that launch */
     uint32_t move_stride; /* moves of a unit */
     uint32_t pack_layers, n_layers;
 } cn_exchange_sizes;
@@ -43,7 +42,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
  * turn is 0, have the first half of arrays and counts only. */
 typedef struct cn_exchange_scratch {
     void *arrays;    /* [2] cn_exchange_bytes */
-    void *predicted; /* act [2, query_room, pack layers, hq, d] */
+    void *predicted; /* act [2, rows, pack layers, hq, d] */
     void *score;     /* u16 [room, pack layers, hk] */
     void *logits;    /* [room, pack layers, hk, cn_logit_row] of backend->logit_bytes */
     void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride] */
@@ -69,9 +68,8 @@ typedef struct cn_exchange_row {
 
 /* What each sequence of an exchange has room for: the most that any of them needs. */
 typedef struct cn_exchange_strides {
-    uint32_t local;   /* blocks of its table: the exchange area and what the policy holds */
-    uint32_t home;    /* blocks of its home */
-    uint32_t queries; /* by which it ranks: select_window under select_query union, else one */
+    uint32_t local; /* blocks of its table: the exchange area and what the policy holds */
+    uint32_t home;  /* blocks of its home */
 } cn_exchange_strides;
 /* Raises `most` to what a sequence needs. */
 void cn_exchange_strides_add(cn_exchange_strides *most, const cn_kv_params *kv, uint32_t home_len,
@@ -83,7 +81,7 @@ typedef struct cn_exchange_rows {
     cn_exchange_sizes sizes;
     uint32_t block_tokens;
     char *host;           /* cn_exchange_bytes */
-    cn_row_range *ranges; /* [max_rows] rows whose candidates and queries fit their rooms */
+    cn_row_range *ranges; /* [max_rows] rows whose candidates fit the room */
     cn_exchange_strides strides;
     uint32_t n_rows, n_added, n_ranges;
     uint32_t turn; /* number of the exchange, among those with the same scratch */

@@ -364,8 +364,7 @@ typedef struct cn_digest_args {
 /* Predicts the next query of each sequence from its ring (AsyncSpade §3 and §4.2, DESIGN.md §6.4).
  * The rows used are those of positions newest, newest - 1, ..., newest - n_window, as far as they
  * exist. With n_window 1, or with one row, the result is the newest query. With `rotate` all rows
- * are rotated to position newest + 1 before they are used.
- * Where n_each is not 0 the result is not a prediction, but the n_each newest queries. */
+ * are rotated to position newest + 1 before they are used. */
 typedef struct cn_predict_args {
     const void *ring;          /* [L, n_query_slots, rows, hq, d] act, after RoPE */
     uint32_t n_query_slots, rows, n_heads, head_dim;
@@ -375,15 +374,12 @@ typedef struct cn_predict_args {
     const uint32_t *n_window;  /* [S] W, at most modulus - 1 and CN_MAX_SELECT_WINDOW */
     const uint8_t *weights;    /* [S] cn_select_weights */
     const uint8_t *rotate;     /* [S] */
-    const uint8_t *n_each;     /* [S] at most n_window and newest + 1; NULL: 0 for all */
     uint32_t n_seqs, first_layer, n_layers;
     /* Ridge, times the mean diagonal of the Gram matrix of the largest window; all windows have the
      * same ridge. */
     float eps;
     const float *cos, *sin;    /* [max_position, d/2] as in rope_store */
-    /* [S, max(n_each, 1), n_layers, hq, d] act, newest query first; out_stride elements from a
-     * sequence to the next */
-    void *out;
+    void *out; /* [S, n_layers, hq, d] act; out_stride elements from a sequence to the next */
     size_t out_stride;
 } cn_predict_args;
 
@@ -408,10 +404,7 @@ typedef struct cn_sel_stage {
     uint8_t query;      /* CN_SEL_TRUE or CN_SEL_PREDICTED */
     uint8_t entry_log2; /* tokens of a candidate: 0, 4 or 6 */
     uint8_t in_tiles;   /* candidate c is token c % 64 of tile tiles[c / 64] */
-    /* The score is the largest under any of this many queries (0 and 1: one query). More than one
-     * for bounds with group rule sum only. */
-    uint8_t n_queries;
-    uint8_t reserved;
+    uint8_t reserved[2];
 } cn_sel_stage;
 
 /* Whether `score` counts for the `select` of its output, on the device: for each unit, how many
@@ -428,8 +421,7 @@ typedef struct cn_score_progress {
  * that lie below position `base` get 0, the lowest value, and count in no softmax. Labels are
  * ranked alike, bit by bit, on every backend. */
 typedef struct cn_score_args {
-    /* By query: [S, n_layers, hq, d] act, with several queries [S, n_queries, n_layers, hq, d];
-     * q_stride elements from a sequence to the next. */
+    /* By query: [S, n_layers, hq, d] act; q_stride elements from a sequence to the next. */
     const void *q[CN_N_SEL_QUERIES];
     size_t q_stride[CN_N_SEL_QUERIES];
     const cn_sel_stage *stage;       /* [S] */
@@ -442,7 +434,6 @@ typedef struct cn_score_args {
     const uint32_t *seed;            /* [S] of CN_KEY_HASH */
     const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
     uint32_t tile_stride;
-    uint32_t max_queries; /* the largest n_queries of the stages; 0 and 1: one query */
     /* Bit i: an active stage may have cn_sel_key i. No active stage has a key whose bit is 0. But
      * if all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
     uint32_t keys;

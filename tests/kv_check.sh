@@ -208,8 +208,7 @@ tokens=300
     ask cap $tokens '{"select": "spade", "home": "peer", "select_cap": 1}'
     ask tiles $tokens '{"select": "tls", "home": "peer"}'
     ask query $tokens '{"select": "tls", "home": "peer", "select_query": "predicted"}'
-    ask union $tokens '{"select": "tls", "home": "peer", "select_query": "union"}'
-    ask few $tokens '{"select": "tls", "home": "peer", "select_query": "union", "select_window": 3}'
+    ask few $tokens '{"select": "tls", "home": "peer", "select_query": "predicted", "select_window": 3}'
 } >"$dir/in"
 # shellcheck disable=SC2086
 run $small --kv-homes peer --summary-json "$dir/summary"
@@ -228,9 +227,8 @@ same peer --kv-select spade --kv-home peer
 same cap --kv-select spade --kv-home peer --select-cap 1
 same tiles --kv-select tls --kv-home peer
 same query --kv-select tls --kv-home peer --select-query predicted
-same union --kv-select tls --kv-home peer --select-query union
-same few --kv-select tls --kv-home peer --select-query union --select-window 3
-for pair in device:peer peer:cap tiles:query tiles:union query:union union:few; do
+same few --kv-select tls --kv-home peer --select-query predicted --select-window 3
+for pair in device:peer peer:cap tiles:query query:few; do
     choices "$dir/fields" "${pair%:*}" >"$dir/want"
     choices "$dir/fields" "${pair#*:}" | cmp -s - "$dir/want" && fail "$pair: no difference"
 done
@@ -343,7 +341,7 @@ field '{"select": "spade", "select_window": 17}' \
 field '{"select_keys": "heads"}' 'kv.select_keys "heads": expected one of labels|rows'
 field '{"select_group": "sum"}' 'kv.select_group "sum": expected one of max|mean'
 field '{"select_weights": "soft"}' \
-    'kv.select_weights "soft": expected one of softmax|raw|harmonic'
+    'kv.select_weights "soft": expected one of softmax|raw'
 field '{"select_rotate": "yes"}' 'kv.select_rotate "yes"'
 field '{"recent_tokens": -1}' 'kv.recent_tokens -1'
 field '{"select": "none", "policy": "zip", "window": 17}' \
@@ -388,7 +386,7 @@ flag 'kv select_tiles of 1' --kv-select tls --select-tiles 1
 flag 'select-keys heads: expected one of labels|rows' --select-keys heads
 flag 'select-group sum: expected one of max|mean' --select-group sum
 flag 'select-window 65' --select-window 65
-flag 'select-weights soft: expected one of softmax|raw|harmonic' --select-weights soft
+flag 'select-weights soft: expected one of softmax|raw' --select-weights soft
 flag 'select-rotate' --select-rotate=maybe
 flag 'recent-tokens -1' --recent-tokens -1
 flag 'kv-home disk: expected one of device|peer|host|auto' --kv-home disk
@@ -401,7 +399,7 @@ flag 'kv sinks of 256 tokens leave no room' --kv-home auto --kv-homes device,hos
 flag 'host-space 1: kv home host is not declared' --host-space 1
 flag 'kv-homes peer,disk' --kv-homes peer,disk
 flag 'select-cap -1' --select-cap -1
-flag 'select-query all: expected one of last|predicted|union' --select-query all
+flag 'select-query all: expected one of last|predicted' --select-query all
 flag 'packs 0' --packs 0
 flag 'home-space -1' --home-space -1
 flag 'kv home peer: --home-space is missing' --kv-homes peer --kv-selectors spade

@@ -119,8 +119,6 @@ static void rings_need_a_slot_with_the_reservation(void **state)
     kv = checked(params(CN_SELECT_TLS, CN_HOME_PEER), 64);
     assert_true(cn_kv_needs_slot(&kv));
     assert_int_equal(cn_ring_rows(&kv), 2);
-    kv.select_query = CN_QUERY_UNION;
-    assert_int_equal(cn_ring_rows(&kv), 17);
     kv.select_query = CN_QUERY_PREDICTED;
     assert_int_equal(cn_ring_rows(&kv), 17);
     kv.home = CN_HOME_DEVICE;
@@ -165,8 +163,8 @@ static void each_refusal_names_field_and_value(void **state)
     kv.policy = CN_KV_WINDOW;
     refused(kv, "set kv home to peer or host");
     kv = params(CN_SELECT_TLS, CN_HOME_PEER);
-    kv.select_query = (cn_select_query)3;
-    refused(kv, "select_query 3: expected a value of cn_select_query");
+    kv.select_query = (cn_select_query)2;
+    refused(kv, "select_query 2: expected a value of cn_select_query");
     kv.select_query = CN_QUERY_PREDICTED;
     kv.select_window = 17;
     refused(kv, "select_window 17: expected 1 to 16");

@@ -216,7 +216,7 @@ static void draw_select(scenario *x, cn_kv_params *kv)
     kv->select_keys = (cn_select_keys)below(x, 2);
     kv->select_group = (cn_select_group)below(x, 2);
     kv->select_window = between(x, 1, SELECT_WINDOW);
-    kv->select_weights = (cn_select_weights)below(x, 3);
+    kv->select_weights = (cn_select_weights)below(x, 2);
     kv->select_rotate = chance(x, 70);
     kv->recent_tokens = chance(x, 50) ? below(x, 65) : 0;
 }
@@ -235,12 +235,12 @@ static bool draw_home(scenario *x, cn_kv_params *kv)
     else if (kv->policy == CN_KV_ZIP && kv->window_tokens < 2) kv->policy = CN_KV_WINDOW;
     kv->select_tokens = between(x, 1, SELECT_TOKENS);
     kv->select_tiles = chance(x, 70) ? 2 : SELECT_TILES;
-    kv->select_query = (cn_select_query)below(x, 3);
+    kv->select_query = (cn_select_query)below(x, 2);
     kv->select_cap = chance(x, 50) ? 0 : has_tiles ? 1 : between(x, 1, HOME_CAP);
     kv->select_keys = kv->home == CN_HOME_PEER ? (cn_select_keys)below(x, 2) : CN_SELECT_LABELS;
     kv->select_group = (cn_select_group)below(x, 2);
     kv->select_window = between(x, 1, SELECT_WINDOW);
-    kv->select_weights = (cn_select_weights)below(x, 3);
+    kv->select_weights = (cn_select_weights)below(x, 2);
     kv->select_rotate = chance(x, 70);
     return true;
 }

@@ -162,20 +162,18 @@ static const cn_home *home_of(const cn_engine *e, const cn_seq *q)
 static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, uint32_t layer,
                       uint8_t (*in)[AWAY_CONTEXT])
 {
-    static uint16_t score[4 * AWAY_CONTEXT], one[4 * AWAY_CONTEXT];
-    static float logits[8 * AWAY_CONTEXT], predicted[AWAY_SELECT_WINDOW * 8 * 256];
+    static uint16_t score[4 * AWAY_CONTEXT];
+    static float logits[8 * AWAY_CONTEXT], predicted[8 * 256];
     const cn_home *h = home_of(e, q);
     const uint32_t zero = 0, slot = (uint32_t)q->query_slot, newest = position - 1;
     const uint32_t hk = e->model_config.n_kv_heads, ring = cn_ring_rows(&q->kv);
     const bool tiles = q->kv.select == CN_SELECT_TLS;
     const bool reads_window =
         q->kv.select == CN_SELECT_SPADE || (tiles && q->kv.select_query != CN_QUERY_LAST);
-    const bool is_union = tiles && q->kv.select_query == CN_QUERY_UNION;
     const uint32_t most = reads_window ? q->kv.select_window : 1;
     const uint32_t window = cn_min_u32(most, ring - 1);
     const uint8_t weights = (uint8_t)q->kv.select_weights;
     const uint8_t rotate = q->kv.select_rotate || tiles;
-    const uint8_t n_each = is_union ? (uint8_t)window : 0;
     const size_t q_elems = (size_t)e->model_config.n_heads * e->model_config.head_dim;
     const cn_select_span s = span_of(e, q, position);
     cn_backend *be = e->backend;
@@ -184,22 +182,17 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
         .rows = e->pools.window, .n_heads = e->model_config.n_heads,
         .head_dim = e->model_config.head_dim, .slots = &slot, .newest = &newest,
         .modulus = &ring, .n_window = &window, .weights = &weights, .rotate = &rotate,
-        .n_each = &n_each, .n_seqs = 1, .first_layer = layer, .n_layers = 1,
+        .n_seqs = 1, .first_layer = layer, .n_layers = 1,
         .eps = CN_SELECT_RIDGE, .cos = h->env.cos, .sin = h->env.sin, .out = predicted,
-        .out_stride = AWAY_SELECT_WINDOW * q_elems};
+        .out_stride = q_elems};
     assert_int_equal(be->predict(e->stream, &p), CN_OK);
-    cn_score_args c = {
-        .stage = &s.stage[1], .pools = h->env.home,
+    const cn_score_args c = {
+        .q = {[CN_SEL_PREDICTED] = predicted}, .stage = &s.stage[1], .pools = h->env.home,
         .tables = q->home_table, .table_stride = q->n_home_blocks, .first = &zero, .n = &s.n[1],
         .base = &s.base[1], .n_seqs = 1, .first_layer = layer, .n_layers = 1, .logits = logits,
-        .out = one};
-    memset(score, 0, sizeof score);
-    for (uint32_t i = 0; i < cn_max_u32(n_each, 1); i++) {
-        c.q[CN_SEL_PREDICTED] = predicted + i * q_elems;
-        assert_int_equal(be->score(e->stream, &c), CN_OK);
-        assert_int_equal(be->stream_sync(e->stream), CN_OK);
-        for (uint32_t j = 0; j < hk * s.n[1]; j++) score[j] = one[j] > score[j] ? one[j] : score[j];
-    }
+        .out = score};
+    assert_int_equal(be->score(e->stream, &c), CN_OK);
+    assert_int_equal(be->stream_sync(e->stream), CN_OK);
     for (uint32_t head = 0; head < hk; head++) {
         uint8_t held[AWAY_CONTEXT] = {0};
         mark_held(e, q, layer, head, held);
@@ -344,7 +337,7 @@ static void set_zip(away_scenario *x, away_ask *a)
 }
 
 /* A cap of k, or one that leaves some of the set out: then only the copies are checked. */
-typedef enum form { WINDOW, ZIP, TILES, UNION } form;
+typedef enum form { WINDOW, ZIP, TILES } form;
 
 /* Two to four tiles of 64, and a shorter list of their tokens. */
 static void set_tiles(away_scenario *x, away_ask *a, cn_select_query query)
@@ -376,8 +369,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
     if (a->kv.home == CN_HOME_HOST) a->kv.select_keys = CN_SELECT_LABELS;
     run_at_home(x, at_home);
     if (f == ZIP) set_zip(x, a);
-    if (f == TILES) set_tiles(x, a, (cn_select_query)away_below(x, CN_QUERY_UNION));
-    if (f == UNION) set_tiles(x, a, CN_QUERY_UNION);
+    if (f == TILES) set_tiles(x, a, (cn_select_query)away_below(x, 2));
     late_device_choose(seed % 3 == 0 ? seed : 0);
     run *r = away_open_run(x);
     uint32_t kept_len = 0; /* home_len of the last commit that was checked */
@@ -441,16 +433,6 @@ static void tiles_come_back_with_their_labels(void **state)
     const uint64_t before = seen.other_layers;
     for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++)
         compare_with_home(seed, seed % 2 == 0 ? "host" : "peer", false, TILES);
-    assert_true(n_seeds < 4 || seen.other_layers > before + 50);
-}
-
-/* With the union each tile is ranked by the best of the newest queries. */
-static void a_union_of_queries_ranks_the_tiles(void **state)
-{
-    (void)state;
-    const uint64_t before = seen.other_layers;
-    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++)
-        compare_with_home(seed, seed % 2 == 0 ? "host" : "peer", false, UNION);
     assert_true(n_seeds < 4 || seen.other_layers > before + 50);
 }
 
@@ -528,7 +510,7 @@ static void wrong_requests_are_refused(void **state)
     run_assert_kv_refused(r, &kv, "kv.home host is not enabled: add it to --kv-homes");
     kv = good, kv.select = CN_SELECT_NONE;
     run_assert_kv_refused(r, &kv, "kv home peer without a selector");
-    kv = good, kv.select = CN_SELECT_TLS, kv.select_query = CN_QUERY_UNION;
+    kv = good, kv.select = CN_SELECT_TLS, kv.select_query = CN_QUERY_PREDICTED;
     kv.select_window = 17;
     run_assert_kv_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
     kv = good, kv.select_cap = 33;
@@ -568,7 +550,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(host_memory_gives_the_lists_of_the_device),
         cmocka_unit_test(zip_recovers_evicted_tokens),
         cmocka_unit_test(tiles_come_back_with_their_labels),
-        cmocka_unit_test(a_union_of_queries_ranks_the_tiles),
         cmocka_unit_test(a_cap_leaves_tokens_out_and_copies_the_others),
         cmocka_unit_test(wrong_starts_are_refused),
         cmocka_unit_test(wrong_requests_are_refused),

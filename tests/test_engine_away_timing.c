@@ -58,7 +58,7 @@ static void draw_timed_kv(away_scenario *x, away_ask *a, const char *homes)
     a->kv.select_tiles = away_between(x, 2, 3);
     a->kv.select_tokens = away_between(x, 1, 100);
     a->kv.select_group = (cn_select_group)away_below(x, 2);
-    a->kv.select_query = (cn_select_query)away_below(x, 3);
+    a->kv.select_query = (cn_select_query)away_below(x, 2);
     a->kv.select_cap = away_chance(x, 50) ? 0 : 1;
     a->kv.select_keys = CN_SELECT_LABELS;
 }

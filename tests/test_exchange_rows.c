@@ -1,5 +1,5 @@
-/* test_exchange_rows.c - the rows of an exchange are divided so that the candidates and the queries
- * of a launch fit their rooms. */
+/* test_exchange_rows.c - the rows of an exchange are divided so that the candidates of a launch
+ * fit the room. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,35 +13,32 @@ enum { B = 64, ROWS = 5, TILES = 4, WINDOW = 4 };
 
 static const uint32_t blocks[64] = {0};
 
-static cn_kv_params params(cn_select_query query)
+static cn_kv_params params(void)
 {
     return (cn_kv_params){.policy = CN_KV_WINDOW, .budget_tokens = 2 * B, .select = CN_SELECT_TLS,
                           .select_tokens = B, .select_tiles = TILES, .select_window = WINDOW,
-                          .home = CN_HOME_HOST, .select_query = query};
+                          .home = CN_HOME_HOST};
 }
 
-/* Rooms for n candidates and n queries of a launch. */
-static cn_exchange_rows open_rows(uint32_t candidates, uint32_t queries)
+/* Room for n candidates of a launch. */
+static cn_exchange_rows open_rows(uint32_t candidates)
 {
     const cn_exchange_sizes z = {.max_rows = ROWS, .max_local = TILES, .max_home = 64,
-                                 .room = candidates, .query_room = queries, .move_stride = 2,
-                                 .pack_layers = 1, .n_layers = 1};
+                                 .room = candidates, .move_stride = 2, .pack_layers = 1,
+                                 .n_layers = 1};
     cn_exchange_rows r;
     assert_int_equal(cn_exchange_rows_init(&r, &z, B), CN_OK);
     return r;
 }
 
-/* Adds ROWS rows of home_len tokens; row i ranks by queries[i]. */
-static void add_rows(cn_exchange_rows *r, uint32_t home_len, const cn_select_query *queries)
+/* Adds ROWS rows of home_len tokens. */
+static void add_rows(cn_exchange_rows *r, uint32_t home_len)
 {
+    const cn_kv_params kv = params();
     cn_exchange_strides strides = {0};
-    for (uint32_t i = 0; i < ROWS; i++) {
-        const cn_kv_params kv = params(queries[i]);
-        cn_exchange_strides_add(&strides, &kv, home_len, B);
-    }
+    cn_exchange_strides_add(&strides, &kv, home_len, B);
     cn_exchange_rows_begin(r, ROWS, strides);
     for (uint32_t i = 0; i < ROWS; i++) {
-        const cn_kv_params kv = params(queries[i]);
         const cn_exchange_row row = {.kv = &kv, .home_slot = i, .home_len = home_len,
                                      .newest = home_len, .local = {blocks}, .n_local = {TILES},
                                      .home = blocks};
@@ -58,30 +55,17 @@ static void expect_ranges(const cn_exchange_rows *r, uint32_t n, const uint32_t 
     }
 }
 
-static const cn_select_query last[ROWS] = {0};
-static const cn_select_query mixed[ROWS] = {CN_QUERY_LAST, CN_QUERY_UNION, CN_QUERY_PREDICTED,
-                                            CN_QUERY_UNION, CN_QUERY_UNION};
-
-static void queries_divide_the_rows(void **state)
-{
-    (void)state;
-    cn_exchange_rows r = open_rows(1000, 2 * WINDOW + 1);
-    add_rows(&r, 10 * B, mixed);
-    assert_int_equal(r.strides.queries, WINDOW);
-    expect_ranges(&r, 3, (const uint32_t[]){2, 4, 5});
-    add_rows(&r, 10 * B, last);
-    assert_int_equal(r.strides.queries, 1);
-    expect_ranges(&r, 1, (const uint32_t[]){5});
-    cn_exchange_rows_free(&r);
-}
-
 /* 10 blocks at home are 8 candidates: the policy keeps two. */
 static void candidates_divide_the_rows(void **state)
 {
     (void)state;
-    cn_exchange_rows r = open_rows(31, 1000);
-    add_rows(&r, 10 * B, mixed);
+    cn_exchange_rows r = open_rows(31);
+    add_rows(&r, 10 * B);
     expect_ranges(&r, 2, (const uint32_t[]){3, 5});
+    cn_exchange_rows_free(&r);
+    r = open_rows(1000);
+    add_rows(&r, 10 * B);
+    expect_ranges(&r, 1, (const uint32_t[]){5});
     cn_exchange_rows_free(&r);
 }
 
@@ -90,12 +74,12 @@ static void keys_are_those_of_the_rows(void **state)
 {
     (void)state;
     const cn_exchange_sizes z = {.max_rows = ROWS, .max_local = TILES, .max_home = 64,
-                                 .room = 1000, .query_room = 1000, .move_stride = 8 * B,
+                                 .room = 1000, .move_stride = 8 * B,
                                  .pack_layers = 1, .n_layers = 1};
     cn_exchange_rows r;
     assert_int_equal(cn_exchange_rows_init(&r, &z, B), CN_OK);
     for (uint32_t i = 0; i < 2; i++) {
-        cn_kv_params kv = params(CN_QUERY_LAST);
+        cn_kv_params kv = params();
         kv.select = CN_SELECT_SPADE;
         kv.select_keys = i ? CN_SELECT_LABELS : CN_SELECT_ROWS;
         cn_exchange_strides strides = {0};
@@ -107,7 +91,7 @@ static void keys_are_those_of_the_rows(void **state)
         cn_exchange_rows_add(&r, &row);
         assert_int_equal(r.keys, 1U << (i ? CN_KEY_LABELS : CN_KEY_ROWS));
     }
-    add_rows(&r, 10 * B, last);
+    add_rows(&r, 10 * B);
     assert_int_equal(r.keys, 1U << CN_KEY_BOUNDS);
     cn_exchange_rows_free(&r);
 }
@@ -115,7 +99,6 @@ static void keys_are_those_of_the_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(queries_divide_the_rows),
         cmocka_unit_test(candidates_divide_the_rows),
         cmocka_unit_test(keys_are_those_of_the_rows),
     };

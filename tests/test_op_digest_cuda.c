@@ -200,9 +200,9 @@ typedef struct ring_shape {
 typedef struct ring_case {
     ring_shape shape;
     uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
-    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS], n_each[MAX_SEQS];
+    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS];
     op_tensor ring, cos, sin, out;
-    op_tensor words[7]; /* the arrays above, in their order */
+    op_tensor words[6]; /* the arrays above, in their order */
     size_t out_stride;
 } ring_case;
 
@@ -238,17 +238,8 @@ static void draw_sequence(test_rng *r, ring_case *c, uint32_t s, uint32_t window
     /* One in three has fewer queries than the window needs; some have one. */
     c->newest[s] = test_rng_below(r, 3) ? window + test_rng_below(r, 3000)
                                         : test_rng_below(r, cn_min_u32(window + 1, 6));
-    c->weights[s] = (uint8_t)test_rng_below(r, 3);
+    c->weights[s] = (uint8_t)test_rng_below(r, 2);
     c->rotate[s] = (uint8_t)test_rng_below(r, 2);
-}
-
-/* One sequence in two has its newest queries as the result. */
-static void draw_each(test_rng *r, ring_case *c)
-{
-    for (uint32_t s = 0; s < c->shape.n_seqs; s++) {
-        const uint32_t most = cn_min_u32(c->n_window[s], c->newest[s] + 1);
-        if (test_rng_below(r, 2)) c->n_each[s] = (uint8_t)(1 + test_rng_below(r, most));
-    }
 }
 
 static void draw_tables(op_env *e, ring_case *c)
@@ -280,9 +271,7 @@ static void ring_create(op_env *e, ring_case *c)
 {
     const ring_shape *z = &c->shape;
     const size_t row = (size_t)z->n_heads * z->d, n = (size_t)LAYERS * MAX_SEQS * z->rows * row;
-    uint32_t most_each = 1;
-    for (uint32_t s = 0; s < z->n_seqs; s++) most_each = cn_max_u32(most_each, c->n_each[s]);
-    c->out_stride = most_each * N_LAYERS * row;
+    c->out_stride = N_LAYERS * row;
     const size_t n_out = z->n_seqs * c->out_stride;
     float *ring = cn_calloc(n, sizeof *ring), *out = cn_calloc(n_out, sizeof *out);
     for (size_t i = 0; i < n; i++) ring[i] = NAN;
@@ -300,14 +289,13 @@ static void ring_create(op_env *e, ring_case *c)
     c->words[3] = op_words(e, c->n_window, MAX_SEQS);
     c->words[4] = bytes_of(e, c->weights);
     c->words[5] = bytes_of(e, c->rotate);
-    c->words[6] = bytes_of(e, c->n_each);
 }
 
 static void ring_free(op_env *e, ring_case *c)
 {
     op_tensor *const all[] = {&c->ring, &c->cos, &c->sin, &c->out};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
-    for (size_t i = 0; i < 7; i++) op_tensor_free(e, &c->words[i]);
+    for (size_t i = 0; i < 6; i++) op_tensor_free(e, &c->words[i]);
 }
 
 static cn_predict_args predict_args(const ring_case *c, bool cuda)
@@ -324,7 +312,6 @@ static cn_predict_args predict_args(const ring_case *c, bool cuda)
                              .n_window = side_of(&c->words[3], true, cuda),
                              .weights = side_of(&c->words[4], true, cuda),
                              .rotate = side_of(&c->words[5], true, cuda),
-                             .n_each = side_of(&c->words[6], true, cuda),
                              .n_seqs = z->n_seqs,
                              .first_layer = FIRST_LAYER,
                              .n_layers = N_LAYERS,
@@ -355,7 +342,6 @@ static double run_predict(op_env *e, uint32_t seed)
     const uint32_t most = cn_min_u32(c.shape.rows - 1, CN_MAX_SELECT_WINDOW);
     for (uint32_t s = 0; s < c.shape.n_seqs; s++)
         draw_sequence(r, &c, s, 1 + test_rng_below(r, most));
-    if (seed % 4 == 3) draw_each(r, &c);
     ring_create(e, &c);
     const double error = compare_predictions(e, &c);
     ring_free(e, &c);
@@ -370,9 +356,8 @@ static double run_long_predict(op_env *e, uint32_t seed)
         draw_sequence(&e->rng, &c, s, CN_MAX_SELECT_WINDOW);
         c.slots[s] = s;
         c.newest[s] = 500 + s;
-        c.weights[s] = (uint8_t)(s % 3);
+        c.weights[s] = (uint8_t)(s % 2);
         c.rotate[s] = s >= 3;
-        c.n_each[s] = (uint8_t)(seed % 2 == 0 ? 0 : CN_MAX_SELECT_WINDOW - s);
     }
     ring_create(e, &c);
     const double error = compare_predictions(e, &c);

@@ -389,12 +389,11 @@ static double run_waves(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
-/* Limits the queries of a sequence's stage of tiles. queries 0: `score` counts in this stage. */
-static void limit_tiles(world *w, uint32_t s, uint32_t queries)
+/* `score` then counts in a sequence's stage of tiles. */
+static void sum_tiles(world *w, uint32_t s)
 {
     cn_sel_stage *tiles = &w->stage[0][s];
-    tiles->n_queries = (uint8_t)cn_min_u32(tiles->n_queries, queries);
-    if (tiles->active && queries == 0) tiles->group = CN_GROUP_SUM;
+    if (tiles->active) tiles->group = CN_GROUP_SUM;
 }
 
 /* Sequences that share their blocks rank labels, of all tokens or of tiles. kinds: of WORLD_KINDS,
@@ -427,7 +426,7 @@ static double check_shared(op_env *env, const shared_shape *of)
     }
     for (uint32_t i = 0; i < n_seqs; i++) {
         world_draw_row(w, i, of->kinds[i % 2]);
-        limit_tiles(w, i, 0);
+        sum_tiles(w, i);
     }
     w->stage[1][1].active = !of->inactive;
     if (n_seqs > 2) w->k[1][2] = 0;
@@ -596,7 +595,7 @@ static void check_results(world *w, const step *steps, uint32_t n, const op_tens
  * stages. */
 static world *draw_steps(op_env *env, uint32_t seed)
 {
-    enum { MOST_QUERIES = 20, N_TILE_KINDS = WORLD_N_KINDS - WORLD_WITHOUT_TILES };
+    enum { N_TILE_KINDS = WORLD_N_KINDS - WORLD_WITHOUT_TILES };
     static const uint32_t labels[] = {12, 13}; /* of WORLD_KINDS */
     test_rng *r = &env->rng;
     paged_shape s = {.n_layers = WORLD_FIRST_LAYER + 1,
@@ -612,7 +611,7 @@ static world *draw_steps(op_env *env, uint32_t seed)
     for (uint32_t i = 0; i < s.n_seqs; i++) {
         const uint32_t any = WORLD_WITHOUT_TILES + (seed / 2 + i) % N_TILE_KINDS;
         world_draw_row(w, i, seed % 2 ? any : labels[(seed / 2 + i * (seed / 4)) % 2]);
-        limit_tiles(w, i, seed % 2 ? MOST_QUERIES : 0);
+        if (seed % 2 == 0) sum_tiles(w, i);
     }
     w->must_count = seed % 2 == 0;
     w->keys_known |= w->must_count;

@@ -147,8 +147,8 @@ static void enum_names_match_their_enums(void **state)
         {"kv-selectors", "random", CN_SELECT_RANDOM},
         {"select-keys", "rows", CN_SELECT_ROWS},
         {"select-group", "mean", CN_SELECT_MEAN},
-        {"select-weights", "harmonic", CN_WEIGHTS_HARMONIC},
-        {"select-query", "union", CN_QUERY_UNION},
+        {"select-weights", "raw", CN_WEIGHTS_RAW},
+        {"select-query", "predicted", CN_QUERY_PREDICTED},
         {"kv-home", "auto", CN_HOME_AUTO},
         {"kv-homes", "host", CN_HOME_HOST},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
@@ -369,11 +369,11 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(engine, "--kv-sinks 2 --kv-select last", NULL);
     expect_invalid(engine, "--select-tiles 9 --kv-select ds", "needs --kv-select tls");
     expect_invalid(engine, "--select-tiles 9 --kv-selectors ds,tls", NULL);
-    expect_invalid(engine, "--select-query union --kv-select tls",
+    expect_invalid(engine, "--select-query predicted --kv-select tls",
                    "--select-query needs --kv-home peer or host, with --kv-select tls");
-    expect_invalid(engine, "--select-query union --kv-select last --kv-home host",
+    expect_invalid(engine, "--select-query predicted --kv-select last --kv-home host",
                    "--select-query needs --kv-home peer or host, with --kv-select tls");
-    expect_invalid(engine, "--select-query union --kv-select tls --kv-homes host", NULL);
+    expect_invalid(engine, "--select-query predicted --kv-select tls --kv-homes host", NULL);
     expect_invalid(engine, "--select-cap 9 --kv-select last",
                    "--select-cap needs --kv-home peer or host, with --kv-select tls, spade");
     expect_invalid(engine, "--select-cap 9 --kv-select last --kv-home host", NULL);

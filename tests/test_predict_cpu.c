@@ -1,6 +1,5 @@
 /* test_predict_cpu.c - predict on the CPU compared with one regression per window, solved by
- * Gaussian elimination in double, with queries rotated in double; and the newest queries, where
- * these are the result. */
+ * Gaussian elimination in double, with queries rotated in double. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +20,7 @@ static const double EPS = 0.01, ATTENTION_FACTOR = 1.25;
 typedef struct ring_case {
     uint32_t d, n_heads, n_seqs, n_slots, rows;
     uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
-    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS], n_each[MAX_SEQS];
+    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS];
     size_t out_stride;
     double *bare; /* [LAYERS, n_slots, N_POSITIONS, n_heads, d] queries before RoPE */
     float *ring, *cos, *sin, *out;
@@ -100,14 +99,11 @@ static ring_case draw_case(uint64_t seed)
         c.newest[s] = test_rng_below(&r, test_rng_below(&r, 3) ? N_POSITIONS : 6);
         c.modulus[s] = 2 + test_rng_below(&r, c.rows - 1);
         c.n_window[s] = 1 + test_rng_below(&r, c.modulus[s] - 1);
-        c.weights[s] = (uint8_t)test_rng_below(&r, 3);
+        c.weights[s] = (uint8_t)test_rng_below(&r, 2);
         c.rotate[s] = (uint8_t)test_rng_below(&r, 2);
         if (c.slots[s] != CN_NO_SLOT) fill_ring(&c, s);
-        const uint32_t most = cn_min_u32(c.n_window[s], c.newest[s] + 1);
-        if (seed % 2) c.n_each[s] = (uint8_t)test_rng_below(&r, most + 1);
-        c.out_stride = cn_max_u32((uint32_t)c.out_stride, c.n_each[s]);
     }
-    c.out_stride = (c.out_stride + 1) * N_LAYERS * row + 3;
+    c.out_stride = N_LAYERS * row + 3;
     c.out = cn_calloc(c.n_seqs * c.out_stride, sizeof *c.out);
     for (size_t i = 0; i < c.n_seqs * c.out_stride; i++) c.out[i] = -7;
     return c;
@@ -120,13 +116,6 @@ static void free_case(ring_case *c)
     cn_free(c->cos);
     cn_free(c->sin);
     cn_free(c->out);
-}
-
-static bool has_each(const ring_case *c)
-{
-    bool any = false;
-    for (uint32_t s = 0; s < c->n_seqs; s++) any |= c->n_each[s] > 0;
-    return any;
 }
 
 static void run(cn_backend *be, const ring_case *c)
@@ -142,7 +131,6 @@ static void run(cn_backend *be, const ring_case *c)
                                .n_window = c->n_window,
                                .weights = c->weights,
                                .rotate = c->rotate,
-                               .n_each = has_each(c) ? c->n_each : NULL,
                                .n_seqs = c->n_seqs,
                                .first_layer = FIRST_LAYER,
                                .n_layers = N_LAYERS,
@@ -194,8 +182,6 @@ static void window_weights(double (*q)[MAX_D], uint32_t d, uint32_t n, uint32_t 
                            cn_select_weights kind, double *w)
 {
     double g[CN_MAX_SELECT_WINDOW * CN_MAX_SELECT_WINDOW], b[CN_MAX_SELECT_WINDOW], ridge = 0;
-    for (uint32_t i = 0; i < k; i++) w[i] = 1.0 / k;
-    if (kind == CN_WEIGHTS_HARMONIC) return;
     for (uint32_t i = 1; i <= n; i++) ridge += EPS * dot(q[i], q[i], d) / n;
     for (uint32_t i = 0; i < k; i++) {
         for (uint32_t j = 0; j < k; j++)
@@ -249,17 +235,13 @@ static void check(const ring_case *c)
     const size_t row = (size_t)c->n_heads * c->d;
     for (uint32_t s = 0; s < c->n_seqs; s++) {
         const float *got = c->out + s * c->out_stride;
-        const uint32_t n_out = c->slots[s] == CN_NO_SLOT ? 0 : cn_max_u32(c->n_each[s], 1);
-        for (uint32_t i = 0; i < n_out * N_LAYERS * c->n_heads; i++, got += c->d) {
-            const uint32_t layer = FIRST_LAYER + i / c->n_heads % N_LAYERS, head = i % c->n_heads;
+        const bool predicts = c->slots[s] != CN_NO_SLOT;
+        for (uint32_t i = 0; predicts && i < N_LAYERS * c->n_heads; i++, got += c->d) {
             double want[MAX_D];
-            if (c->n_each[s] > 0)
-                newest_query(c, s, layer, head, i / c->n_heads / N_LAYERS, want);
-            else
-                predict_head(c, s, layer, head, want);
+            predict_head(c, s, FIRST_LAYER + i / c->n_heads, i % c->n_heads, want);
             check_head(c, got, want);
         }
-        for (size_t j = n_out * N_LAYERS * row; j < c->out_stride; j++)
+        for (size_t j = predicts ? N_LAYERS * row : 0; j < c->out_stride; j++)
             assert_true(c->out[s * c->out_stride + j] == -7);
     }
 }
@@ -318,9 +300,8 @@ static void windows_beyond_the_ring_are_refused(void **state)
     (void)state;
     cn_backend *be = backend_rig_open(1);
     const uint32_t slot = 0, newest = 5, modulus = 4;
-    uint32_t window = 4;
-    const uint8_t n_each = 4;
-    cn_predict_args a = {.rows = 4,
+    const uint32_t window = 4;
+    const cn_predict_args a = {.rows = 4,
                                .n_heads = 1,
                                .head_dim = 16,
                                .slots = &slot,
@@ -331,10 +312,6 @@ static void windows_beyond_the_ring_are_refused(void **state)
                                .n_layers = 1};
     assert_int_equal(be->predict(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "window 4 of sequence 0: expected 1 to 3"));
-    window = 3;
-    a.n_each = &n_each;
-    assert_int_equal(be->predict(backend_rig_stream(be), &a), CN_ERR_SHAPE);
-    assert_non_null(strstr(cn_last_error(), "4 queries of sequence 0: expected at most 3"));
     backend_rig_close(be);
 }
 

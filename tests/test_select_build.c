@@ -40,7 +40,7 @@ static void draw_row(rig *r, uint32_t i, cn_kv_select select)
         .select_tokens = 1 + below(r, 200),
         .select_tiles = 8 + below(r, 8),
         .select_window = 1 + below(r, 16),
-        .select_weights = (cn_select_weights)below(r, 3),
+        .select_weights = (cn_select_weights)below(r, 2),
         .select_rotate = below(r, 2) == 0,
         .sink_tokens = below(r, 9),
         .recent_tokens = below(r, 100),

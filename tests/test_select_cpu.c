@@ -101,13 +101,12 @@ static void digests_hold_labels_and_bounds_of_complete_tiles(void **state)
 
 /* ---- scores against plain loops ---- */
 
-/* Query `number` of head h of the group; or the group's mean. */
-static void query_of(const select_world *w, const select_unit *u, uint32_t number, uint32_t h,
-                     double *q)
+/* The query of head h of the group; or the group's mean. */
+static void query_of(const select_world *w, const select_unit *u, uint32_t h, double *q)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     const uint32_t d = w->pools.layout.head_dim;
-    const float *from = w->q[st->query] + u->seq * w->q_stride + number * w->q_row +
+    const float *from = w->q[st->query] + u->seq * w->q_stride +
                         ((size_t)u->layer * w->pools.n_heads + u->head * w->group) * d;
     for (uint32_t c = 0; c < d; c++) {
         q[c] = (double)from[h * d + c];
@@ -150,20 +149,20 @@ static double logit_of(const select_world *w, const select_unit *u, uint32_t p, 
 /* 2^x, linear between powers of two. */
 static double interpolated_power(double x) { return ldexp(1 + x - floor(x), (int)floor(x)); }
 
-/* want[n] = the scores of a unit under one query; NaN below the base. A share is a difference of
+/* want[n] = the scores of a unit; NaN below the base. A share is a difference of
  * two rounded terms: slack[n] is what their rounding may change. */
-static void reference_query(const select_world *w, const select_results *x, const select_unit *u,
-                            uint32_t number, double *want, double *slack)
+static void reference_scores(const select_world *w, const select_results *x, const select_unit *u,
+                             double *want, double *slack)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     const uint32_t n = w->n[u->stage][u->seq], base = w->base[u->stage][u->seq];
-    const uint32_t n_queries = st->group == CN_GROUP_MEAN ? 1 : w->group;
+    const uint32_t n_heads = st->group == CN_GROUP_MEAN ? 1 : w->group;
     double *logits = cn_calloc(n + 1, sizeof *logits), q[SELECT_MAX_D];
     for (uint32_t c = 0; c < n; c++) want[c] = st->group == CN_GROUP_SUM ? 0 : -INFINITY;
     memset(slack, 0, n * sizeof *slack);
-    for (uint32_t h = 0; h < n_queries; h++) {
+    for (uint32_t h = 0; h < n_heads; h++) {
         double sum = 0;
-        query_of(w, u, number, h, q);
+        query_of(w, u, h, q);
         for (uint32_t c = 0; c < n; c++) {
             const uint32_t p = select_position_of(w, x, u, c);
             logits[c] = p < base ? NAN : logit_of(w, u, p, q);
@@ -181,20 +180,6 @@ static void reference_query(const select_world *w, const select_results *x, cons
         }
     }
     cn_free(logits);
-}
-
-/* want[n] = the largest scores of a unit under any of its queries. slack: as in reference_query. */
-static void reference_scores(const select_world *w, const select_results *x, const select_unit *u,
-                             double *want, double *slack)
-{
-    const uint32_t n = w->n[u->stage][u->seq], n_queries = w->stage[u->stage][u->seq].n_queries;
-    double *other = cn_calloc(n + 1, sizeof *other);
-    reference_query(w, x, u, 0, want, slack);
-    for (uint32_t i = 1; i < n_queries; i++) {
-        reference_query(w, x, u, i, other, slack);
-        for (uint32_t c = 0; c < n; c++) want[c] = other[c] > want[c] ? other[c] : want[c];
-    }
-    cn_free(other);
 }
 
 static void check_scores(const select_world *w, const select_results *x, const select_unit *u)

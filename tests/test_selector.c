@@ -91,8 +91,8 @@ static void errors_name_the_value_and_the_limit(void **state)
     kv = params((cn_kv_select)99, 128);
     refused(kv, "select 99: expected a value of cn_kv_select");
     kv = params(CN_SELECT_SPADE, 128);
-    kv.select_weights = (cn_select_weights)3;
-    refused(kv, "select_weights 3");
+    kv.select_weights = (cn_select_weights)2;
+    refused(kv, "select_weights 2");
     kv = params(CN_SELECT_SPADE, 128);
     kv.select_keys = (cn_select_keys)2;
     refused(kv, "select_keys 2");

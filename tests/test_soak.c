@@ -223,12 +223,12 @@ static void random_home(soak *s, cn_kv_params *kv)
     if (kv->select == CN_SELECT_TLS) kv->policy = CN_KV_FULL; /* it keeps a tile of sinks */
     kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
     kv->select_tiles = 1 + below(s, 2);
-    kv->select_query = (cn_select_query)below(s, 3);
+    kv->select_query = (cn_select_query)below(s, 2);
     kv->select_keys = kv->home == CN_HOME_PEER ? (cn_select_keys)below(s, 2) : CN_SELECT_LABELS;
     kv->select_cap = one_in(s, 2) ? 0 : 1;
     kv->select_group = (cn_select_group)below(s, 2);
     kv->select_window = 1 + below(s, SELECT_WINDOW);
-    kv->select_weights = (cn_select_weights)below(s, 3);
+    kv->select_weights = (cn_select_weights)below(s, 2);
     kv->select_rotate = !one_in(s, 3);
 }
 
@@ -249,7 +249,7 @@ static void random_kv(soak *s, cn_kv_params *kv)
     kv->select_keys = (cn_select_keys)below(s, 2);
     kv->select_group = (cn_select_group)below(s, 2);
     kv->select_window = 1 + below(s, SELECT_WINDOW);
-    kv->select_weights = (cn_select_weights)below(s, 3);
+    kv->select_weights = (cn_select_weights)below(s, 2);
     kv->select_rotate = !one_in(s, 3);
     kv->recent_tokens = one_in(s, 2) ? 0 : below(s, 130);
 }

@@ -1,6 +1,6 @@
 /* predict.cu - the next query of each sequence from its ring of recent queries.
  *
- * ring [L, n_query_slots, rows, hq, d], out [S, queries, n_layers, hq, d], both bf16. Grid (query
+ * ring [L, n_query_slots, rows, hq, d], out [S, n_layers, hq, d], both bf16. Grid (query
  * heads, layers, sequences). A thread block has the queries q_1 .. q_(n+1) of its head in shared
  * memory as f32, and one matrix for all windows. cpu_predict.c states the regression. The block
  *
@@ -12,7 +12,6 @@
  * All arithmetic is f32; the CPU factors and solves in double. The ridge bounds the condition of
  * the matrix by W / eps, which costs about three digits of seven.
  *
- * Where n_each is not 0, a block writes its n_each newest queries instead.
  * Bytes moved: 2 * (n + 2) * hq * d * layers for each sequence. CPU version: cpu_predict.c. */
 #include "cuda/launch.cuh"
 #include "cuda/select/digest.h"
@@ -176,22 +175,18 @@ __device__ static void coefficients(const regression &g, cn_select_weights weigh
 {
     const uint32_t i = threadIdx.x;
     float sum = 0;
-    if (weights == CN_WEIGHTS_HARMONIC) {
-        for (uint32_t k = i + 1; k <= g.n; k++) sum += 1.0f / (float)k;
-    } else {
-        fill(g);
-        __syncthreads();
-        const float ridge = ridge_of(g, eps);
-        __syncthreads(); /* all threads have read the diagonal */
-        if (!factor(g, ridge)) { /* all queries are zero, or not finite */
-            if (i < g.n) g.c[i] = i == 0 ? 1.0f : 0.0f;
-            return;
-        }
-        if (i < g.n) solve_window(g, i + 1, weights == CN_WEIGHTS_SOFTMAX);
-        __syncthreads();
-        if (i < g.n)
-            for (uint32_t k = i; k < g.n; k++) sum += g.matrix[i * g.columns + k];
+    fill(g);
+    __syncthreads();
+    const float ridge = ridge_of(g, eps);
+    __syncthreads(); /* all threads have read the diagonal */
+    if (!factor(g, ridge)) { /* all queries are zero, or not finite */
+        if (i < g.n) g.c[i] = i == 0 ? 1.0f : 0.0f;
+        return;
     }
+    if (i < g.n) solve_window(g, i + 1, weights == CN_WEIGHTS_SOFTMAX);
+    __syncthreads();
+    if (i < g.n)
+        for (uint32_t k = i; k < g.n; k++) sum += g.matrix[i * g.columns + k];
     if (i < g.n) g.c[i] = sum / (float)g.n;
 }
 
@@ -208,9 +203,7 @@ __global__ static void __launch_bounds__(BLOCK, BLOCKS)
     regression g;
     g.d = d;
     g.stride = d + ROW_PAD;
-    const uint32_t n_each = a.n_each ? a.n_each[seq] : 0;
     g.n = a.n_window[seq] == 1 ? 0 : min(a.n_window[seq], a.newest[seq]);
-    if (n_each > 0) g.n = n_each - 1;
     g.columns = columns_of(most_rows);
     g.rows = (float *)shared;
     g.matrix = g.rows + most_rows * g.stride;
@@ -219,12 +212,6 @@ __global__ static void __launch_bounds__(BLOCK, BLOCKS)
     load_rows(g, a, seq, a.first_layer + layer, head);
     __syncthreads();
     cn_bf16 *out = (cn_bf16 *)a.out + seq * a.out_stride + ((size_t)layer * a.n_heads + head) * d;
-    if (n_each > 0) {
-        const size_t query = (size_t)a.n_layers * a.n_heads * d;
-        for (uint32_t i = threadIdx.x; i < n_each * d; i += BLOCK)
-            out[i / d * query + i % d] = __float2bfloat16(g.rows[i / d * g.stride + i % d]);
-        return;
-    }
     if (g.n > 0) coefficients(g, (cn_select_weights)a.weights[seq], a.eps);
     __syncthreads();
     for (uint32_t j = threadIdx.x; j < d; j += BLOCK) {

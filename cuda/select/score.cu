@@ -1,8 +1,7 @@
 /* score.cu - score: candidates of a selection compared with the query.
  * In: q bf16, keys or digests by block. Out: u16 [units, n], ragged as in cn_score_args.
  *
- * This is the portable form. On compute capability 9.0 score_ring_sm90.cu computes stages with one
- * query and labels of 16 or 32 channels.
+ * This is the portable form. On compute capability 9.0 score_ring_sm90.cu computes most launches.
  *
  * Two blocks per multiprocessor, which divide the step's lots (score.cuh). A warp loads a lot of
  * keys into the registers of the matrix instructions, at d 128 up to 4.5 KiB, so 24 warps have up
@@ -11,7 +10,6 @@
  *   rows    q . k, products of bf16, sums in f32. A mean query is split into two bf16 values.
  *   bounds  sum over channels of max(q_c min_c, q_c max_c), which is one product of width 2 d:
  *           [min(q, 0) | max(q, 0)] . [min | max]. A group's sum is the product with the sum.
- *           With several queries the score is the largest of their sums.
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
@@ -22,7 +20,7 @@
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. More than 8 heads
- * of a group, or 4 queries, read rows and bounds again, more than 4 heads labels.
+ * of a group read rows and bounds again, more than 4 heads labels.
  * Block: 384 threads, 80 registers; with rule max 256, 128. CPU version: cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score_labels.cuh"
@@ -37,7 +35,6 @@ enum {
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
     N_PAIRS = CN_LABEL_HEADS / 2, /* pairs of heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
-    QUERIES = 16,                 /* several queries: in the table at once */
     TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
 };
 
@@ -49,7 +46,7 @@ typedef struct score_shared {
 } score_shared;
 
 /* The memory of a block: the queries [group, d], and a table of what is compared with keys, [heads
- * or 2 for each query, width] each row padded. */
+ * or 2, width] each row padded. */
 typedef struct score_memory {
     score_shared *fixed;
     cn_bf16 *raw, *table;
@@ -86,26 +83,19 @@ __device__ static inline void quantise_row(const cn_score_params &p, const cn_sc
     if (lane == 0) m.fixed->factor[r] = cn_score_scale_of(p, x) * scale;
 }
 
-/* Elements of one query, all layers. */
-__device__ static inline size_t query_elems(const cn_score_params &p)
-{
-    return (size_t)p.args.n_layers * p.args.pools.n_heads * p.args.pools.layout.head_dim;
-}
-
-/* Fills the table: the heads of the group; or the group's n queries, each as the sum of two bf16
- * values in rows of their own. raw: the first query. */
+/* Fills the table: the heads of the group; or the group's query as the sum of two bf16 values, in
+ * rows of their own. */
 __device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
-                                         score_memory m, const cn_bf16 *raw, uint32_t n)
+                                         score_memory m)
 {
     const uint32_t d = p.args.pools.layout.head_dim;
     const uint32_t width = x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
     const bool is_max = x.stage.group == CN_GROUP_MAX;
-    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : n) * width; at += blockDim.x) {
+    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += blockDim.x) {
         const uint32_t row = at / width, i = at % width;
-        const cn_bf16 *q = is_max ? raw : raw + row * query_elems(p);
-        const float value = cn_score_query_value(p, x, q, row, i);
+        const float value = cn_score_query_value(p, x, m.raw, row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
-        cn_bf16 *to = m.table + (is_max ? row : 2 * row) * (width + TABLE_PAD) + i;
+        cn_bf16 *to = m.table + row * (width + TABLE_PAD) + i;
         *to = high;
         if (!is_max)
             to[width + TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
@@ -136,7 +126,7 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
              r += blockDim.x / CN_WARP)
             quantise_row(p, x, r, m);
     } else {
-        fill_table(p, x, m, m.raw, 1);
+        fill_table(p, x, m);
     }
     __syncthreads();
 }
@@ -346,46 +336,6 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
     }
 }
 
-/* Computes a lot of bounds: the largest score under n queries of the table, and under those before
- * them if there are any. */
-__device__ static inline void queries_lot(const cn_score_params &p, const cn_score_part &x,
-                                          score_memory m, uint32_t start, uint32_t n, bool raises,
-                                          const score_out &out)
-{
-    const uint32_t width = 2 * p.args.pools.layout.head_dim, entry = x.stage.entry_log2;
-    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
-    const cn_score_token token = cn_score_token_of(p, x, start + (g << entry));
-    const uint4 *key = cn_score_key_of(p, x, token);
-    const uint32_t c = (start + (g << entry) - x.from) >> entry;
-    uint32_t best = 0;
-    for (uint32_t first = 0; first < 2 * n; first += HEADS) {
-        float sums[4];
-        const uint32_t row = min(first + g, 2 * n - 1);
-        dot_keys(sums, key, NULL, m.table + row * (width + TABLE_PAD), width);
-        const float sum = (sums[0] + sums[1]) * m.fixed->factor[0];
-        if (first + 2 * t < 2 * n) best = max(best, (uint32_t)cn_score_bits(sum));
-    }
-    for (int lanes = 1; lanes < 4; lanes *= 2)
-        best = max(best, __shfl_xor_sync(0xffffffffu, best, lanes));
-    if (t > 0 || !token.valid) return;
-    if (token.position < x.base) best = 0;
-    out.score[c] = (uint16_t)(raises ? max(best, (uint32_t)out.score[c]) : best);
-}
-
-/* Computes the lots of a part with several queries. */
-__device__ static inline void queries_part(const cn_score_params &p, const cn_score_part &x,
-                                           score_memory m, const score_out &out)
-{
-    for (uint32_t first = 0, n; first < x.stage.n_queries; first += n) {
-        n = min((uint32_t)QUERIES, x.stage.n_queries - first);
-        __syncthreads(); /* all warps have read the table */
-        fill_table(p, x, m, cn_score_query_of(p, x) + first * query_elems(p), n);
-        __syncthreads();
-        for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP)
-            queries_lot(p, x, m, lot_start(x, i), n, first > 0, out);
-    }
-}
-
 __device__ static inline void hash_lot(const cn_score_params &p, const cn_score_part &x,
                                        uint32_t start, const score_out &out)
 {
@@ -420,10 +370,6 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
     out.score = p.args.out + x.first;
     const bool is_max = MAX && cn_score_is_max(x.stage);
     if (is_max) out.rows = cn_score_rows(p, x.first);
-    if (x.stage.n_queries > 1) {
-        queries_part(p, x, m, out);
-        return;
-    }
     if (x.stage.key != CN_KEY_HASH) load_query<MAX>(p, x, m);
     for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP) {
         const uint32_t start = lot_start(x, i);
@@ -584,8 +530,7 @@ static cn_status check(const cn_score_args *a)
 static cn_status launch(cn_stream *s, cn_score_params p)
 {
     const cn_score_args *a = &p.args;
-    const uint32_t d = a->pools.layout.head_dim, queries = cn_min_u32(a->max_queries, QUERIES);
-    const uint32_t rows = cn_max_u32(p.group, 2 * cn_max_u32(queries, 1));
+    const uint32_t d = a->pools.layout.head_dim, rows = cn_max_u32(p.group, 2);
     p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
     cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS};
     how.shared_bytes =

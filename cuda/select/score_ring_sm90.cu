@@ -499,8 +499,7 @@ bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
     const cn_kv_layout *l = &a->pools.layout;
     ring_shape shape;
     const bool depends = has_rows || cn_score_may_have(p, CN_KEY_BOUNDS); /* on other requests */
-    return cn_attn_has_bulk(s) && a->max_queries <= 1 &&
-           (!s->cuda->opts.batch_invariant || !depends) &&
+    return cn_attn_has_bulk(s) && (!s->cuda->opts.batch_invariant || !depends) &&
            (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
            (!rows || (l->head_dim % CN_BOX_COLS == 0 && l->tile_tokens >= CN_RING_ROWS &&
                       cn_kv_rows_of(l).total <= INT32_MAX)) &&

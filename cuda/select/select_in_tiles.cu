@@ -388,8 +388,7 @@ static bool fits(const cn_stream *s, const cn_score_params &p)
     const cn_score_args *a = &p.args;
     const uint32_t n_parts = parts_of(s, units_of(a));
     return s->cuda->device.hopper && a->n_layers == 1 && a->keys == 1u << CN_KEY_LABELS &&
-           a->max_queries <= 1 && p.group <= HEADS &&
-           p.label_bytes == N_WORDS * sizeof(uint32_t) && n_parts > 0 &&
+           p.group <= HEADS && p.label_bytes == N_WORDS * sizeof(uint32_t) && n_parts > 0 &&
            memory_of(a, n_parts) <= MOST_BYTES;
 }
 

@@ -7,9 +7,7 @@
  * query, averages over the windows 1 .. W and is sum_i c_i q_i with c_i = 1/W sum_(k>=i) w(k)_i.
  *
  * G_k is the leading part of G. So one Cholesky factor G = L L^T, and y = L^-1 b, serve all
- * windows: window k solves L_k^T w = y_k.
- *
- * Where n_each is not 0, the n_each newest queries are copied instead. */
+ * windows: window k solves L_k^T w = y_k. */
 #include <math.h>
 #include <string.h>
 
@@ -93,18 +91,13 @@ static void coefficients(float *c, uint32_t n, const float *rows, uint32_t d, fl
                          cn_select_weights weights, double *scratch)
 {
     regression g = {.n = n, .factor = scratch};
-    if (weights == CN_WEIGHTS_HARMONIC) {
-        for (uint32_t k = 1; k <= n; k++)
-            for (uint32_t i = 0; i < k; i++) g.sum[i] += 1.0 / k;
-    } else {
-        fill(&g, rows, d, (double)eps);
-        if (!factor(&g)) { /* all queries are zero, or not finite */
-            memset(c, 0, n * sizeof *c);
-            c[0] = 1;
-            return;
-        }
-        for (uint32_t k = 1; k <= n; k++) add_window(&g, k, weights);
+    fill(&g, rows, d, (double)eps);
+    if (!factor(&g)) { /* all queries are zero, or not finite */
+        memset(c, 0, n * sizeof *c);
+        c[0] = 1;
+        return;
     }
+    for (uint32_t k = 1; k <= n; k++) add_window(&g, k, weights);
     for (uint32_t i = 0; i < n; i++) c[i] = (float)(g.sum[i] / n);
 }
 
@@ -154,15 +147,7 @@ static void predict_task(void *ctx, uint32_t task, uint32_t worker)
     if (a->slots[seq] == CN_NO_SLOT) return;
     cn_cpu_select_scratch *w = &job->cpu->select[worker];
     const uint32_t n = cn_min_u32(a->n_window[seq], a->newest[seq]);
-    const uint32_t n_each = a->n_each ? a->n_each[seq] : 0;
     float *out = (float *)a->out + seq * a->out_stride + ((size_t)layer * a->n_heads + head) * d;
-    if (n_each > 0) {
-        load_rows(a, seq, a->first_layer + layer, head, n_each, w->rows);
-        for (uint32_t i = 0; i < n_each; i++)
-            memcpy(out + (size_t)i * a->n_layers * a->n_heads * d, w->rows + (size_t)i * d,
-                   d * sizeof *out);
-        return;
-    }
     if (a->n_window[seq] == 1 || n == 0) {
         load_rows(a, seq, a->first_layer + layer, head, 1, out);
         return;
@@ -192,10 +177,6 @@ static cn_status check_predict(const cn_predict_args *a)
         if (a->n_window[s] == 0 || a->n_window[s] > most)
             return cn_fail(CN_ERR_SHAPE, "predict: window %u of sequence %u: expected 1 to %u",
                            a->n_window[s], s, most);
-        const uint32_t exist = cn_min_u32(a->n_window[s] - 1, a->newest[s]) + 1;
-        if (a->n_each && a->n_each[s] > exist)
-            return cn_fail(CN_ERR_SHAPE, "predict: %u queries of sequence %u: expected at most %u",
-                           a->n_each[s], s, exist);
     }
     return CN_OK;
 }

@@ -49,7 +49,6 @@ typedef struct score_job {
     const cn_score_args *args;
     uint32_t group;    /* query heads of a kv head */
     uint32_t n_chunks; /* of the longest sequence */
-    size_t q_elems;    /* of one query, all layers of the call */
 } score_job;
 
 typedef struct score_unit {
@@ -57,8 +56,7 @@ typedef struct score_unit {
     uint32_t n, base;
     cn_sel_stage stage;
     const uint32_t *tiles, *table;
-    const float *q; /* [group, d] of the first query */
-    uint32_t n_queries;
+    const float *q; /* [group, d] */
     float *logits;  /* [group, n] times log2(e); rule max only */
     uint16_t *out;  /* [n] */
 } score_unit;
@@ -79,7 +77,6 @@ static score_unit unit_of(const score_job *job, uint32_t index)
                     .n = (uint32_t)n,
                     .base = a->base[seq],
                     .stage = stage,
-                    .n_queries = cn_max_u32(stage.n_queries, 1),
                     .table = a->tables + (size_t)seq * a->table_stride,
                     .out = a->out + first * hk + head * n};
     if (!stage.active) return u;
@@ -152,18 +149,18 @@ static void quantise_row(score_query *query, uint32_t r, const uint8_t *channels
 }
 
 /* Loads the query heads [first, first + ROWS) of the group under group rule max, one row each; else
- * the queries [first, first + ROWS), each one row for the group. */
+ * one row for the group. */
 static void load_query(const score_job *job, const score_unit *u, uint32_t first,
                        score_query *query)
 {
     const cn_pools *p = &job->args->pools;
     const uint32_t d = p->layout.head_dim;
     const bool is_max = u->stage.group == CN_GROUP_MAX, is_bounds = u->stage.key == CN_KEY_BOUNDS;
-    query->rows = cn_min_u32(ROWS, (is_max ? job->group : u->n_queries) - first);
+    query->rows = is_max ? cn_min_u32(ROWS, job->group - first) : 1;
     query->width = is_bounds ? 2 * d : d;
     memset(query->values, 0, (size_t)query->rows * query->width * sizeof *query->values);
     for (uint32_t r = 0; r < query->rows; r++) {
-        const float *q = u->q + (is_max ? (size_t)(first + r) * d : (first + r) * job->q_elems);
+        const float *q = u->q + (size_t)(first + r) * d;
         for (uint32_t h = 0; h < (is_max ? 1 : job->group); h++)
             add_head(query->values + (size_t)r * query->width, q + (size_t)h * d, d, is_bounds);
     }
@@ -293,17 +290,6 @@ static void run_logits(const score_job *job, const score_unit *u, const score_qu
 
 /* ---- tasks ---- */
 
-/* Raises scores[n] to those of rows of logits [rows, RUN]. */
-static void raise_scores(uint16_t *scores, const float *logits, uint32_t rows, uint32_t n)
-{
-    for (uint32_t r = 0; r < rows; r++)
-#pragma omp simd
-        for (uint32_t t = 0; t < n; t++) {
-            const uint16_t score = cn_score_bits(logits[r * RUN + t]);
-            scores[t] = score > scores[t] ? score : scores[t];
-        }
-}
-
 static void store_scores(uint16_t *out, const float *logits, uint32_t n)
 {
 #pragma omp simd
@@ -333,7 +319,7 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
     }
     score_query query;
     float logits[ROWS * RUN];
-    const uint32_t n_rows = u.logits ? job->group : u.n_queries;
+    const uint32_t n_rows = u.logits ? job->group : 1;
     for (uint32_t first = 0; first < n_rows; first += ROWS) {
         load_query(job, &u, first, &query);
         for (uint32_t c = start; c < end;) {
@@ -342,8 +328,7 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
             for (uint32_t r = 0; u.logits && r < query.rows; r++)
                 memcpy(u.logits + (size_t)(first + r) * u.n + c, logits + r * RUN,
                        run.n * sizeof *logits);
-            if (!u.logits && first == 0) store_scores(u.out + c, logits, run.n);
-            if (!u.logits && u.n_queries > 1) raise_scores(u.out + c, logits, query.rows, run.n);
+            if (!u.logits) store_scores(u.out + c, logits, run.n);
             c += run.n;
         }
     }
@@ -420,9 +405,7 @@ cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a)
 {
     CN_TRY(cn_cpu_check_selection(&a->pools, "score"));
     const uint32_t hk = a->pools.layout.n_kv_heads;
-    score_job job = {.args = a,
-                     .group = a->pools.n_heads / hk,
-                     .q_elems = (size_t)a->n_layers * a->pools.n_heads * a->pools.layout.head_dim};
+    score_job job = {.args = a, .group = a->pools.n_heads / hk};
     bool any_max = false;
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         if (!a->stage[i].active) continue;
@@ -430,8 +413,6 @@ cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a)
         const bool is_bounds = st->key == CN_KEY_BOUNDS;
         CN_ASSERT(is_bounds == (st->entry_log2 > 0));
         CN_ASSERT(st->group != (is_bounds ? CN_GROUP_MEAN : CN_GROUP_SUM));
-        CN_ASSERT(st->n_queries <= 1 || st->group == CN_GROUP_SUM);
-        CN_ASSERT(st->n_queries <= cn_max_u32(a->max_queries, 1));
         any_max |= st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
         job.n_chunks = cn_max_u32(job.n_chunks, (uint32_t)cn_ceil_div(a->n[i], CHUNK));
     }

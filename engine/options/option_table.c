@@ -187,12 +187,11 @@ static const cn_option options[] = {
                 "of any head, or the mean logit"),
     ROW(KV, "select-window", U32, kv.select_window, "16", .min = 1, .max = CN_MAX_SELECT_WINDOW,
         .flags = RESULT, .json = "kv.select_window",
-        .help = "past queries from which spade predicts the next, or by which --select-query "
-                "predicted or union ranks; a request may set fewer"),
+        .help = "past queries from which spade, or tls with --select-query predicted, predicts "
+                "the next; a request may set fewer"),
     ROW(KV, "select-weights", ENUM, kv.select_weights, "softmax",
-        .values = "softmax|raw|harmonic", .flags = RESULT, .json = "kv.select_weights",
-        .help = "weights of past queries in spade's prediction; raw and harmonic are for "
-                "comparison"),
+        .values = "softmax|raw", .flags = RESULT, .json = "kv.select_weights",
+        .help = "weights of past queries in spade's prediction"),
     ROW(KV, "select-rotate", BOOL, kv.select_rotate, "true", .flags = RESULT,
         .json = "kv.select_rotate",
         .help = "rotate past queries to the position of the step"),
@@ -217,10 +216,9 @@ static const cn_option options[] = {
         .help = "entries per layer and kv head that one step brings back from the home at most: "
                 "tokens for spade and last, tiles for tls; 0 is an eighth of the selected tokens "
                 "for peer, a 32nd for host, and 2 tiles for tls; a request may set fewer"),
-    ROW(KV, "select-query", ENUM, kv.select_query, "last", .values = "last|predicted|union",
+    ROW(KV, "select-query", ENUM, kv.select_query, "last", .values = "last|predicted",
         .flags = RESULT, .json = "kv.select_query",
-        .help = "queries by which tls ranks tiles away from the device: the last, the predicted, "
-                "or for each tile the best of the newest --select-window (union)"),
+        .help = "query by which tls ranks tiles away from the device: the last, or the predicted"),
     ROW(KV, "home-space", F32, home_space_gib, "0", .min = 0, .max = 65536,
         .help = "GiB for the KV of requests with kv home peer, on the cache device, and as many "
                 "for those with kv home host, in host memory"),

@@ -137,7 +137,7 @@ static bool is_read_away(const cn_option *o, cn_kv_select select)
 {
     cn_kv_params kv = {.home = CN_HOME_PEER, .select = select};
     bool reads = false;
-    for (uint32_t i = 0; i <= CN_QUERY_UNION; i++) {
+    for (uint32_t i = 0; i <= CN_QUERY_PREDICTED; i++) {
         kv.select_query = (cn_select_query)i;
         reads |= is_read(o, cn_away_params(&kv));
     }

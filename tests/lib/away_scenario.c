@@ -107,7 +107,7 @@ void away_draw_select(away_scenario *x, cn_kv_params *kv)
         .select_tokens = away_between(x, 1, x->block),
         .select_keys = (cn_select_keys)away_below(x, 2),
         .select_window = away_between(x, 1, AWAY_SELECT_WINDOW),
-        .select_weights = (cn_select_weights)away_below(x, 3),
+        .select_weights = (cn_select_weights)away_below(x, 2),
         .select_rotate = away_chance(x, 70),
         .sink_tokens = away_below(x, 5),
         .budget_tokens = 128,

@@ -13,10 +13,7 @@
 
 #include "compress/selector.h"
 
-enum {
-    FIRST_STRIDE = 64, /* list_stride of stage one */
-    MAX_QUERIES = 40   /* of bounds: more than two passes */
-};
+enum { FIRST_STRIDE = 64 /* list_stride of stage one */ };
 
 static world_both keep(world *w, op_tensor t)
 {
@@ -143,8 +140,7 @@ const cn_sel_stage WORLD_KINDS[WORLD_N_KINDS] = {
      .key = CN_KEY_BOUNDS,
      .group = CN_GROUP_SUM,
      .query = CN_SEL_PREDICTED,
-     .entry_log2 = 4,
-     .n_queries = 17},
+     .entry_log2 = 4},
     {.active = 1, .key = CN_KEY_HASH, .group = CN_GROUP_MAX},
     {.key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
     {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MEAN, .in_tiles = 1},
@@ -170,8 +166,6 @@ void world_draw_row(world *w, uint32_t s, uint32_t kind)
                                         .key = CN_KEY_BOUNDS,
                                         .group = test_rng_below(r, 2) ? CN_GROUP_SUM : CN_GROUP_MAX,
                                         .entry_log2 = 6};
-        if (w->stage[0][s].group == CN_GROUP_SUM)
-            w->stage[0][s].n_queries = (uint8_t)test_rng_below(r, MAX_QUERIES + 1);
         w->n[0][s] = complete / 64;
         w->k[0][s] = 1 + test_rng_below(r, cn_min_u32(w->n[0][s], FIRST_STRIDE));
         w->n[1][s] = w->k[0][s] * 64;
@@ -198,7 +192,7 @@ static void bind_queries(world *w, float largest)
     test_rng *r = &w->env->rng;
     const cn_kv_layout *l = &w->b->layout;
     const size_t row = (size_t)w->n_layers * l->n_kv_heads * w->group * l->head_dim;
-    const size_t stride = MAX_QUERIES * row + 16, n = w->n_seqs * stride;
+    const size_t stride = row + 16, n = w->n_seqs * stride;
     float *values = cn_calloc(n, sizeof *values);
     for (int i = 0; i < CN_N_SEL_QUERIES; i++) {
         for (size_t j = 0; j < n; j++) values[j] = largest > 0 ? largest * test_rng_uniform(r) : 4;
@@ -228,8 +222,6 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools,
     a->seed = words[6].at[side];
     a->tiles = i == 0 ? NULL : side == ON_CPU ? w->lists[0].cpu : w->lists[0].cuda;
     a->tile_stride = w->stride[0];
-    for (uint32_t s = 0; s < w->n_seqs; s++)
-        a->max_queries = cn_max_u32(a->max_queries, w->stage[i][s].n_queries);
     for (uint32_t s = 0; w->keys_known && s < w->n_seqs; s++)
         if (w->stage[i][s].active) a->keys |= 1U << w->stage[i][s].key;
     a->n_seqs = w->n_seqs;

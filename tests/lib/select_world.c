@@ -83,8 +83,6 @@ static void draw_row(select_world *w, uint32_t s, test_rng *r)
     cn_sel_stage *st = &w->stage[1][s];
     *st = stages[tiles || test_rng_below(r, 6) ? test_rng_below(r, tiles ? N : N_WITHOUT_TILES)
                                                : N - 1];
-    if (st->group == CN_GROUP_SUM)
-        st->n_queries = (uint8_t)(w->b->kv_len[s] % (SELECT_MAX_QUERIES + 1));
     uint32_t base = cn_min_u32(test_rng_below(r, 40), complete);
     if (st->entry_log2) base = (uint32_t)cn_round_up(base, 16);
     base = cn_min_u32(base, complete);
@@ -96,8 +94,7 @@ static void draw_row(select_world *w, uint32_t s, test_rng *r)
             (cn_sel_stage){.active = 1,
                            .key = CN_KEY_BOUNDS,
                            .group = CN_GROUP_SUM,
-                           .entry_log2 = 6,
-                           .n_queries = (uint8_t)(complete / 64 % (SELECT_MAX_QUERIES + 1))};
+                           .entry_log2 = 6};
         w->n[0][s] = complete / 64;
         w->k[0][s] = 1 + test_rng_below(r, w->n[0][s]);
         w->n[1][s] = w->k[0][s] * 64;
@@ -111,12 +108,11 @@ static void draw_row(select_world *w, uint32_t s, test_rng *r)
 void select_draw_queries(select_world *w, test_rng *r)
 {
     w->q_row = (size_t)w->n_layers * w->pools.n_heads * w->pools.layout.head_dim;
-    w->q_stride = SELECT_MAX_QUERIES * w->q_row + 16;
-    test_rng others = *r; /* of the queries beside the first */
+    w->q_stride = w->q_row + 16;
     for (int i = 0; i < CN_N_SEL_QUERIES; i++) {
         w->q[i] = cn_calloc(w->n_seqs * w->q_stride, sizeof **w->q);
         for (size_t j = 0; j < w->n_seqs * w->q_stride; j++)
-            w->q[i][j] = 4 * test_rng_uniform(j % w->q_stride < w->q_row + 16 ? r : &others);
+            w->q[i][j] = 4 * test_rng_uniform(r);
     }
 }
 
@@ -189,7 +185,6 @@ static cn_score_args score_args(const select_world *w, uint32_t i, const select_
                            .seed = w->seed,
                            .tiles = i ? x->list[0] : NULL,
                            .tile_stride = x->stride[0],
-                           .max_queries = SELECT_MAX_QUERIES,
                            .n_seqs = w->n_seqs,
                            .first_layer = SELECT_FIRST_LAYER,
                            .n_layers = w->n_layers,

@@ -8,7 +8,6 @@
 
 enum {
     SELECT_MAX_GROUP = 11,
-    SELECT_MAX_QUERIES = 20,
     SELECT_MAX_D = 256,
     SELECT_LAYERS = 3,
     SELECT_FIRST_LAYER = 1,
