@@ -94,7 +94,8 @@ static cn_status add(cn_batches *b, cn_batch_record *record)
     *batch = (cn_batch){.all = b, .record = *record};
     *record = (cn_batch_record){0};
     b->all[b->n++] = batch;
-    if (batch->record.order >= b->next_order) b->next_order = batch->record.order + 1;
+    const uint64_t order = batch->record.order;
+    if (order >= b->next_order) b->next_order = cn_spool_order_after(order);
     return CN_OK;
 }
 
@@ -130,7 +131,8 @@ static cn_status take_name(void *user, const char *name)
         json_decref(o);
     }
     if (status == CN_OK) return add(b, &record);
-    cn_log(CN_LOG_ERROR, "spool: skipped batch %s: %s", id.text, cn_last_error());
+    cn_log(CN_LOG_WARN, "spool: ignored batch %s, whose record must be repaired or removed: %s",
+           id.text, cn_last_error());
     b->n_unread++;
     return status == CN_ERR_MEMORY ? status : CN_OK;
 }
@@ -151,8 +153,10 @@ static bool is_being_written(void *user, const cn_spool_id *file)
 
 static int by_order(const void *a, const void *b)
 {
-    const cn_batch *const *x = a, *const *y = b;
-    return ((*x)->record.order > (*y)->record.order) - ((*x)->record.order < (*y)->record.order);
+    const cn_batch_record *x = &(*(const cn_batch *const *)a)->record;
+    const cn_batch_record *y = &(*(const cn_batch *const *)b)->record;
+    const int order = (x->order > y->order) - (x->order < y->order);
+    return order ? order : strcmp(x->id.text, y->id.text);
 }
 
 static cn_status open_spool(cn_batches *b, const cn_batches_opts *o)

@@ -7,6 +7,7 @@
 #include "engine/json.h"
 
 enum { MAX_WINDOW_S = 30 * 86400 };
+#define MAX_COUNT (INT64_C(1) << 53) /* whole numbers are exact in a double up to it */
 
 static const struct {
     const char *name, *at; /* at: the JSON member with its start time */
@@ -165,6 +166,10 @@ static cn_status read_names(cn_batch_record *r, const cn_json_at *at)
     if (i == CN_BATCH_N_STATUSES || !cn_api_endpoint_find(endpoint, &r->endpoint))
         return cn_fail(CN_ERR_MODEL, "%s: unknown status or endpoint", at->where);
     r->status = (cn_batch_status)i;
+    int64_t window_s;
+    if (!cn_batch_window_read(window, &window_s))
+        return cn_fail(CN_ERR_MODEL, "%s: completion_window: expected a time such as 24h",
+                       at->where);
     snprintf(r->window, sizeof r->window, "%s", window);
     return CN_OK;
 }
@@ -172,7 +177,7 @@ static cn_status read_names(cn_batch_record *r, const cn_json_at *at)
 static cn_status read_count(const cn_json_at *at, const char *key, uint64_t *out)
 {
     int64_t v = 0;
-    CN_TRY(cn_json_i64(at, key, CN_JSON_REQUIRED, 0, INT64_MAX, &v));
+    CN_TRY(cn_json_i64(at, key, CN_JSON_REQUIRED, 0, MAX_COUNT, &v));
     *out = (uint64_t)v;
     return CN_OK;
 }
@@ -203,10 +208,12 @@ static cn_status read_own(cn_batch_record *r, const cn_json_at *at)
     CN_TRY(cn_json_obj(at, "cinch", CN_JSON_REQUIRED, &own));
     const cn_json_at in_own = {own, at->where, at->error};
     const char *run_record = NULL, *owner = "";
+    int64_t order = 0;
     CN_TRY(cn_json_str(&in_own, "owner", CN_JSON_OPTIONAL, &owner));
     r->owner = cn_strdup(owner);
     if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
-    CN_TRY(read_count(&in_own, "order", &r->order));
+    CN_TRY(cn_json_i64(&in_own, "order", CN_JSON_REQUIRED, 0, CN_SPOOL_MAX_ORDER, &order));
+    r->order = (uint64_t)order;
     CN_TRY(read_id(&in_own, "output", cn_file_prefix, &r->output));
     CN_TRY(read_id(&in_own, "errors", cn_file_prefix, &r->errors));
     CN_TRY(cn_json_str(&in_own, "run_record", CN_JSON_OPTIONAL, &run_record));
@@ -215,24 +222,62 @@ static cn_status read_own(cn_batch_record *r, const cn_json_at *at)
     return r->run_record ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
+static cn_status read_metadata(cn_batch_record *r, const cn_json_at *at)
+{
+    const char *key;
+    json_t *v, *metadata = NULL;
+    CN_TRY(cn_json_obj(at, "metadata", CN_JSON_OPTIONAL, &metadata));
+    json_object_foreach(metadata, key, v)
+    {
+        if (!json_is_string(v))
+            return cn_fail(CN_ERR_MODEL, "%s: metadata: expected strings", at->where);
+    }
+    r->metadata = json_incref(metadata);
+    return CN_OK;
+}
+
+static cn_status read_faults(cn_batch_record *r, const cn_json_at *at)
+{
+    json_t *faults = NULL, *data = NULL, *v;
+    size_t i;
+    CN_TRY(cn_json_obj(at, "errors", CN_JSON_OPTIONAL, &faults));
+    if (!faults) return CN_OK;
+    const cn_json_at in_faults = {faults, at->where, at->error};
+    CN_TRY(cn_json_arr(&in_faults, "data", CN_JSON_REQUIRED, &data));
+    json_array_foreach(data, i, v)
+    {
+        if (!json_is_object(v))
+            return cn_fail(CN_ERR_MODEL, "%s: errors: data: expected objects", at->where);
+    }
+    r->faults = json_incref(data);
+    return CN_OK;
+}
+
+/* The files of a batch are three: what it writes must not be what it reads. */
+static cn_status check_ids(const cn_batch_record *r)
+{
+    if (strcmp(r->input.text, r->output.text) != 0 && strcmp(r->input.text, r->errors.text) != 0 &&
+        strcmp(r->output.text, r->errors.text) != 0)
+        return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "%s: the input, the output and the errors have the same id",
+                   r->id.text);
+}
+
 static cn_status read_all(cn_batch_record *r, const cn_json_at *at)
 {
-    json_t *faults = NULL, *data = NULL, *metadata = NULL;
+    const char *output = NULL, *errors = NULL;
     CN_TRY(read_id(at, "input_file_id", cn_file_prefix, &r->input));
     CN_TRY(read_names(r, at));
     CN_TRY(read_times(r, at));
     CN_TRY(read_counts(&r->counts, at));
     CN_TRY(read_own(r, at));
-    r->has_output = cn_json_find(at, "output_file_id") != NULL;
-    r->has_errors = cn_json_find(at, "error_file_id") != NULL;
-    CN_TRY(cn_json_obj(at, "metadata", CN_JSON_OPTIONAL, &metadata));
-    r->metadata = json_incref(metadata);
-    CN_TRY(cn_json_obj(at, "errors", CN_JSON_OPTIONAL, &faults));
-    if (!faults) return CN_OK;
-    CN_TRY(cn_json_arr(&(cn_json_at){faults, at->where, at->error}, "data", CN_JSON_REQUIRED,
-                       &data));
-    r->faults = json_incref(data);
-    return CN_OK;
+    CN_TRY(check_ids(r));
+    CN_TRY(cn_json_str(at, "output_file_id", CN_JSON_OPTIONAL, &output));
+    CN_TRY(cn_json_str(at, "error_file_id", CN_JSON_OPTIONAL, &errors));
+    r->has_output = output != NULL;
+    r->has_errors = errors != NULL;
+    CN_TRY(read_metadata(r, at));
+    return read_faults(r, at);
 }
 
 cn_status cn_batch_record_read(cn_batch_record *r, const cn_spool_id *id, const json_t *o)

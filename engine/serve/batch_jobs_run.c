@@ -1,5 +1,6 @@
 /* batch_jobs_run.c - moves one batch through the states of batch_jobs_record.h. Every step may fail
  * and is then retried, so every step may run twice. */
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -14,6 +15,7 @@ enum {
     IDLE_WAIT_MS = 1000,
     BUSY_WAIT_MS = 20
 };
+#define MAX_TOKENS 9007199254740992.0 /* 2^53: a record may count more lines than can be true */
 
 int64_t cn_batches_now(const cn_batches *b)
 {
@@ -259,9 +261,9 @@ json_t *cn_batch_progress_json(const cn_batch *b)
     if (!is_measured(b)) return json_null();
     const cn_batch_work w = work_now(b);
     return json_pack("{s:I, s:I, s:b, s:f, s:o}", "output_tokens", (json_int_t)w.tokens,
-                     "output_tokens_to_come", (json_int_t)(w.to_come + 0.5), "at_most",
-                     (int)w.at_most, "output_tokens_per_s", cn_pace_tokens_per_s(&b->pace),
-                     "seconds_left",
+                     "output_tokens_to_come", (json_int_t)(fmin(w.to_come, MAX_TOKENS) + 0.5),
+                     "at_most", (int)w.at_most, "output_tokens_per_s",
+                     cn_pace_tokens_per_s(&b->pace), "seconds_left",
                      b->pace.tokens > 0 ? json_real(b->pace.left_s) : json_null());
 }
 

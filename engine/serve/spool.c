@@ -41,10 +41,14 @@ static cn_status make_dir(const char *path)
 static cn_status lock_spool(cn_spool *s)
 {
     cn_buf path = {0};
+    struct stat st;
     CN_TRY(cn_buf_addf(&path, "%s/lock", s->dir));
-    s->lock_fd = open(path.data, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    s->lock_fd = open(path.data, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     cn_status status = CN_OK;
-    if (s->lock_fd < 0)
+    if (s->lock_fd >= 0 ? fstat(s->lock_fd, &st) != 0 || !S_ISREG(st.st_mode)
+                        : errno == ELOOP || errno == EISDIR)
+        status = cn_fail(CN_ERR_IO, "%s: expected a regular file: remove it", path.data);
+    else if (s->lock_fd < 0)
         status = cn_fail(CN_ERR_IO, "%s: %s", path.data, strerror(errno));
     else if (!cn_lock_file(s->lock_fd))
         status = errno == EWOULDBLOCK
@@ -228,6 +232,11 @@ cn_status cn_spool_temp_keep(cn_spool *s, const cn_spool_id *name, int fd, cn_sp
 
 /* ---- records ---- */
 
+uint64_t cn_spool_order_after(uint64_t order)
+{
+    return order < CN_SPOOL_MAX_ORDER ? order + 1 : CN_SPOOL_MAX_ORDER;
+}
+
 typedef struct record_name {
     char text[CN_SPOOL_ID_BYTES + sizeof record_suffix];
 } record_name;
@@ -252,7 +261,8 @@ bool cn_spool_is_record(const char *name, const char *prefix, cn_spool_id *id)
 
 bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool_id *id)
 {
-    return faccessat(s->fds[place], name_of(id).text, F_OK, 0) == 0;
+    struct stat st;
+    return fstatat(s->fds[place], name_of(id).text, &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 /* A failed write leaves no temporary file behind, because the disk may be full. */
@@ -280,6 +290,18 @@ cn_status cn_spool_put_record(cn_spool *s, cn_spool_place place, const cn_spool_
     return status;
 }
 
+/* A record with another id is a copy: two batches would write the same files. */
+static cn_status check_record(const json_t *record, const char *name, const cn_spool_id *id)
+{
+    const char *own = NULL;
+    if (!json_is_object(record)) return cn_fail(CN_ERR_MODEL, "%s: expected a JSON object", name);
+    CN_TRY(cn_json_str(&(cn_json_at){record, name, CN_ERR_MODEL}, "id", CN_JSON_REQUIRED, &own));
+    if (strcmp(own, id->text) == 0) return CN_OK;
+    char shown[96];
+    return cn_fail(CN_ERR_MODEL, "%s: id: expected the id of its name, got \"%s\"", name,
+                   cn_json_printable(own, shown, sizeof shown));
+}
+
 cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id,
                               json_t **record)
 {
@@ -290,9 +312,10 @@ cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_
     cn_status status =
         cn_json_load_fd(record, fd, name.text, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
     close(fd);
-    if (status == CN_OK && !json_is_object(*record)) {
+    if (status == CN_OK) status = check_record(*record, name.text, id);
+    if (status != CN_OK) {
         json_decref(*record);
-        status = cn_fail(CN_ERR_MODEL, "%s: expected a JSON object", name.text);
+        *record = NULL;
     }
     return status;
 }

@@ -59,14 +59,21 @@ cn_status cn_spool_remove(cn_spool *s, cn_spool_place place, const char *name);
 cn_status cn_spool_open_name(cn_spool *s, cn_spool_place place, const char *name, int *fd,
                              uint64_t *bytes);
 
-/* ---- records: JSON objects in <id>.json ---- */
+/* ---- records: JSON objects in <id>.json, whose member "id" is that id ---- */
+
+/* Records have the order of their creation. It stays at the greatest one, if a record has that. */
+#define CN_SPOOL_MAX_ORDER (INT64_MAX - 1)
+/* The order of the next record after one with this order. */
+uint64_t cn_spool_order_after(uint64_t order);
 
 cn_status cn_spool_put_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id,
                               const json_t *record);
-/* CN_ERR_IO: it cannot be read. CN_ERR_MODEL: it is not a JSON object. */
+/* CN_ERR_IO: it cannot be read. CN_ERR_MODEL: it is not a JSON object, or has another id. *record
+ * is NULL then. */
 cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id,
                               json_t **record);
 cn_status cn_spool_remove_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id);
+/* True when the name exists, whatever it is. */
 bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool_id *id);
 /* Returns true when name is "<id>.json" with this prefix. */
 bool cn_spool_is_record(const char *name, const char *prefix, cn_spool_id *id);

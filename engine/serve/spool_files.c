@@ -68,7 +68,7 @@ static cn_status add(cn_files *f, const cn_file *file)
     }
     f->all[f->n++] = *file;
     f->bytes += file->bytes;
-    if (file->order >= f->next_order) f->next_order = file->order + 1;
+    if (file->order >= f->next_order) f->next_order = cn_spool_order_after(file->order);
     return CN_OK;
 }
 
@@ -109,10 +109,12 @@ static cn_status read_record(cn_file *file, const json_t *record)
     const char *filename = NULL, *purpose = NULL, *owner = "";
     int64_t order = 0;
     CN_TRY(cn_json_i64(&at, "created_at", CN_JSON_REQUIRED, 0, INT64_MAX, &file->created_at));
-    CN_TRY(cn_json_i64(&at, "order", CN_JSON_REQUIRED, 0, INT64_MAX - 1, &order));
+    CN_TRY(cn_json_i64(&at, "order", CN_JSON_REQUIRED, 0, CN_SPOOL_MAX_ORDER, &order));
     CN_TRY(cn_json_str(&at, "filename", CN_JSON_REQUIRED, &filename));
     CN_TRY(cn_json_str(&at, "purpose", CN_JSON_REQUIRED, &purpose));
     CN_TRY(cn_json_str(&at, "owner", CN_JSON_OPTIONAL, &owner));
+    if (strcmp(purpose, "batch") != 0 && strcmp(purpose, "batch_output") != 0)
+        return cn_fail(CN_ERR_MODEL, "%s: purpose: expected batch or batch_output", at.where);
     file->order = (uint64_t)order;
     snprintf(file->purpose, sizeof file->purpose, "%s", purpose);
     file->filename = cn_strdup(filename);
@@ -152,7 +154,8 @@ static cn_status take_name(void *user, const char *name)
     if (!cn_spool_is_record(name, cn_file_prefix, &id)) return CN_OK;
     cn_status status = load(o->files, &id);
     if (status == CN_OK || status == CN_ERR_MEMORY) return status;
-    cn_log(CN_LOG_WARN, "spool: skipped file %s: %s", id.text, cn_last_error());
+    cn_log(CN_LOG_WARN, "spool: ignored file %s, whose record must be repaired or removed: %s",
+           id.text, cn_last_error());
     return CN_OK;
 }
 
@@ -174,7 +177,8 @@ static cn_status drop_orphan(void *user, const char *name)
 static int by_order(const void *a, const void *b)
 {
     const cn_file *x = a, *y = b;
-    return (x->order > y->order) - (x->order < y->order);
+    const int order = (x->order > y->order) - (x->order < y->order);
+    return order ? order : strcmp(x->id.text, y->id.text);
 }
 
 cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limits,

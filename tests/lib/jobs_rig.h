@@ -19,7 +19,8 @@ typedef struct jobs_rig {
     cn_batch_job *submitted[JOBS_MAX_SUBMITTED];
     bool cancelled[JOBS_MAX_SUBMITTED];
     uint32_t n, most;
-    uint32_t max; /* a submit beyond max returns BUSY */
+    uint32_t max;   /* a submit beyond max returns BUSY */
+    bool any_owner; /* false: every request is of "" */
     bool at_intake; /* the requests in flight are not accepted yet */
     uint64_t n_submitted;
 } jobs_rig;
