@@ -207,9 +207,16 @@ typedef enum cn_structure_kind {
     CN_STRUCTURE_CALLS   /* calls of functions, as the JSON object in text describes them */
 } cn_structure_kind;
 
+/* White space between values and marks of JSON: one space, or a line break and at most 20 spaces or
+ * tabs. */
+#define CN_JSON_WHITESPACE_ANY " |\\n[ \\t]{0,20}|"
+
 typedef struct cn_structure {
     cn_structure_kind kind;
     const char *text;
+    /* Of JSON and calls: a regular expression of the white space that may stand between values and
+     * marks, such as CN_JSON_WHITESPACE_ANY. NULL: none. */
+    const char *whitespace;
 } cn_structure;
 
 /* ---- engine configuration: one field per row of the option table (docs/CONFIG.md) ---- */

@@ -307,37 +307,6 @@ static void reasoning_effort_is_the_templates_switch(void **state)
     }
 }
 
-static void structured_output_is_read(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *rest, *text;
-        cn_structure_kind kind;
-    } cases[] = {
-        {"\"response_format\": {\"type\": \"text\"}", NULL, CN_STRUCTURE_NONE},
-        {"\"response_format\": null, \"structured_outputs\": null", NULL, CN_STRUCTURE_NONE},
-        {"\"response_format\": {\"type\": \"json_object\"}", NULL, CN_STRUCTURE_JSON},
-        {"\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": \"n\","
-         "\"strict\": true, \"schema\": {\"type\": \"object\", \"a\": 1}}}",
-         "{\"type\":\"object\",\"a\":1}", CN_STRUCTURE_SCHEMA},
-        {"\"structured_outputs\": {\"json\": {\"b\": 1, \"a\": 2}}", "{\"b\":1,\"a\":2}",
-         CN_STRUCTURE_SCHEMA},
-        {"\"structured_outputs\": {\"json\": \"{ }\", \"regex\": null}", "{ }",
-         CN_STRUCTURE_SCHEMA},
-        {"\"structured_outputs\": {\"regex\": \"a+\"}", "a+", CN_STRUCTURE_REGEX},
-        {"\"structured_outputs\": {\"choice\": [\"a\", \"b\"]}", "[\"a\",\"b\"]",
-         CN_STRUCTURE_CHOICE},
-        {"\"structured_outputs\": {\"json_object\": true}", NULL, CN_STRUCTURE_JSON},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_api_request r;
-        accept_chat(&r, cases[i].rest);
-        assert_int_equal(r.params.structure.kind, cases[i].kind);
-        if (cases[i].text) assert_string_equal(r.params.structure.text, cases[i].text);
-        cn_api_request_free(&r);
-    }
-}
-
 static void message_text_may_come_in_parts(void **state)
 {
     (void)state;
@@ -612,24 +581,6 @@ static const struct refusal {
     {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"required\", "
      "\"response_format\": {\"type\": \"json_object\"}", "tool_choice", "another structure"},
     {CN_API_CHAT, "\"parallel_tool_calls\": 0", "parallel_tool_calls", "true or false"},
-    {CN_API_CHAT, "\"response_format\": \"json\"", "response_format", "\"json\""},
-    {CN_API_CHAT, "\"response_format\": {\"type\": \"xml\"}", "response_format", "\"xml\""},
-    {CN_API_CHAT, "\"response_format\": {\"type\": \"json_object\", \"schema\": {}}",
-     "response_format", "'schema'"},
-    {CN_API_CHAT, "\"response_format\": {\"type\": \"json_schema\"}", "response_format",
-     "json_schema: expected an object"},
-    {CN_API_CHAT, "\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"a\": 1}}",
-     "response_format", "'a'"},
-    {CN_API_CHAT, "\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}",
-     "response_format", "schema: expected an object"},
-    {CN_API_CHAT, "\"structured_outputs\": {}", "structured_outputs", "got none"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"json\": null}", "structured_outputs", "got none"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"lark\": \"x\"}", "structured_outputs", "'lark'"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"regex\": 1}", "structured_outputs", "a string"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"choice\": \"a\"}", "structured_outputs", "an array"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"json\": 3}", "structured_outputs", "a schema"},
-    {CN_API_CHAT, "\"structured_outputs\": {\"regex\": \"a\", \"json\": {}}", "structured_outputs",
-     "another structure"},
     {CN_API_CHAT, "\"tempreature\": 0.5", "tempreature", "unknown"},
     {CN_API_CHAT, "\"prompt\": \"x\"", "prompt", "unknown"},
     {CN_API_COMPLETION, "{\"max_tokens\": 3}", "prompt", "missing"},
@@ -757,7 +708,6 @@ int main(void)
         cmocka_unit_test(members_of_kv_without_effect_bring_warnings),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),
-        cmocka_unit_test(structured_output_is_read),
         cmocka_unit_test(message_text_may_come_in_parts),
         cmocka_unit_test(reasoning_of_answers_is_read),
         cmocka_unit_test(tool_calls_and_results_are_read),

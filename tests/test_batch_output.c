@@ -18,6 +18,7 @@
 #include "engine/offline/batch_output.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/resume.h"
+#include "engine/options/option_value.h"
 #include "engine/serve/spool.h"
 
 static char dir[] = "/tmp/cinch_output_XXXXXX";
@@ -467,6 +468,41 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     cn_config_free(c);
 }
 
+/* A run of a version without --json-whitespace keeps the white space that it began with. */
+static void a_run_keeps_its_white_space(void **state)
+{
+    (void)state;
+    char model[64], record_path[80], text[8192];
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    make_checkpoint(model, 5);
+    for (int i = 0; i < 4; i++) {
+        const bool old = i < 2, given = i % 2;
+        cn_config *c = cn_config_create();
+        c->model = cn_strdup(model);
+        cn_buf record = {0}, again = {0};
+        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+        const char *at = strstr(record.data, "  \"json-whitespace\": \"none\",\n");
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
+                 old ? strchr(at, '\n') + 1 : at);
+        put(record_path, text, strlen(text));
+        const cn_option *option = cn_option_find("json-whitespace");
+        if (given) assert_int_equal(cn_option_set_text(c, option, "none"), CN_OK);
+        assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+        assert_int_equal(c->json_whitespace, old && !given ? CN_OPT_JSON_WHITESPACE_ANY
+                                                           : CN_OPT_JSON_WHITESPACE_NONE);
+        assert_int_equal(cn_run_record_make(&again, c), CN_OK);
+        const cn_status status = cn_run_record_check(path, &again);
+        assert_int_equal(status, old && given ? CN_ERR_ARG : CN_OK);
+        if (status != CN_OK)
+            assert_non_null(strstr(cn_last_error(), "--json-whitespace was any and is now none"));
+        cn_buf_free(&record);
+        cn_buf_free(&again);
+        cn_config_free(c);
+    }
+}
+
 /* --chat-template FILE: the content of the file counts, not only its name. */
 static void a_run_resumes_only_with_its_first_chat_template(void **state)
 {
@@ -511,6 +547,7 @@ int main(void)
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),
+        IN_DIR(a_run_keeps_its_white_space),
         IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

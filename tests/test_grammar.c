@@ -37,9 +37,11 @@ static cn_grammars *make(uint64_t most)
     return g;
 }
 
+static const char *whitespace = CN_JSON_WHITESPACE_ANY; /* of the next grammars */
+
 static cn_grammar *open_grammar(cn_grammars *g, cn_structure_kind kind, const char *text)
 {
-    const cn_structure s = {kind, text};
+    const cn_structure s = {kind, text, whitespace};
     cn_grammar *grammar = NULL;
     if (cn_grammars_open(g, &s, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
     return grammar;
@@ -264,7 +266,7 @@ static void patterns(void **state)
 static void refuse(cn_structure_kind kind, const char *text, const char *error)
 {
     cn_grammars *g = make(0);
-    const cn_structure s = {kind, text};
+    const cn_structure s = {kind, text, whitespace};
     cn_grammar *grammar;
     const cn_status status = cn_grammars_open(g, &s, &grammar);
     if (status != CN_ERR_ARG || !strstr(cn_last_error(), error))
@@ -298,6 +300,43 @@ static void calls(void **state)
           LIST(CALL("fg", "{}"), CALL("f", "{\"a\":1}") "; " CALL("fg", "{}") ";" CALL("h", "{}")),
           LIST(CALL("fg", "{}") ";", CALL("fg", "{}") CALL("fg", "{}"),
                CALL("fg", "{}") " " CALL("fg", "{}")));
+}
+
+static void white_space_is_what_the_request_asks_for(void **state)
+{
+    (void)state;
+    static const char schema[] =
+        "{\"properties\":{\"a\":{\"type\":\"array\"},\"b\":{\"enum\":[[1,2]]},\"c\":{}},"
+        "\"required\":[\"a\"],\"additionalProperties\":true}";
+    static const char *const compact[] = {"{\"a\":[],\"b\":[1,2],\"x\":{\"y\":[1,{}]}}",
+                                          "{\"a\":[1,\"a b\"]}", NULL};
+    static const char *const spaced[] = {"{ \"a\":[]}", "{\"a\": []}", "{\"a\":[] }",
+                                         "{\"a\":[1, 2]}", "{\"a\":[ 1]}", "{\"a\":[1 ]}",
+                                         "{\"a\":[], \"c\":1}", "{\"a\":[],\"c\":{\"d\": 1}}",
+                                         NULL};
+    static const char *const broken[] = {"{\"a\":\n[]}", "{\"a\":[1,\n  2]}", NULL};
+    whitespace = NULL;
+    SCHEMA(schema, compact, spaced);
+    SCHEMA(schema, compact, broken);
+    whitespace = " ?";
+    SCHEMA(schema, compact, broken);
+    SCHEMA(schema, spaced, broken);
+    whitespace = "\\s*";
+    SCHEMA(schema, compact, LIST("{\"a\":\v[]}"));
+    SCHEMA(schema, spaced, LIST("{\"a\":\xc2\xa0[]}"));
+    SCHEMA(schema, broken, LIST("{\"a\":[]}\n"));
+    whitespace = "a?";
+    refuse(CN_STRUCTURE_JSON, NULL, "whitespace_pattern: regular expression, byte 1: expected sp");
+    whitespace = "(";
+    refuse(CN_STRUCTURE_JSON, NULL, "whitespace_pattern: regular expression, byte 1");
+    whitespace = NULL;
+    check(CN_STRUCTURE_CALLS,
+          "{\"begin\":\"<c>\",\"between\":\"\",\"end\":\"</c>\",\"arguments\":\"args\","
+          "\"one\":true," FUNCTIONS,
+          LIST(TAGGED("f", "{\"a\":1}"), "<c>\n" CALL("fg", "{}") "\n</c>"),
+          LIST(TAGGED("f", "{\"a\": 1}"), "<c> " CALL("fg", "{}") "</c>",
+               "<c>{\"name\": \"fg\",\"args\":{}}</c>"));
+    whitespace = CN_JSON_WHITESPACE_ANY;
 }
 
 static void what_is_not_supported_is_refused_by_name(void **state)
@@ -510,6 +549,7 @@ int main(void)
         cmocka_unit_test(one_of_disjoint_schemas),
         cmocka_unit_test(patterns),
         cmocka_unit_test(calls),
+        cmocka_unit_test(white_space_is_what_the_request_asks_for),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),
         cmocka_unit_test(masks_have_the_tokens_that_may_follow),
         cmocka_unit_test(forgotten_states_are_made_again),

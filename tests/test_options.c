@@ -153,6 +153,7 @@ static void enum_names_match_their_enums(void **state)
         {"kv-homes", "host", CN_HOME_HOST},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
         {"unknown-fields", "refuse", CN_OPT_UNKNOWN_REFUSE},
+        {"json-whitespace", "any", CN_OPT_JSON_WHITESPACE_ANY},
         {"progress", "none", CN_OPT_PROGRESS_NONE},
         {"loop-rescue", "full", CN_OPT_RESCUE_FULL},
         {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},

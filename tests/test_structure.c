@@ -20,11 +20,11 @@
     "\"functions\":[{\"name\":\"f\",\"parameters\":" SCHEMA "},{\"name\":\"g\"}]}"
 
 static const cn_structure forms[] = {
-    {CN_STRUCTURE_SCHEMA, SCHEMA},
-    {CN_STRUCTURE_REGEX, "[a-z]{2,5}(-\\d\\d){1,3}"},
-    {CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nobody\"]"},
-    {CN_STRUCTURE_JSON, NULL},
-    {CN_STRUCTURE_CALLS, CALLS},
+    {CN_STRUCTURE_SCHEMA, SCHEMA, NULL},
+    {CN_STRUCTURE_REGEX, "[a-z]{2,5}(-\\d\\d){1,3}", NULL},
+    {CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nobody\"]", NULL},
+    {CN_STRUCTURE_JSON, NULL, NULL},
+    {CN_STRUCTURE_CALLS, CALLS, NULL},
 };
 enum { N_FORMS = sizeof forms / sizeof *forms, N_REQUESTS = 14 };
 
@@ -45,7 +45,7 @@ static uint32_t submit(run *r, uint32_t i, cn_structure form, uint32_t max_token
 static void submit_all(run *r)
 {
     for (uint32_t i = 0; i < N_REQUESTS; i++) {
-        const cn_structure none = {CN_STRUCTURE_NONE, NULL};
+        const cn_structure none = {CN_STRUCTURE_NONE, NULL, NULL};
         submit(r, i, i % 2 ? forms[i / 2 % N_FORMS] : none, 60);
     }
     run_finish(r);
@@ -104,9 +104,9 @@ static void a_complete_text_ends_without_another_token(void **state)
     (void)state;
     static run r;
     run_open(&r, (const char *[]){"async-scheduling", "on", NULL});
-    const uint32_t i = submit(&r, 0, (cn_structure){CN_STRUCTURE_CHOICE, "[\"a\"]"}, 10);
-    const uint32_t k = submit(&r, 0, (cn_structure){CN_STRUCTURE_CHOICE, "[\"a\"]"}, 1);
-    const uint32_t cut = submit(&r, 0, (cn_structure){CN_STRUCTURE_REGEX, "a{200}"}, 3);
+    const uint32_t i = submit(&r, 0, (cn_structure){CN_STRUCTURE_CHOICE, "[\"a\"]", NULL}, 10);
+    const uint32_t k = submit(&r, 0, (cn_structure){CN_STRUCTURE_CHOICE, "[\"a\"]", NULL}, 1);
+    const uint32_t cut = submit(&r, 0, (cn_structure){CN_STRUCTURE_REGEX, "a{200}", NULL}, 3);
     run_finish(&r);
     assert_string_equal(r.samples[i][0].text.data, "a");
     assert_int_equal(r.samples[i][0].n_tokens, 1);
@@ -161,7 +161,7 @@ static void what_cannot_be_answered_is_refused(void **state)
     run_open(&r, (const char *[]){NULL});
     cn_message message;
     cn_request_params p = run_params(&r, "x", &message, 20);
-    p.structure = (cn_structure){CN_STRUCTURE_SCHEMA, "{\"not\":{}}"};
+    p.structure = (cn_structure){CN_STRUCTURE_SCHEMA, "{\"not\":{}}", NULL};
     assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "keyword 'not' is not supported"));
     p.structure = forms[0];

@@ -522,6 +522,7 @@ static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser p
     cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, parser, key)
                                                   : finish_completion(r, key);
     CN_TRY(status);
+    CN_TRY(cn_api_finish_structure(r, *key = "structured_outputs"));
     *key = "stream_options";
     if ((r->stream_usage || r->chunk_usage) && !r->stream)
         return cn_fail(CN_ERR_ARG, "%s: needs \"stream\": true", *key);
@@ -570,6 +571,9 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
         .unknown = defaults->unknown,
         .prompt_logprobs = -1,
         .n_prompts = 1,
+        .whitespace = defaults->json_whitespace == CN_OPT_JSON_WHITESPACE_ANY
+                          ? CN_JSON_WHITESPACE_ANY
+                          : NULL,
         .params = {.enable_thinking = -1, .sampling = defaults->sampling, .kv = defaults->kv},
         .keep = json_array(),
     };

@@ -41,6 +41,7 @@ typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
     cn_opt_tool_parser tool_parser; /* none: tools are refused */
+    cn_opt_json_whitespace json_whitespace;
     cn_api_unknown *unknown; /* NULL: unknown fields are refused */
 } cn_api_defaults;
 
@@ -70,6 +71,8 @@ typedef struct cn_api_request {
     bool return_token_ids;
     /* The members that set the maximum length and params.structure. NULL: max_tokens; none. */
     const char *length_key, *structure_key;
+    const char *whitespace; /* of params.structure, if that is JSON */
+    bool whitespace_set;    /* by structured_outputs */
     int32_t prompt_logprobs; /* alternatives of each prompt token; -1: off */
     /* The prompts of a completion; params has the first. Each becomes an engine request of its own
      * and params.sampling.n choices. */

@@ -15,7 +15,7 @@ static cn_status set_text(cn_api_request *r, const char *key, cn_structure_kind 
 {
     if (!text || json_array_append_new(r->keep, text) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
-    r->params.structure = (cn_structure){kind, json_string_value(text)};
+    r->params.structure = (cn_structure){kind, json_string_value(text), NULL};
     r->structure_key = key;
     return CN_OK;
 }
@@ -87,15 +87,52 @@ cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t 
                   json_object_get(v, "type"));
 }
 
+/* Reads disable_any_whitespace and whitespace_pattern. *out: whether one is there. */
+static cn_status read_whitespace(cn_api_request *r, const json_t *v, bool *out)
+{
+    json_t *disable = json_object_get(v, "disable_any_whitespace");
+    json_t *pattern = json_object_get(v, "whitespace_pattern");
+    if (disable && !json_is_boolean(disable) && !json_is_null(disable))
+        return cn_api_refuse("structured_outputs.disable_any_whitespace", "true or false", disable);
+    if (pattern && !json_is_string(pattern) && !json_is_null(pattern))
+        return cn_api_refuse("structured_outputs.whitespace_pattern", "a string", pattern);
+    *out = json_is_boolean(disable) || json_is_string(pattern);
+    if (*out) r->whitespace_set = true;
+    if (json_is_boolean(disable))
+        r->whitespace = json_is_true(disable) ? NULL : CN_JSON_WHITESPACE_ANY;
+    if (!json_is_string(pattern)) return CN_OK;
+    if (json_is_true(disable))
+        return cn_fail(CN_ERR_ARG, "structured_outputs: expected disable_any_whitespace true or a "
+                                   "whitespace_pattern, got both");
+    r->whitespace = json_string_value(pattern);
+    return json_array_append(r->keep, pattern) == 0
+               ? CN_OK
+               : cn_fail(CN_ERR_MEMORY, "out of memory for structured_outputs");
+}
+
+cn_status cn_api_finish_structure(cn_api_request *r, const char *key)
+{
+    cn_structure *s = &r->params.structure;
+    const bool json = s->kind == CN_STRUCTURE_JSON || s->kind == CN_STRUCTURE_SCHEMA ||
+                      s->kind == CN_STRUCTURE_CALLS;
+    if (json) s->whitespace = r->whitespace;
+    if (json || !r->whitespace_set) return CN_OK;
+    return cn_api_ignore(r->unknown, key, "its white space concerns forced JSON only", NULL,
+                         &r->warnings);
+}
+
 cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json_t *v)
 {
     const char *member;
     json_t *value;
-    bool has_structure = false;
+    bool has_structure = false, has_space = false;
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
+    CN_TRY(read_whitespace(r, v, &has_space));
     json_object_foreach(v, member, value)
     {
         if (json_is_null(value) || json_is_false(value)) continue;
+        if (!strcmp(member, "disable_any_whitespace") || !strcmp(member, "whitespace_pattern"))
+            continue;
         cn_structure_kind kind = CN_STRUCTURE_NONE;
         if (!strcmp(member, "json")) kind = CN_STRUCTURE_SCHEMA;
         if (!strcmp(member, "regex")) kind = CN_STRUCTURE_REGEX;
@@ -104,8 +141,8 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         char shown[SHOWN_BYTES];
         if (kind == CN_STRUCTURE_NONE)
             return cn_fail(CN_ERR_ARG,
-                           "%s: member '%s' is not supported: expected json, regex, choice or "
-                           "json_object",
+                           "%s: member '%s' is not supported: expected json, regex, choice, "
+                           "json_object, disable_any_whitespace or whitespace_pattern",
                            key, cn_json_printable(member, shown, sizeof shown));
         if (kind == CN_STRUCTURE_REGEX && !json_is_string(value))
             return cn_api_refuse("structured_outputs.regex", "a string", value);
@@ -116,7 +153,7 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         CN_TRY(set(r, key, kind, value));
         has_structure = true;
     }
-    if (has_structure) return CN_OK;
+    if (has_structure || has_space) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "%s: expected json, regex, choice or json_object with a value other than null "
                    "and false, got none",

@@ -13,4 +13,7 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
 /* After all fields and r->tool_parser. "required" and a named function make the answer calls. */
 cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v);
 
+/* After these: sets the white space of the structure. */
+cn_status cn_api_finish_structure(cn_api_request *r, const char *key);
+
 #endif

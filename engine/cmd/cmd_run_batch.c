@@ -78,9 +78,8 @@ static cn_status resume_output(cn_batch_run *run, const cn_buf *record)
     return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", c->output_file);
 }
 
-static cn_status prepare_output(cn_batch_run *run)
+static cn_status prepare_output(cn_batch_run *run, cn_config *c)
 {
-    const cn_config *c = run->config;
     const bool has_lines = cn_batch_output_bytes(run->output) > 0;
     run->first.watching = !has_lines;
     if (!cn_batch_output_is_file(run->output)) {
@@ -91,7 +90,8 @@ static cn_status prepare_output(cn_batch_run *run)
         return cn_fail(CN_ERR_ARG,
                        "%s is not empty: continue it with --resume, or remove it", c->output_file);
     cn_buf record = {0};
-    cn_status status = cn_run_record_make(&record, c);
+    cn_status status = has_lines ? cn_run_record_adopt(c->output_file, c) : CN_OK;
+    if (status == CN_OK) status = cn_run_record_make(&record, c);
     if (status == CN_OK)
         status = has_lines ? resume_output(run, &record)
                            : cn_run_record_write(c->output_file, &record);
@@ -116,9 +116,8 @@ static void set_until(cn_batch_drive *drive, int32_t minutes)
            left_min / 60, left_min % 60);
 }
 
-static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
+static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_config *c)
 {
-    const cn_config *c = run->config;
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
     cn_model_config model; /* finds a wrong directory before a file is made */
     CN_TRY(cn_model_config_load(&model, c->model));
@@ -126,7 +125,7 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
     CN_TRY(cn_first_line_check_file(c->input_file, &format));
     CN_TRY(cn_batch_output_open(&run->output, c->output_file, 0666));
     CN_TRY(check_two_files(run));
-    CN_TRY(prepare_output(run));
+    CN_TRY(prepare_output(run, c));
     if (c->until_minutes >= 0) set_until(drive, c->until_minutes);
     CN_TRY(cn_engine_create(&drive->engine, c));
     if (!cn_batch_output_is_file(run->output)) return CN_OK;
@@ -377,7 +376,7 @@ int cn_cmd_run_batch(int argc, char **argv)
         c->kv_policies |= 1U << CN_KV_FULL;
     cn_batch_run run = {.config = c};
     cn_batch_drive drive = {0};
-    if (open_run(&run, &drive) == CN_OK) {
+    if (open_run(&run, &drive, c) == CN_OK) {
         exit_code = run_batch(&run, &drive);
     } else {
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());

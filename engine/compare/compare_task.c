@@ -50,7 +50,9 @@ static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_read
                             cn_api_unknown *unknown)
 {
     const cn_config *c = cn_engine_config(e);
-    cn_api_defaults defaults = {.tool_parser = c->tool_call_parser, .unknown = unknown};
+    cn_api_defaults defaults = {.tool_parser = c->tool_call_parser,
+                                .json_whitespace = c->json_whitespace,
+                                .unknown = unknown};
     cn_engine_default_sampling(e, &defaults.sampling);
     cn_engine_default_kv(e, &defaults.kv);
     while (c->limit == 0 || t->n < c->limit) {

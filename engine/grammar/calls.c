@@ -10,10 +10,12 @@
 
 enum { SHOWN_BYTES = 96 };
 
+/* White space around a call. */
 static uint32_t emit_space(cn_net *net, const cn_json_rules *r, uint32_t from)
 {
     const uint32_t to = cn_net_node_new(net);
-    cn_net_call(net, from, to, r->space);
+    cn_net_empty(net, cn_json_space(net, r, from), to);
+    cn_net_byte(net, from, to, '\n', '\n');
     return to;
 }
 
@@ -57,19 +59,18 @@ static cn_status emit_function(cn_net *net, const cn_json_rules *r, const json_t
     const json_t *name = json_object_get(function, "name");
     char shown[SHOWN_BYTES];
     if (!json_is_string(name)) return cn_fail(CN_ERR_ARG, "expected functions with names");
-    const cn_status status =
-        arguments_rule(net, r, json_object_get(function, "parameters"), &rule);
+    const cn_status status = arguments_rule(net, r, json_object_get(function, "parameters"), &rule);
     if (status != CN_OK)
         return cn_fail_within(status, "parameters of function %s",
                               cn_json_printable(json_string_value(name), shown, sizeof shown));
     CN_TRY(emit_string(net, from, name, &at));
-    CN_TRY(emit_string(net, cn_json_mark(net, r, at, ','), json_object_get(form, "arguments"),
-                       &at));
+    CN_TRY(
+        emit_string(net, cn_json_mark(net, r, at, ','), json_object_get(form, "arguments"), &at));
     cn_net_call(net, cn_json_mark(net, r, at, ':'), to, rule);
     return net->status;
 }
 
-cn_status cn_calls_emit(json_t *form, cn_net *net)
+cn_status cn_calls_emit(json_t *form, const char *whitespace, cn_net *net)
 {
     static const char name[] = "\"name\"";
     const cn_net_rule root = net->rules[0];
@@ -78,8 +79,7 @@ cn_status cn_calls_emit(json_t *form, cn_net *net)
     cn_json_rules rules;
     if (json_array_size(functions) == 0 || !json_is_string(json_object_get(form, "arguments")))
         return cn_fail(CN_ERR_ARG, "expected the form of calls, with functions");
-    cn_json_rules_add(net, &rules);
-    CN_TRY(net->status);
+    CN_TRY(cn_json_rules_add(net, whitespace, &rules));
     const uint32_t call = cn_net_node_new(net), behind = cn_net_node_new(net);
     cn_net_empty(net, root.start, call);
     uint32_t at = emit_space(net, &rules, emit_text(net, call, form, "begin"));
@@ -87,7 +87,7 @@ cn_status cn_calls_emit(json_t *form, cn_net *net)
     at = cn_json_mark(net, &rules, at, ':');
     json_array_foreach(functions, i, function)
         CN_TRY(emit_function(net, &rules, form, function, at, behind));
-    const uint32_t close = emit_space(net, &rules, behind), closed = cn_net_node_new(net);
+    const uint32_t close = cn_json_space(net, &rules, behind), closed = cn_net_node_new(net);
     cn_net_byte(net, close, closed, '}', '}');
     at = closed;
     if (json_string_length(json_object_get(form, "end")))

@@ -6,7 +6,8 @@
  *   one                  true: exactly one call, false: one or more
  *   functions            [{"name": ..., "parameters": a JSON Schema}]; no parameters: no arguments
  * A call is {"name": NAME, ARGUMENTS: VALUE}, where VALUE is valid under the parameters of NAME.
- * White space is as in other JSON (json_rules.h), and may stand around a call.
+ * White space is that of cn_structure. Around a call a line break may stand in any case: models
+ * write one between their tags and the call.
  *
  * Thread: any; no state. */
 #ifndef CN_CALLS_H
@@ -20,6 +21,6 @@ enum { CN_CALLS_MAX_BYTES = 256 << 10 }; /* of the form's text */
 
 /* Makes the root rule, which must be the only one, read the form. CN_ERR_ARG names the function and
  * the keyword of its parameters that is not supported. */
-cn_status cn_calls_emit(json_t *form, cn_net *net);
+cn_status cn_calls_emit(json_t *form, const char *whitespace, cn_net *net);
 
 #endif

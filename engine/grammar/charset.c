@@ -47,6 +47,17 @@ bool cn_charset_try_negate(cn_charset *c)
     return true;
 }
 
+void cn_charset_keep_spaces(cn_charset *c)
+{
+    static const char spaces[] = "\t\n\r ";
+    cn_charset out = {.n = 0};
+    for (const char *s = spaces; *s; s++)
+        for (uint32_t i = 0; i < c->n; i++)
+            if (c->range[i].lo <= (uint32_t)*s && (uint32_t)*s <= c->range[i].hi)
+                cn_charset_try_add(&out, (uint32_t)*s, (uint32_t)*s);
+    *c = out;
+}
+
 /* ---- UTF-8 ---- */
 
 /* Reads the bytes lo[i]..hi[i] one after the other. */
@@ -125,7 +136,7 @@ void cn_charset_emit(const cn_charset *c, cn_text_form form, cn_net *net, uint32
     } unescaped[] = {{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, CN_LAST_CHAR}};
     for (uint32_t i = 0; i < c->n; i++) {
         const uint32_t lo = c->range[i].lo, hi = c->range[i].hi;
-        if (form == CN_TEXT_PLAIN) {
+        if (form != CN_TEXT_JSON) {
             emit_range(net, from, to, lo, hi);
             continue;
         }

@@ -16,15 +16,17 @@ typedef struct cn_charset {
     uint32_t n;
 } cn_charset;
 
-/* How a text is written: as it is, or between the quotes of a JSON string. There, only the
- * characters that must be escaped are. */
-typedef enum cn_text_form { CN_TEXT_PLAIN, CN_TEXT_JSON } cn_text_form;
+/* How a text is written: as it is; between the quotes of a JSON string, where only the characters
+ * that must be escaped are; or between the values of JSON, as it is and white space only. */
+typedef enum cn_text_form { CN_TEXT_PLAIN, CN_TEXT_JSON, CN_TEXT_SPACE } cn_text_form;
 
 /* False when the set has too many ranges. */
 bool cn_charset_try_add(cn_charset *c, uint32_t lo, uint32_t hi);
 /* Sorts and merges the ranges. Call it after the last add. */
 void cn_charset_normalize(cn_charset *c);
 bool cn_charset_try_negate(cn_charset *c); /* of a normalized set */
+/* Leaves only the white space of JSON in a normalized set. */
+void cn_charset_keep_spaces(cn_charset *c);
 
 /* Adds a network that reads one character of the normalized set. */
 void cn_charset_emit(const cn_charset *c, cn_text_form form, cn_net *net, uint32_t from,

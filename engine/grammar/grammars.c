@@ -13,7 +13,7 @@ struct cn_grammar {
     cn_grammars *owner;
     cn_automaton *automaton;
     cn_structure_kind kind;
-    char *text;
+    char *text, *whitespace;
     uint32_t n_users;
 };
 
@@ -48,6 +48,7 @@ static void drop(cn_grammar *grammar)
     cn_list_remove(&grammar->owner->list, &grammar->node);
     cn_automaton_free(grammar->automaton);
     cn_free(grammar->text);
+    cn_free(grammar->whitespace);
     cn_free(grammar);
 }
 
@@ -106,11 +107,10 @@ static cn_status emit_choice(const json_t *list, cn_net *net)
     return net->status;
 }
 
-static cn_status emit_schema(json_t *schema, cn_net *net)
+static cn_status emit_schema(json_t *schema, const char *whitespace, cn_net *net)
 {
     cn_json_rules rules;
-    cn_json_rules_add(net, &rules);
-    CN_TRY(net->status);
+    CN_TRY(cn_json_rules_add(net, whitespace, &rules));
     if (schema) return cn_schema_emit(schema, net, &rules, 0);
     cn_net_call(net, net->rules[0].start, net->rules[0].end, rules.any_object);
     return net->status;
@@ -125,9 +125,9 @@ static cn_status emit_json(const cn_structure *s, cn_net *net)
                          calls ? "tools" : choice ? "choice" : "schema",
                          calls ? CN_CALLS_MAX_BYTES : CN_SCHEMA_MAX_BYTES, CN_SCHEMA_MAX_DEPTH,
                          CN_ERR_ARG));
-    const cn_status status = calls    ? cn_calls_emit(value, net)
+    const cn_status status = calls    ? cn_calls_emit(value, s->whitespace, net)
                              : choice ? emit_choice(value, net)
-                                      : emit_schema(value, net);
+                                      : emit_schema(value, s->whitespace, net);
     json_decref(value);
     return status;
 }
@@ -137,7 +137,7 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     cn_net_rule_new(net);
     CN_TRY(net->status);
     switch (s->kind) {
-    case CN_STRUCTURE_JSON: return emit_schema(NULL, net);
+    case CN_STRUCTURE_JSON: return emit_schema(NULL, s->whitespace, net);
     case CN_STRUCTURE_SCHEMA:
     case CN_STRUCTURE_CALLS:
     case CN_STRUCTURE_CHOICE: return emit_json(s, net);
@@ -164,7 +164,10 @@ static cn_grammar *find(const cn_grammars *g, const cn_structure *s, const char 
 {
     for (cn_list_node *at = g->list.head; at; at = at->next) {
         cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
-        if (grammar->kind == s->kind && strcmp(grammar->text, text) == 0) return grammar;
+        const char *a = grammar->whitespace, *b = s->whitespace;
+        const bool spaced_alike = a && b ? strcmp(a, b) == 0 : a == b;
+        if (grammar->kind == s->kind && spaced_alike && strcmp(grammar->text, text) == 0)
+            return grammar;
     }
     return NULL;
 }
@@ -176,17 +179,20 @@ static cn_status add(cn_grammars *g, const cn_structure *s, const char *text, cn
         return cn_fail(CN_ERR_BUSY, "the grammars of other requests fill the memory: try again "
                                     "later");
     cn_grammar *grammar = cn_calloc(1, sizeof *grammar);
-    char *copy = cn_strdup(text);
-    cn_status status = grammar && copy ? compile(g, s, &grammar->automaton)
-                                       : cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
+    char *copy = cn_strdup(text), *space = s->whitespace ? cn_strdup(s->whitespace) : NULL;
+    const bool copied = grammar && copy && (space || !s->whitespace);
+    cn_status status = copied ? compile(g, s, &grammar->automaton)
+                              : cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
     if (status != CN_OK) {
         cn_free(grammar);
         cn_free(copy);
+        cn_free(space);
         return status;
     }
     grammar->owner = g;
     grammar->kind = s->kind;
     grammar->text = copy;
+    grammar->whitespace = space;
     cn_list_append(&g->list, &grammar->node);
     g->n_unused++;
     *out = grammar;

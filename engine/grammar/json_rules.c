@@ -3,25 +3,20 @@
 
 #include <string.h>
 
-#include "engine/grammar/charset.h"
-
-enum { MAX_INDENT = 20 };
+#include "engine/grammar/regex.h"
 
 static const int64_t LARGEST = INT64_C(999999999999999); /* CN_JSON_DIGITS digits */
 
-static void add_space(cn_net *n, cn_net_rule r)
+static cn_status add_space(cn_net *n, const char *whitespace, cn_json_rules *out)
 {
-    cn_net_empty(n, r.start, r.end);
-    cn_net_byte(n, r.start, r.end, ' ', ' ');
-    uint32_t at = cn_net_text(n, r.start, "\n", 1);
-    for (int i = 0; i < MAX_INDENT; i++) {
-        const uint32_t next = cn_net_node_new(n);
-        cn_net_empty(n, at, r.end);
-        cn_net_byte(n, at, next, ' ', ' ');
-        cn_net_byte(n, at, next, '\t', '\t');
-        at = next;
-    }
-    cn_net_empty(n, at, r.end);
+    out->space = CN_JSON_NO_SPACE;
+    if (!whitespace) return CN_OK;
+    out->space = cn_net_rule_new(n);
+    CN_TRY(n->status);
+    const cn_net_rule rule = n->rules[out->space];
+    const cn_status status = cn_regex_emit(whitespace, strlen(whitespace), false, CN_TEXT_SPACE, n,
+                                           rule.start, rule.end);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "whitespace_pattern");
 }
 
 /* ---- strings ---- */
@@ -243,38 +238,41 @@ static void add_number(cn_net *n, cn_net_rule r, uint32_t fraction)
 
 /* ---- any value ---- */
 
+uint32_t cn_json_space(cn_net *n, const cn_json_rules *r, uint32_t from)
+{
+    if (r->space == CN_JSON_NO_SPACE) return from;
+    const uint32_t to = cn_net_node_new(n);
+    cn_net_call(n, from, to, r->space);
+    return to;
+}
+
 uint32_t cn_json_mark(cn_net *n, const cn_json_rules *r, uint32_t from, char mark)
 {
-    const uint32_t read = cn_net_text(n, from, &mark, 1), to = cn_net_node_new(n);
-    cn_net_call(n, read, to, r->space);
-    return to;
+    return cn_json_space(n, r, cn_net_text(n, from, &mark, 1));
 }
 
 static void add_array(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
 {
     const uint32_t open = cn_json_mark(n, r, rule.start, '[');
     const uint32_t item = cn_net_node_new(n), behind = cn_net_node_new(n);
-    const uint32_t close = cn_net_node_new(n);
     cn_net_byte(n, open, rule.end, ']', ']');
     cn_net_empty(n, open, item);
     cn_net_call(n, item, behind, r->any_value);
     cn_net_empty(n, cn_json_mark(n, r, behind, ','), item);
-    cn_net_call(n, behind, close, r->space);
-    cn_net_byte(n, close, rule.end, ']', ']');
+    cn_net_byte(n, cn_json_space(n, r, behind), rule.end, ']', ']');
 }
 
 static void add_object(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
 {
     const uint32_t open = cn_json_mark(n, r, rule.start, '{');
     const uint32_t member = cn_net_node_new(n), name = cn_net_node_new(n);
-    const uint32_t behind = cn_net_node_new(n), close = cn_net_node_new(n);
+    const uint32_t behind = cn_net_node_new(n);
     cn_net_byte(n, open, rule.end, '}', '}');
     cn_net_empty(n, open, member);
     cn_net_call(n, member, name, r->any_string);
     cn_net_call(n, cn_json_mark(n, r, name, ':'), behind, r->any_value);
     cn_net_empty(n, cn_json_mark(n, r, behind, ','), member);
-    cn_net_call(n, behind, close, r->space);
-    cn_net_byte(n, close, rule.end, '}', '}');
+    cn_net_byte(n, cn_json_space(n, r, behind), rule.end, '}', '}');
 }
 
 static void add_value(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
@@ -288,10 +286,9 @@ static void add_value(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
     cn_net_call(n, rule.start, rule.end, r->any_array);
 }
 
-void cn_json_rules_add(cn_net *n, cn_json_rules *out)
+cn_status cn_json_rules_add(cn_net *n, const char *whitespace, cn_json_rules *out)
 {
     *out = (cn_json_rules){
-        .space = cn_net_rule_new(n),
         .character = cn_net_rule_new(n),
         .any_string = cn_net_rule_new(n),
         .number = cn_net_rule_new(n),
@@ -302,8 +299,8 @@ void cn_json_rules_add(cn_net *n, cn_json_rules *out)
         .any_object = cn_net_rule_new(n),
         .any_array = cn_net_rule_new(n),
     };
-    if (n->status != CN_OK) return;
-    add_space(n, n->rules[out->space]);
+    CN_TRY(n->status);
+    CN_TRY(add_space(n, whitespace, out));
     add_character(n, n->rules[out->character]);
     add_string(n, n->rules[out->any_string], out->character);
     add_fraction(n, n->rules[out->fraction]);
@@ -313,4 +310,5 @@ void cn_json_rules_add(cn_net *n, cn_json_rules *out)
     add_value(n, n->rules[out->any_value], out);
     add_object(n, n->rules[out->any_object], out);
     add_array(n, n->rules[out->any_array], out);
+    return n->status;
 }

@@ -62,6 +62,11 @@ static cn_status new_set(parser *p, const cn_charset *set, uint32_t *out)
         p->cap_sets = cap;
     }
     p->sets[p->n_sets] = *set;
+    if (p->form == CN_TEXT_SPACE) {
+        cn_charset_keep_spaces(&p->sets[p->n_sets]);
+        if (p->sets[p->n_sets].n == 0)
+            return wrong(p, "expected spaces, tabs and line breaks only, between values of JSON");
+    }
     return new_item(p, (item){.kind = SET, .set = p->n_sets++}, out);
 }
 
@@ -339,7 +344,7 @@ static void emit_set(parser *p, item *set, uint32_t from, uint32_t to)
 {
     const cn_charset *c = &p->sets[set->set];
     const bool ascii = c->n > 0 && c->range[c->n - 1].hi < 0x80;
-    if (ascii && (p->form == CN_TEXT_PLAIN || c->range[0].lo > '\\')) {
+    if (ascii && (p->form != CN_TEXT_JSON || c->range[0].lo > '\\')) {
         cn_charset_emit(c, p->form, p->net, from, to);
         return;
     }

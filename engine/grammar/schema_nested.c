@@ -11,8 +11,7 @@ enum { MAX_NAME_BYTES = 256, NOWHERE = UINT32_MAX };
 
 static void close_array(cn_schema_job *job, uint32_t from, uint32_t to, bool empty)
 {
-    const uint32_t close = empty ? from : cn_net_node_new(job->net);
-    if (!empty) cn_net_call(job->net, from, close, job->rules.space);
+    const uint32_t close = empty ? from : cn_json_space(job->net, &job->rules, from);
     cn_net_byte(job->net, close, to, ']', ']');
 }
 
@@ -291,9 +290,7 @@ static void emit_members(cn_schema_job *job, const members *m, cn_net_rule rule)
     }
     if (none != NOWHERE) cn_net_byte(net, none, rule.end, '}', '}');
     if (some == NOWHERE) return;
-    const uint32_t close = cn_net_node_new(net);
-    cn_net_call(net, some, close, r->space);
-    cn_net_byte(net, close, rule.end, '}', '}');
+    cn_net_byte(net, cn_json_space(net, r, some), rule.end, '}', '}');
 }
 
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule)

@@ -12,6 +12,7 @@
 #include "engine/offline/batch_line.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/first_lines.h"
+#include "engine/options/option_value.h"
 
 enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };
 static const char record_suffix[] = ".cinch-run";
@@ -134,6 +135,15 @@ cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 
 /* ---- comparing ---- */
 
+/* The form of JSON in a run of a version without the option. */
+static const char whitespace_option[] = "json-whitespace", first_whitespace[] = "any";
+
+static void add_missing_options(json_t *options)
+{
+    if (options && !json_object_get(options, whitespace_option))
+        json_object_set_new(options, whitespace_option, json_string(first_whitespace));
+}
+
 /* An option that is not set is recorded as an empty text. */
 static const char *shown(const json_t *v)
 {
@@ -189,6 +199,7 @@ static cn_status compare(json_t *then, json_t *now)
     if (json_integer_value(format) != RECORD_FORMAT || !json_is_string(model) ||
         !json_is_string(version) || !json_is_object(options))
         return cn_fail(CN_ERR_ARG, "is not the record of a run");
+    add_missing_options(options);
     json_object_foreach(options, name, v) if (!json_is_string(v))
         return cn_fail(CN_ERR_ARG, "is not the record of a run: option %s: expected a string",
                        name);
@@ -223,6 +234,25 @@ cn_status cn_run_record_compare(const char *then, const char *now)
     if (status == CN_OK) status = compare(a, b);
     json_decref(a);
     json_decref(b);
+    return status;
+}
+
+cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
+{
+    cn_buf path = {0};
+    json_t *record = NULL;
+    CN_TRY(cn_run_record_path(&path, output_path));
+    const bool readable =
+        access(path.data, F_OK) == 0 &&
+        cn_json_load_file(&record, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH) == CN_OK;
+    cn_buf_free(&path);
+    json_t *options = json_object_get(record, "options");
+    add_missing_options(options);
+    const char *value = json_string_value(json_object_get(options, whitespace_option));
+    cn_status status = CN_OK; /* cn_run_record_check says what is wrong with the record */
+    if (readable && value && !cn_config_is_given(c, &c->json_whitespace))
+        status = cn_option_set_text(c, cn_option_find(whitespace_option), value);
+    json_decref(record);
     return status;
 }
 

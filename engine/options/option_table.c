@@ -308,6 +308,11 @@ static const cn_option options[] = {
         .help = "fields of a request that cinch does not know, and keys of kv that have no effect "
                 "in it: warn ignores them and says so in the response; refuse makes them an "
                 "error"),
+    ROW(BODIES, "json-whitespace", ENUM, json_whitespace, "none", .values = "none|any",
+        .flags = RESULT,
+        .help = "white space between the values and marks of JSON that a request forces, unless "
+                "it sets disable_any_whitespace or whitespace_pattern: none, or any that a model "
+                "writes; --resume keeps that of the run"),
 
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),

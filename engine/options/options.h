@@ -67,6 +67,11 @@ typedef enum cn_opt_thinking {
     CN_OPT_THINKING_ON
 } cn_opt_thinking;
 
+typedef enum cn_opt_json_whitespace {
+    CN_OPT_JSON_WHITESPACE_NONE,
+    CN_OPT_JSON_WHITESPACE_ANY /* CN_JSON_WHITESPACE_ANY */
+} cn_opt_json_whitespace;
+
 typedef enum cn_opt_unknown { CN_OPT_UNKNOWN_WARN, CN_OPT_UNKNOWN_REFUSE } cn_opt_unknown;
 
 typedef enum cn_opt_importance {
@@ -143,6 +148,7 @@ struct cn_config {
 
     /* bodies */
     cn_opt_unknown unknown_fields;
+    cn_opt_json_whitespace json_whitespace;
 
     /* prompts */
     char *input_file; /* "-" = standard input */

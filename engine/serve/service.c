@@ -47,6 +47,7 @@ cn_status cn_service_load(cn_service *s)
     cn_engine_default_kv(s->engine, &s->defaults.kv);
     s->step_cost = step_cost(s);
     s->defaults.tool_parser = s->config->tool_call_parser;
+    s->defaults.json_whitespace = s->config->json_whitespace;
     cn_engine_stats(s->engine, &s->stats);
     CN_TRY(cn_intake_open(s));
     return start_threads(s);
