@@ -73,8 +73,8 @@ static uint32_t draw(uint64_t *seed, uint32_t n)
 static size_t draw_text(uint64_t *seed, char *text)
 {
     static const char *const chars[] = {
-        "a",  "s", "T",  "l",  "re",   "'S",   "'", "1",  "9",      " ",      " ", "\n", "\r",
-        "\t", ".", "=",  "\v", "\x01", "\x1f", "é", "中", "\u3000", "\u0301", "ſ", "½",  "🙂",
+        "a",  "s", "T", "l",  "re",   "'S",   "'", "1",  "9",      " ",      " ", "\n", "\r",
+        "\t", ".", "=", "\v", "\x01", "\x1f", "é", "中", "\u3000", "\u0301", "ſ", "½",  "🙂",
     };
     enum { KINDS = sizeof chars / sizeof *chars };
     const char *few[4];
@@ -117,8 +117,7 @@ static void a_failed_split_is_told_in_our_words(void **state)
     cn_pretoken *p = create(CN_SPLIT_GPT2);
     assert_int_equal(cn_pretoken_next_pcre2(p, "ab", 2, 2, &end), CN_ERR_ARG);
     assert_string_equal(cn_last_error(),
-                        "a text of 2 bytes cannot be split into words after byte 2 (PCRE2 code "
-                        "-1): divide it into shorter texts");
+                        "a text of 2 bytes cannot be split into words after byte 2");
     cn_pretoken_free(p);
 }
 

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Token ids and decoded texts must equal those of the package tokenizers. They are compared on
-# thousands of random texts, for the bundled checkpoint, the two small tokenizers of
-# tests/golden/tokenizer and the 150k vocabulary of Qwen, which the package dashscope contains. Both
-# packages come from PyPI on the first run and stay in BUILD/reference. Prints SKIPPED without them;
-# with REQUIRE_REFERENCES=1 that is a failure.
+# thousands of random texts, for the bundled checkpoint, the small tokenizers of
+# tests/golden/tokenizer and its variants with other pre-tokenizers, and the 150k vocabulary of Qwen,
+# which the package dashscope contains. Both packages come from PyPI on the first run and stay in
+# BUILD/reference. Prints SKIPPED without them; with REQUIRE_REFERENCES=1 that is a failure.
 set -eu
 build=${BUILD:-build}
 here=tests/golden/tokenizer
@@ -35,3 +35,5 @@ if [ ! -s "$reference/qwen/tokenizer.json" ]; then
 fi
 "$python" $here/compare.py "$build/cinch" examples/tiny-reasoner $here/llama3 $here/gpt2 \
     "$reference/qwen" --count 12000 --long
+"$python" $here/variants.py "$reference/variants"
+"$python" $here/compare.py "$build/cinch" "$reference"/variants/* --count 2000 --long

@@ -36,8 +36,9 @@ typedef struct symbol {
 } symbol;
 
 struct cn_bpe {
-    uint32_t byte_ids[256];
-    merge *merges; /* [merge_mask + 1] */
+    cn_bpe_bytes bytes;
+    uint32_t most_symbols; /* that a byte becomes */
+    merge *merges;         /* [merge_mask + 1] */
     size_t merge_mask;
     uint32_t n_merges, max_merges;
     uint32_t *results; /* [max_merges] by rank */
@@ -59,13 +60,16 @@ static size_t table_size(size_t n)
     return size;
 }
 
-cn_status cn_bpe_create(cn_bpe **out, const uint32_t byte_ids[256], size_t n_merges)
+cn_status cn_bpe_create(cn_bpe **out, const cn_bpe_bytes *bytes, size_t n_merges)
 {
     CN_ASSERT(n_merges < UINT32_MAX / 4);
     *out = NULL;
     cn_bpe *b = cn_calloc(1, sizeof *b);
     if (!b) return cn_fail(CN_ERR_MEMORY, "out of memory for the merges");
-    memcpy(b->byte_ids, byte_ids, sizeof b->byte_ids);
+    b->bytes = *bytes;
+    b->most_symbols = 1;
+    for (size_t i = 0; i < 256; i++)
+        if (bytes->substitutes[i][1] != CN_BPE_NO_TOKEN) b->most_symbols = 2;
     size_t size = table_size(n_merges);
     b->merge_mask = size - 1;
     b->max_merges = (uint32_t)n_merges;
@@ -145,8 +149,7 @@ static inline word_key make_key(const char *word, size_t n)
 static inline bool same_key(const word_key *a, const word_key *b)
 {
     uint64_t differ = 0;
-    for (size_t i = 0; i < sizeof a->part / sizeof *a->part; i++)
-        differ |= a->part[i] ^ b->part[i];
+    for (size_t i = 0; i < sizeof a->part / sizeof *a->part; i++) differ |= a->part[i] ^ b->part[i];
     return differ == 0;
 }
 
@@ -212,8 +215,8 @@ static uint64_t heap_pop(cn_bpe *b)
     return top;
 }
 
-/* A heap of 3n entries is enough: each of the n bytes adds at most one pair, and each of the at
- * most n - 1 merges adds at most two. */
+/* A heap of 3n entries is enough for n symbols: each adds at most one pair, and each of the at most
+ * n - 1 merges adds at most two. */
 static cn_status reserve_scratch(cn_bpe *b, size_t n)
 {
     if (n <= b->symbol_cap) return CN_OK;
@@ -242,15 +245,42 @@ static void rank_pair(cn_bpe *b, uint32_t i)
     heap_push(b, (uint64_t)m->rank << 32 | i);
 }
 
-static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+/* Writes the ids of the symbols that a word begins as; returns their number. As in the tokenizers
+ * package, an unknown token is added when the next token or the end of the word is reached, so
+ * substitutes pass it. */
+static uint32_t first_symbols(cn_bpe *b, const char *word, size_t n)
 {
-    CN_TRY(reserve_scratch(b, n));
-    b->heap_len = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = b->byte_ids[(unsigned char)word[i]];
-        CN_ASSERT(id != CN_BPE_NO_TOKEN);
-        b->symbols[i] = (symbol){id, i ? i - 1 : NOWHERE, i + 1 < n ? i + 1 : NOWHERE, NO_RANK};
+    const cn_bpe_bytes *bytes = &b->bytes;
+    uint32_t len = 0;
+    bool is_unknown = false; /* an unknown token has not been added yet */
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char byte = (unsigned char)word[i];
+        const uint32_t id = bytes->ids[byte], *substitutes = bytes->substitutes[byte];
+        if (id == CN_BPE_NO_TOKEN && substitutes[0] != CN_BPE_NO_TOKEN) {
+            b->symbols[len++].id = substitutes[0];
+            if (substitutes[1] != CN_BPE_NO_TOKEN) b->symbols[len++].id = substitutes[1];
+        } else if (id == CN_BPE_NO_TOKEN) {
+            if (is_unknown && !bytes->fuse_unknown) b->symbols[len++].id = bytes->unknown;
+            is_unknown = bytes->unknown != CN_BPE_NO_TOKEN;
+        } else {
+            if (is_unknown) b->symbols[len++].id = bytes->unknown;
+            is_unknown = false;
+            b->symbols[len++].id = id;
+        }
     }
+    if (is_unknown) b->symbols[len++].id = bytes->unknown;
+    return len;
+}
+
+static cn_status merge_word(cn_bpe *b, const char *word, size_t n_bytes, cn_tokens *out)
+{
+    CN_TRY(reserve_scratch(b, b->most_symbols * n_bytes));
+    b->heap_len = 0;
+    const uint32_t n = first_symbols(b, word, n_bytes);
+    if (n == 0) return CN_OK;
+    for (uint32_t i = 0; i < n; i++)
+        b->symbols[i] =
+            (symbol){b->symbols[i].id, i ? i - 1 : NOWHERE, i + 1 < n ? i + 1 : NOWHERE, NO_RANK};
     for (uint32_t i = 0; i < n; i++) rank_pair(b, i);
     while (b->heap_len) {
         uint64_t key = heap_pop(b);
@@ -280,7 +310,7 @@ static cn_status encode_anew(cn_bpe *b, const char *word, size_t n, cn_tokens *o
 
 cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
 {
-    CN_ASSERT(n > 0 && n < (size_t)1 << 31);
+    CN_ASSERT(n > 0 && n < (size_t)1 << 30);
     if (n > CACHE_WORD_BYTES) return encode_anew(b, word, n, out);
     word_key key = make_key(word, n);
     cache_line *line = &b->cache[key_line(&key, n)];

@@ -14,9 +14,19 @@ typedef struct cn_bpe cn_bpe;
 
 enum { CN_BPE_NO_TOKEN = 0xFFFFFFFF };
 
-/* byte_ids[256]: the token of each byte, or CN_BPE_NO_TOKEN; a byte without a token must not occur
- * in a word. n_merges: the size of the tables. CN_ERR_MEMORY. */
-cn_status cn_bpe_create(cn_bpe **out, const uint32_t byte_ids[256], size_t n_merges);
+/* What a word begins as. A byte without a token becomes its two substitutes if both exist
+ * (`byte_fallback`: a byte is one or two bytes of GPT-2's alphabet; the second may be absent).
+ * Otherwise it becomes the unknown token, or one for all such bytes side by side with fuse_unknown;
+ * without an unknown token it is dropped, and its neighbours may merge. */
+typedef struct cn_bpe_bytes {
+    uint32_t ids[256];            /* the token of each byte, or CN_BPE_NO_TOKEN */
+    uint32_t substitutes[256][2]; /* of bytes without a token, or CN_BPE_NO_TOKEN */
+    uint32_t unknown;             /* or CN_BPE_NO_TOKEN */
+    bool fuse_unknown;
+} cn_bpe_bytes;
+
+/* Copies `bytes`. n_merges: the size of the tables. CN_ERR_MEMORY. */
+cn_status cn_bpe_create(cn_bpe **out, const cn_bpe_bytes *bytes, size_t n_merges);
 void cn_bpe_free(cn_bpe *b);
 
 /* Adds the merge of (left, right) into `result`. The first merge added has rank 0, the next rank 1.
@@ -27,7 +37,7 @@ void cn_bpe_add_merge(cn_bpe *b, uint32_t left, uint32_t right, uint32_t result)
  * Each word may be added once. */
 cn_status cn_bpe_add_word(cn_bpe *b, const char *word, size_t n, uint32_t id);
 
-/* Appends the tokens of a word of n > 0 bytes, n < 2^31. */
+/* Appends the tokens of a word of n > 0 bytes, n < 2^30. */
 cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out);
 
 #endif

@@ -1,67 +1,30 @@
 /* pretoken.c - the split rules. See pretoken.h. */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "engine/text/pretoken.h"
 
-#include <pcre2.h>
 #include <string.h>
+
+#include "engine/text/split_regex.h"
+#include "engine/text/word_regex.h"
 
 struct cn_pretoken {
     cn_split_rule rule;
-    bool jit;
-    pcre2_code *code;
-    pcre2_match_data *match;
-    pcre2_match_context *context;
-    pcre2_jit_stack *stack;
+    cn_word_regex *regex;
 };
 
-/* PCRE2 10.42 has the data of Unicode 14; the tokenizers package has Unicode 16. The additions: */
-#define YOUNG_LETTERS                                                                      \
-    "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}"       \
-    "\\x{10D4A}-\\x{10D65}\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}" \
-    "\\x{11380}-\\x{11389}\\x{1138B}\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}"   \
-    "\\x{113D3}\\x{11BC0}-\\x{11BE0}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}"  \
-    "\\x{1342F}\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}\\x{16100}-\\x{1611D}"            \
-    "\\x{16D40}-\\x{16D6C}\\x{18CFF}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}"             \
-    "\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}\\x{1E5D0}-\\x{1E5ED}\\x{1E5F0}\\x{2B739}"  \
-    "\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
-#define YOUNG_NUMBERS                                                                      \
-    "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}" \
-    "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}" \
-    "\\x{1E4F0}-\\x{1E4F9}\\x{1E5F1}-\\x{1E5FA}"
-#define LETTER_CLASS "\\p{L}" YOUNG_LETTERS
-#define NUMBER_CLASS "\\p{N}" YOUNG_NUMBERS
-
-/* PCRE2's own \s matches U+180E and, without UCP, no other character above U+007F. The models were
- * trained with \s as the property White_Space, so this class lists it. */
-#define SPACE "\\t-\\r\\x{20}\\x{85}\\p{Z}"
-#define TAIL "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
-#define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
-#define MODERN_HEAD                                                               \
-    "(?i:" CONTRACTIONS ")|[^\\r\\n" LETTER_CLASS NUMBER_CLASS "]?[" LETTER_CLASS \
-    "]+|[" NUMBER_CLASS "]"
-#define MODERN_TAIL "| ?[^" SPACE LETTER_CLASS NUMBER_CLASS "]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+" TAIL
-
-/* `source` is the expression in tokenizer.json (GPT-2's is built into ByteLevel); `pattern` is the
- * same rule for PCRE2. */
-static const struct {
-    const char *source, *pattern;
-} rules[] = {
-    [CN_SPLIT_GPT2] = {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
-                       "|\\s+(?!\\S)|\\s+",
-                       CONTRACTIONS "| ?[" LETTER_CLASS "]+| ?[" NUMBER_CLASS "]+"
-                                    "| ?[^" SPACE LETTER_CLASS NUMBER_CLASS "]+" TAIL},
-    [CN_SPLIT_QWEN2] = {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+/* The expressions as they are in tokenizer.json; GPT-2's is built into ByteLevel. */
+static const char *const rules[] = {
+    [CN_SPLIT_GPT2] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
+                      "|\\s+(?!\\S)|\\s+",
+    [CN_SPLIT_QWEN2] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+                       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    [CN_SPLIT_LLAMA3] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
                         "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-                        MODERN_HEAD MODERN_TAIL},
-    [CN_SPLIT_LLAMA3] = {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
-                         "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-                         MODERN_HEAD "{1,3}" MODERN_TAIL},
 };
 
 bool cn_split_rule_of_regex(const char *regex, cn_split_rule *rule)
 {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        if (strcmp(regex, rules[i].source) != 0) continue;
+        if (strcmp(regex, rules[i]) != 0) continue;
         *rule = (cn_split_rule)i;
         return true;
     }
@@ -70,58 +33,36 @@ bool cn_split_rule_of_regex(const char *regex, cn_split_rule *rule)
 
 cn_status cn_pretoken_create(cn_pretoken **out, cn_split_rule rule)
 {
-    enum { JIT_STACK_START_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 1 << 20 };
     *out = NULL;
     cn_pretoken *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the split rule");
     p->rule = rule;
-    int error;
-    PCRE2_SIZE where;
-    p->code =
-        pcre2_compile((PCRE2_SPTR)rules[rule].pattern, PCRE2_ZERO_TERMINATED,
-                      PCRE2_UTF | PCRE2_ANCHORED | PCRE2_NO_START_OPTIMIZE, &error, &where, NULL);
-    CN_ASSERT(p->code); /* the patterns are constants */
-    p->jit = pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE) == 0;
-    p->match = pcre2_match_data_create_from_pattern(p->code, NULL);
-    p->context = pcre2_match_context_create(NULL);
-    if (p->jit) p->stack = pcre2_jit_stack_create(JIT_STACK_START_BYTES, JIT_STACK_MAX_BYTES, NULL);
-    if (!p->match || !p->context || (p->jit && !p->stack)) {
+    cn_buf pattern = {0};
+    cn_status status = cn_split_regex_translate(&pattern, rules[rule]);
+    if (status == CN_OK) status = cn_word_regex_create(&p->regex, pattern.data, true);
+    cn_buf_free(&pattern);
+    if (status == CN_OK)
+        *out = p;
+    else
         cn_pretoken_free(p);
-        return cn_fail(CN_ERR_MEMORY, "out of memory for the split rule");
-    }
-    if (p->jit) pcre2_jit_stack_assign(p->context, NULL, p->stack);
-    /* The patterns backtrack one repetition at a time, so a long text needs many steps but no
-     * depth. The step limit protects against hostile patterns. These patterns are fixed, so it
-     * would only reject long texts. */
-    pcre2_set_match_limit(p->context, UINT32_MAX);
-    *out = p;
-    return CN_OK;
+    return status;
 }
 
 void cn_pretoken_free(cn_pretoken *p)
 {
     if (!p) return;
-    pcre2_jit_stack_free(p->stack);
-    pcre2_match_context_free(p->context);
-    pcre2_match_data_free(p->match);
-    pcre2_code_free(p->code);
+    cn_word_regex_free(p->regex);
     cn_free(p);
 }
 
 cn_status cn_pretoken_next_pcre2(cn_pretoken *p, const char *text, size_t n, size_t at, size_t *end)
 {
-    PCRE2_SPTR subject = (PCRE2_SPTR)text + at;
-    int got =
-        p->jit
-            ? pcre2_jit_match(p->code, subject, n - at, 0, PCRE2_NO_UTF_CHECK, p->match, p->context)
-            : pcre2_match(p->code, subject, n - at, 0, PCRE2_NO_UTF_CHECK, p->match, p->context);
-    size_t len = got > 0 ? pcre2_get_ovector_pointer(p->match)[1] : 0;
-    if (len == 0)
-        return cn_fail(CN_ERR_ARG,
-                       "a text of %zu bytes cannot be split into words after byte %zu (PCRE2 code "
-                       "%d): divide it into shorter texts",
-                       n, at, got);
-    *end = at + len;
+    bool found;
+    size_t start;
+    CN_TRY(cn_word_regex_find(p->regex, text, n, at, &found, &start, end));
+    if (!found)
+        return cn_fail(CN_ERR_ARG, "a text of %zu bytes cannot be split into words after byte %zu",
+                       n, at);
     return CN_OK;
 }
 

@@ -1,11 +1,10 @@
-/* pretoken.h - the split rules: where a text is cut into words before byte-pair merges, which never
- * cross a cut. Owner: cn_tokenizer. One thread at a time (PCRE2 match data).
+/* pretoken.h - the split rules of the most frequent models, as a fast step of word_steps.h.
+ * Owner: cn_word_steps. One thread at a time (PCRE2 match data).
  *
- * Three regular expressions cover the supported models. tokenizer.json contains the expression, and
- * cinch recognises it by its text. PCRE2 (JIT-compiled) is the specification; it matches every word
- * that touches a byte above 0x7F. If the end of a word depends on ASCII alone, hand-written code
- * cuts the word, because a call into PCRE2 costs more than all other work on such a word. Tests
- * check that both give the same words. */
+ * tokenizer.json contains the expression, and cinch recognises three of them by their text. PCRE2
+ * (JIT-compiled) is the specification; it matches every word that touches a byte above 0x7F. If the
+ * end of a word depends on ASCII alone, hand-written code cuts the word, because a call into PCRE2
+ * costs more than all other work on such a word. Tests check that both give the same words. */
 #ifndef CN_PRETOKEN_H
 #define CN_PRETOKEN_H
 

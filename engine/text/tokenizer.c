@@ -80,7 +80,7 @@ void cn_tokenizer_free(cn_tokenizer *t)
     if (!t) return;
     cn_vocab_free(&t->vocab);
     cn_bpe_free(t->bpe);
-    cn_pretoken_free(t->pretoken);
+    cn_word_steps_free(t->words);
     cn_added_set_free(&t->raw);
     cn_added_set_free(&t->normalized);
     cn_free(t->added_text);
@@ -115,14 +115,21 @@ bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
     return t && cn_vocab_find(&t->vocab, content, strlen(content), id);
 }
 
+typedef struct encode_job {
+    cn_bpe *bpe;
+    cn_tokens *out;
+} encode_job;
+
+static cn_status encode_word(void *job, const char *word, size_t n)
+{
+    return cn_bpe_encode(((encode_job *)job)->bpe, word, n, ((encode_job *)job)->out);
+}
+
 /* Encodes text that contains no added token. */
 static cn_status encode_words(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
 {
-    for (size_t at = 0, end; at < n; at = end) {
-        CN_TRY(cn_pretoken_next(t->pretoken, text, n, at, &end));
-        CN_TRY(cn_bpe_encode(t->bpe, text + at, end - at, out));
-    }
-    return CN_OK;
+    encode_job job = {t->bpe, out};
+    return cn_word_steps_run(t->words, text, n, encode_word, &job);
 }
 
 /* Encodes the text between two added tokens that match raw text. */

@@ -7,12 +7,13 @@
  *   1. find the added tokens that match raw text;
  *   2. normalize the text between them (NFC);
  *   3. find the added tokens that match normalized text;
- *   4. cut the rest into words (pretoken.h);
- *   5. merge the bytes of each word (bpe.h);
+ *   4. cut the rest into words (word_steps.h);
+ *   5. merge the bytes of each word (bpe.h); bytes without a token become the unknown token or are
+ *      dropped;
  *   6. add BOS and EOS if add_special is set.
  *
- * Only byte-level BPE is supported: model type BPE, normalizer NFC or none, the split rules of
- * pretoken.h, decoder ByteLevel, post-processors ByteLevel and TemplateProcessing. Anything else,
+ * Only byte-level BPE is supported: model type BPE, normalizer NFC or none, the pre-tokenizers of
+ * word_steps.h, decoder ByteLevel, post-processors ByteLevel and TemplateProcessing. Anything else,
  * and any unknown field, is rejected by name, because an almost correct tokenizer makes a model
  * silently wrong. `truncation` and `padding` are ignored, as in transformers: they are for
  * training. */

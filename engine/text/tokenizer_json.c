@@ -103,21 +103,64 @@ static cn_status read_vocab(cn_tokenizer *t, const json_t *vocab)
     return CN_OK;
 }
 
-/* unk_token, fuse_unk and byte_fallback define what happens to a byte without a token. They have no
- * effect if every byte that UTF-8 can contain has a token. Otherwise text could be lost, so the
- * file is rejected. */
-static cn_status read_byte_ids(const cn_tokenizer *t, uint32_t byte_ids[256])
+/* Finds the tokens "<0xHH>" of the bytes of a byte's character. Without one of them the byte has no
+ * substitutes, as in the tokenizers package. */
+static void find_substitutes(const cn_vocab *v, const char *utf8, size_t n, uint32_t out[2])
+{
+    for (size_t i = 0; i < n && i < 2; i++) {
+        char name[8];
+        const int len = snprintf(name, sizeof name, "<0x%02X>", (unsigned char)utf8[i]);
+        if (cn_vocab_find(v, name, (size_t)len, &out[i])) continue;
+        out[0] = out[1] = CN_BPE_NO_TOKEN;
+        return;
+    }
+}
+
+static void read_bytes(const cn_tokenizer *t, bool byte_fallback, cn_bpe_bytes *bytes)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
         char utf8[4];
         size_t n = cn_utf8_write(utf8, cn_vocab_byte_char((unsigned char)byte));
-        if (cn_vocab_find(&t->vocab, utf8, n, &byte_ids[byte])) continue;
-        byte_ids[byte] = CN_BPE_NO_TOKEN;
-        if (byte < 0xC0 || (byte > 0xC1 && byte < 0xF5))
-            return cn_fail(CN_ERR_MODEL,
-                           "vocab: no token for byte 0x%02X: only byte-level is supported", byte);
+        bytes->substitutes[byte][0] = bytes->substitutes[byte][1] = CN_BPE_NO_TOKEN;
+        if (cn_vocab_find(&t->vocab, utf8, n, &bytes->ids[byte])) continue;
+        bytes->ids[byte] = CN_BPE_NO_TOKEN;
+        if (byte_fallback) find_substitutes(&t->vocab, utf8, n, bytes->substitutes[byte]);
     }
-    return CN_OK;
+}
+
+/* Whether text can have a byte that becomes the unknown token. */
+static bool needs_unknown(const cn_bpe_bytes *bytes)
+{
+    for (unsigned byte = 0; byte < 0xF5; byte++) {
+        const bool in_utf8 = byte < 0xC0 || byte > 0xC1;
+        if (in_utf8 && bytes->ids[byte] == CN_BPE_NO_TOKEN &&
+            bytes->substitutes[byte][0] == CN_BPE_NO_TOKEN)
+            return true;
+    }
+    return false;
+}
+
+/* Reads what becomes of a byte: its token, or what replaces a byte without one. */
+static cn_status read_first_symbols(const cn_tokenizer *t, const json_t *model, cn_bpe_bytes *bytes)
+{
+    const json_t *unknown = member(model, "unk_token");
+    bool byte_fallback = false;
+    bytes->unknown = CN_BPE_NO_TOKEN;
+    bytes->fuse_unknown = false;
+    if (!json_is_null(member(model, "fuse_unk")))
+        CN_TRY(read_bool(model, "model", "fuse_unk", &bytes->fuse_unknown));
+    if (!json_is_null(member(model, "byte_fallback")))
+        CN_TRY(read_bool(model, "model", "byte_fallback", &byte_fallback));
+    read_bytes(t, byte_fallback, bytes);
+    if (json_is_null(unknown)) return CN_OK;
+    if (!json_is_string(unknown))
+        return cn_fail(CN_ERR_MODEL, "model: \"unk_token\": expected a string, got %s",
+                       SHOWN(unknown));
+    if (!needs_unknown(bytes) || cn_vocab_find(&t->vocab, json_string_value(unknown),
+                                               json_string_length(unknown), &bytes->unknown))
+        return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "model: \"unk_token\" %s is not in the vocab, which lacks bytes",
+                   SHOWN(unknown));
 }
 
 /* Splits a merge, "a b" or ["a", "b"], into its two tokens. */
@@ -161,11 +204,12 @@ static cn_status read_merge(cn_tokenizer *t, const json_t *merge, size_t index, 
     return CN_OK;
 }
 
-static cn_status read_merges(cn_tokenizer *t, const json_t *merges)
+static cn_status read_merges(cn_tokenizer *t, const json_t *model)
 {
-    uint32_t byte_ids[256];
-    CN_TRY(read_byte_ids(t, byte_ids));
-    CN_TRY(cn_bpe_create(&t->bpe, byte_ids, json_array_size(merges)));
+    const json_t *merges = json_object_get(model, "merges");
+    cn_bpe_bytes bytes;
+    CN_TRY(read_first_symbols(t, model, &bytes));
+    CN_TRY(cn_bpe_create(&t->bpe, &bytes, json_array_size(merges)));
     cn_buf joined = {0};
     cn_status status = CN_OK;
     for (size_t i = 0; i < json_array_size(merges) && status == CN_OK; i++) {
@@ -182,7 +226,7 @@ static cn_status read_model(cn_tokenizer *t, const json_t *model)
 {
     CN_TRY(check_model(model));
     CN_TRY(read_vocab(t, json_object_get(model, "vocab")));
-    CN_TRY(read_merges(t, json_object_get(model, "merges")));
+    CN_TRY(read_merges(t, model));
     bool ignore_merges = false;
     if (json_object_get(model, "ignore_merges"))
         CN_TRY(read_bool(model, "model", "ignore_merges", &ignore_merges));
@@ -219,76 +263,105 @@ static cn_status read_normalizer(cn_tokenizer *t, const json_t *normalizer)
     return CN_OK;
 }
 
-/* Reads a ByteLevel pre-tokenizer. *use_regex: it cuts words itself, by GPT-2's rule. */
-static cn_status read_byte_level(const json_t *step, bool *use_regex)
+static cn_status read_byte_level(cn_word_steps *words, const json_t *step)
 {
-    CN_TRY(check_keys(step, "pre_tokenizer ByteLevel",
-                      KEYS("type", "add_prefix_space", "trim_offsets", "use_regex")));
-    bool add_prefix_space;
-    CN_TRY(read_bool(step, "pre_tokenizer ByteLevel", "add_prefix_space", &add_prefix_space));
-    if (add_prefix_space)
-        return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer ByteLevel: \"add_prefix_space\": true is not supported");
-    *use_regex = true;
-    if (!json_object_get(step, "use_regex")) return CN_OK;
-    return read_bool(step, "pre_tokenizer ByteLevel", "use_regex", use_regex);
+    static const char what[] = "pre_tokenizer ByteLevel";
+    bool add_prefix_space, use_regex = true;
+    CN_TRY(check_keys(step, what, KEYS("type", "add_prefix_space", "trim_offsets", "use_regex")));
+    CN_TRY(read_bool(step, what, "add_prefix_space", &add_prefix_space));
+    if (json_object_get(step, "use_regex")) CN_TRY(read_bool(step, what, "use_regex", &use_regex));
+    return cn_word_steps_add_byte_level(words, add_prefix_space, use_regex);
 }
 
-static cn_status read_split(const json_t *step, cn_split_rule *rule)
+static cn_status read_behavior(const json_t *step, const char *what, cn_split_behavior *out)
 {
-    CN_TRY(check_keys(step, "pre_tokenizer Split", KEYS("type", "pattern", "behavior", "invert")));
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
+    const json_t *behavior = member(step, "behavior");
+    const char *name = json_string_value(behavior);
+    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        *out = (cn_split_behavior)i;
+        return CN_OK;
+    }
+    return cn_fail(CN_ERR_MODEL, "%s: \"behavior\" %s is not supported", what, SHOWN(behavior));
+}
+
+static cn_status read_split(cn_word_steps *words, const json_t *step)
+{
+    static const char what[] = "pre_tokenizer Split";
+    CN_TRY(check_keys(step, what, KEYS("type", "pattern", "behavior", "invert")));
     const json_t *pattern = json_object_get(step, "pattern");
-    const char *regex = json_string_value(json_object_get(pattern, "Regex"));
-    const char *behavior = json_string_value(json_object_get(step, "behavior"));
+    const json_t *regex = json_object_get(pattern, "Regex");
+    const json_t *text = json_object_get(pattern, "String");
+    cn_split_behavior behavior;
     bool invert;
     char shown[512];
-    CN_TRY(read_bool(step, "pre_tokenizer Split", "invert", &invert));
-    if (!behavior || strcmp(behavior, "Isolated") != 0 || invert)
+    CN_TRY(read_bool(step, what, "invert", &invert));
+    CN_TRY(read_behavior(step, what, &behavior));
+    if (json_string_length(text) > 0)
+        return cn_word_steps_add_text(words, json_string_value(text), json_string_length(text),
+                                      behavior, invert);
+    if (json_string_length(regex) == 0)
+        return cn_fail(CN_ERR_MODEL, "%s: expected a \"Regex\" or a \"String\"", what);
+    cn_status status = cn_word_steps_add_split(words, json_string_value(regex), behavior, invert);
+    if (status != CN_ERR_MODEL) return status;
+    return cn_fail_within(status, "%s: %s", what,
+                          cn_json_printable(json_string_value(regex), shown, sizeof shown));
+}
+
+static cn_status read_digits(cn_word_steps *words, const json_t *step)
+{
+    static const char what[] = "pre_tokenizer Digits";
+    bool individual = false;
+    CN_TRY(check_keys(step, what, KEYS("type", "individual_digits")));
+    if (json_object_get(step, "individual_digits"))
+        CN_TRY(read_bool(step, what, "individual_digits", &individual));
+    return cn_word_steps_add_digits(words, individual);
+}
+
+static cn_status read_punctuation(cn_word_steps *words, const json_t *step)
+{
+    static const char what[] = "pre_tokenizer Punctuation";
+    cn_split_behavior behavior = CN_SPLIT_ISOLATED;
+    CN_TRY(check_keys(step, what, KEYS("type", "behavior")));
+    if (json_object_get(step, "behavior")) CN_TRY(read_behavior(step, what, &behavior));
+    return cn_word_steps_add_punctuation(words, behavior);
+}
+
+static cn_status read_step(cn_word_steps *words, const json_t *step, uint32_t depth)
+{
+    enum { MAX_DEPTH = 4 };
+    static const struct {
+        const char *type;
+        cn_status (*read)(cn_word_steps *words, const json_t *step);
+    } readers[] = {{"ByteLevel", read_byte_level},
+                   {"Split", read_split},
+                   {"Digits", read_digits},
+                   {"Punctuation", read_punctuation}};
+    const char *type = type_of(step);
+    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
+        if (strcmp(type, readers[i].type) == 0) return readers[i].read(words, step);
+    const json_t *list = json_object_get(step, "pretokenizers");
+    if (depth == MAX_DEPTH || strcmp(type, "Sequence") != 0 || !json_is_array(list))
         return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer Split: \"behavior\": \"%s\", \"invert\": %s is not "
-                       "supported (only \"Isolated\", false)",
-                       PRINTABLE(behavior ? behavior : "?"), invert ? "true" : "false");
-    if (!regex || !cn_split_rule_of_regex(regex, rule))
-        return cn_fail(
-            CN_ERR_MODEL,
-            "pre_tokenizer Split: expected the pattern of Qwen2, Llama 3 or GPT-2, got %s",
-            cn_json_printable(regex ? regex : "no \"Regex\"", shown, sizeof shown));
+                       "pre_tokenizer \"%s\" is not supported (only ByteLevel, Split, Digits, "
+                       "Punctuation and a Sequence of these)",
+                       PRINTABLE(type));
+    CN_TRY(check_keys(step, "pre_tokenizer", KEYS("type", "pretokenizers")));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        CN_TRY(read_step(words, json_array_get(list, i), depth + 1));
     return CN_OK;
 }
 
 static cn_status read_pre_tokenizer(cn_tokenizer *t, const json_t *step)
 {
-    cn_split_rule rule = CN_SPLIT_GPT2;
-    bool use_regex = true;
-    const char *type = type_of(step);
-    const json_t *list = json_object_get(step, "pretokenizers");
-    if (strcmp(type, "Sequence") == 0 && json_array_size(list) == 1) {
-        CN_TRY(check_keys(step, "pre_tokenizer", KEYS("type", "pretokenizers")));
-        return read_pre_tokenizer(t, json_array_get(list, 0));
-    }
-    if (strcmp(type, "ByteLevel") == 0) {
-        CN_TRY(read_byte_level(step, &use_regex));
-        if (!use_regex)
-            return cn_fail(CN_ERR_MODEL,
-                           "pre_tokenizer ByteLevel: \"use_regex\": false without a Split before "
-                           "it is not supported");
-    } else if (strcmp(type, "Sequence") == 0 && json_array_size(list) == 2 &&
-               strcmp(type_of(json_array_get(list, 0)), "Split") == 0 &&
-               strcmp(type_of(json_array_get(list, 1)), "ByteLevel") == 0) {
-        CN_TRY(check_keys(step, "pre_tokenizer", KEYS("type", "pretokenizers")));
-        CN_TRY(read_split(json_array_get(list, 0), &rule));
-        CN_TRY(read_byte_level(json_array_get(list, 1), &use_regex));
-        if (use_regex)
-            return cn_fail(CN_ERR_MODEL,
-                           "pre_tokenizer ByteLevel: \"use_regex\": true after a Split is not "
-                           "supported");
-    } else {
+    CN_TRY(cn_word_steps_create(&t->words));
+    CN_TRY(read_step(t->words, step, 0));
+    if (!cn_word_steps_has_byte_level(t->words))
         return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer \"%s\"%s is not supported (only ByteLevel, or Split then "
-                       "ByteLevel)",
-                       PRINTABLE(type), list ? " with these steps" : "");
-    }
-    return cn_pretoken_create(&t->pretoken, rule);
+                       "pre_tokenizer: no ByteLevel: only byte-level tokenizers are supported");
+    return CN_OK;
 }
 
 static cn_status check_decoder(const json_t *decoder)
@@ -347,8 +420,8 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
     bool known = cn_vocab_find(&t->vocab, text, n, &expected);
     if (!known) expected = *next_id;
     if (!cn_json_as_i64(id, expected, expected, &given))
-        return cn_fail(CN_ERR_MODEL, "added token '%s' has id %s, expected %u",
-                       PRINTABLE(text), SHOWN(id), expected);
+        return cn_fail(CN_ERR_MODEL, "added token '%s' has id %s, expected %u", PRINTABLE(text),
+                       SHOWN(id), expected);
     if (!known) {
         CN_TRY(cn_vocab_add(&t->vocab, text, n, expected));
         ++*next_id;
@@ -421,8 +494,8 @@ static cn_status read_template(cn_tokenizer *t, const json_t *processor)
         }
     }
     if (texts != 1)
-        return cn_fail(CN_ERR_MODEL, "%s: \"single\" has the text %zu times, expected once",
-                       what, texts);
+        return cn_fail(CN_ERR_MODEL, "%s: \"single\" has the text %zu times, expected once", what,
+                       texts);
     return CN_OK;
 }
 
@@ -489,8 +562,8 @@ static void warn_of_unknown_tokens(const cn_tokenizer *t, const json_t *config)
     {
         uint32_t id;
         const json_t *content = json_object_get(token, "content");
-        if (!json_is_string(content) || cn_vocab_find(&t->vocab, json_string_value(content),
-                                                      json_string_length(content), &id))
+        if (!json_is_string(content) ||
+            cn_vocab_find(&t->vocab, json_string_value(content), json_string_length(content), &id))
             continue;
         if (n++ == 0) first = content;
     }

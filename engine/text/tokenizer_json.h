@@ -8,14 +8,14 @@
 #include "engine/text/added_tokens.h"
 #include "engine/text/bpe.h"
 #include "engine/text/nfc.h"
-#include "engine/text/pretoken.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/vocab.h"
+#include "engine/text/word_steps.h"
 
 struct cn_tokenizer {
     cn_vocab vocab;
     cn_bpe *bpe;
-    cn_pretoken *pretoken;
+    cn_word_steps *words;
     cn_added_set raw;        /* added tokens that match text before normalization */
     cn_added_set normalized; /* added tokens that match normalized text */
     char *added_text;        /* the texts that they match, concatenated */

@@ -21,8 +21,7 @@ uint32_t cn_vocab_byte_char(unsigned char byte)
     return byte == 0xAD ? 0x143u : 0x100u + 33 + (byte - 0x7Fu);
 }
 
-/* The byte of a character of GPT-2's alphabet, or -1. */
-static int char_byte(uint32_t cp)
+int cn_vocab_char_byte(uint32_t cp)
 {
     if (cp < 0x100) return is_printable(cp) ? (int)cp : -1;
     if (cp == 0x143) return 0xAD;
@@ -78,7 +77,7 @@ cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size
     for (size_t at = 0; at < n && byte_level; at += len) {
         uint32_t cp;
         cn_utf8_read(content + at, n - at, &cp, &len);
-        int byte = char_byte(cp);
+        int byte = cn_vocab_char_byte(cp);
         byte_level = byte >= 0;
         char raw = (char)byte;
         if (byte_level) CN_TRY(cn_buf_add(&v->text, &raw, 1));

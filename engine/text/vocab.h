@@ -45,5 +45,7 @@ cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size
 
 /* The character of GPT-2's alphabet for a byte. */
 uint32_t cn_vocab_byte_char(unsigned char byte);
+/* The byte of a character of GPT-2's alphabet, or -1. */
+int cn_vocab_char_byte(uint32_t cp);
 
 #endif

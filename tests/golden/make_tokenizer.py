@@ -1,6 +1,7 @@
 """make_tokenizer.py: writes tests/golden/tokenizer/corpus.jsonl, difficult texts, and
 expect-NAME.txt, the results of the package tokenizers: for each text a hash of its ids and a hash
-of the text decoded from those ids. Needs the package tokenizers; see the README in that folder."""
+of the text decoded from those ids. expect-variants.txt has, for each entry of variants.json, a hash
+of the ids of all texts. Needs the package tokenizers; see the README in that folder."""
 import json
 import os
 import struct
@@ -12,6 +13,7 @@ HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tokenizer")
 ROOT = os.path.join(HERE, "..", "..", "..")
 sys.path.insert(0, HERE)
 import awkward  # noqa: E402
+import variants  # noqa: E402
 
 MODELS = {"tiny-reasoner": os.path.join(ROOT, "examples", "tiny-reasoner"),
           "llama3": os.path.join(HERE, "llama3"), "gpt2": os.path.join(HERE, "gpt2")}
@@ -44,6 +46,11 @@ def main():
                 back = t.decode(ids, skip_special_tokens=False)
                 out.write(f"{hash64(struct.pack(f'<{len(ids)}I', *ids)):08x} "
                           f"{hash64(back.encode()):08x}\n")
+    with open(os.path.join(HERE, "expect-variants.txt"), "w", encoding="ascii") as out:
+        for _, tree in variants.variants():
+            t = tokenizers.Tokenizer.from_str(tree)
+            ids = [i for text in texts for i in t.encode(text).ids]
+            out.write(f"{hash64(struct.pack(f'<{len(ids)}I', *ids)):08x}\n")
     print(f"{len(texts)} texts, {len(MODELS)} tokenizers")
 
 
