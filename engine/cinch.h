@@ -187,8 +187,8 @@ typedef struct cn_sampling {
      * among them never ends the output. */
     const uint32_t *allowed_token_ids;
     size_t n_allowed_token_ids;
-    /* Texts that the output does not contain in the tokens that the tokenizer gives them, at its
-     * start or behind a space. UTF-8 strings of 1 to 1024 bytes that are not only white space; at
+    /* Texts that the output does not contain in the tokens that the tokenizer makes of the text, or
+     * of a space and the text. UTF-8 strings of 1 to 1024 bytes that are not only white space; at
      * most 1024. */
     const char *const *bad_words;
     size_t n_bad_words;

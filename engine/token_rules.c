@@ -37,14 +37,15 @@ static cn_status add_word(cn_token_rules *r, cn_tokenizer *tokenizer, uint32_t v
     return CN_OK;
 }
 
-/* Removes the last word, which is a text behind a space, unless the space became a part of its
- * first token. */
-static void keep_if_other(cn_token_rules *r)
+/* Removes the last word, which is a text behind a space, if it ends with the tokens of the word
+ * before it, which then bans the same. */
+static void drop_if_covered(cn_token_rules *r)
 {
     const uint32_t last = r->n_words - 1;
-    const uint32_t at = word_start(r, last), before = word_start(r, last - 1);
-    const bool as_long = r->ends[last] - at == at - before;
-    if (as_long && r->words.ids[at] != r->words.ids[before]) return;
+    const uint32_t at = word_start(r, last), n = r->ends[last] - at;
+    const uint32_t bare = word_start(r, last - 1), n_bare = at - bare;
+    const uint32_t *ids = r->words.ids;
+    if (n < n_bare || memcmp(ids + at + n - n_bare, ids + bare, n_bare * sizeof *ids) != 0) return;
     r->words.len = at;
     r->n_words--;
 }
@@ -57,7 +58,7 @@ static cn_status add_bad_word(cn_token_rules *r, cn_tokenizer *tokenizer, uint32
     CN_TRY(add_word(r, tokenizer, vocab, word));
     cn_status status = cn_buf_addf(&spaced, " %s", word);
     if (status == CN_OK) status = add_word(r, tokenizer, vocab, spaced.data);
-    if (status == CN_OK) keep_if_other(r);
+    if (status == CN_OK) drop_if_covered(r);
     cn_buf_free(&spaced);
     return status;
 }

@@ -1,11 +1,11 @@
-/* token_rules.h - which tokens a request may sample: allowed_token_ids and bad_words, with vLLM's
- * meaning.
+/* token_rules.h - which tokens a request may sample: allowed_token_ids and bad_words.
  *
  * Owner: cn_engine_request. Thread: engine only. Stage 7 of the path of a request.
  *
- * A bad word is the tokens of its text, and those of the text behind a space if they are as many
- * and begin with another token. The last token of a bad word is banned when the output ends with
- * the tokens before it. The same text in other tokens is not banned. */
+ * A bad word is two sequences: the tokens of its text, and those of the text after a space. vLLM
+ * leaves out the second one if it is not as long as the first. The last token of a sequence is
+ * banned when the output ends with the tokens before it. The same text in other tokens is not
+ * banned. */
 #ifndef CN_TOKEN_RULES_H
 #define CN_TOKEN_RULES_H
 
