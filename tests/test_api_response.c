@@ -168,6 +168,35 @@ static void completion_logprobs_are_parallel_arrays(void **state)
     cn_api_result_free(r);
 }
 
+/* Tokens 2 and 7 are U+FFFD as text. */
+static void alternatives_of_equal_text_keep_their_places(void **state)
+{
+    (void)state;
+    static const cn_logprob equal[] = {{2, -1}, {0, -2}, {7, -3}};
+    static const cn_token_logprobs tokens[] = {{{7, -3}, equal, 3, 0}, {{4, -9}, equal, 3, 0}};
+    static const char *const keys[] = {"\xEF\xBF\xBD", "a", "token_id:7", "c"};
+    static const double values[] = {-1, -2, -3, -9};
+    cn_api_result *r = result(CN_API_COMPLETION, 1, 3);
+    cn_api_result_add(r, &(cn_event){SAYS(text, "x"), .logprobs = tokens, .n_tokens = 2,
+                                     .finish = CN_FINISH_STOP, .usage = &usage, .last = true});
+    json_t *b = result_body(r, "1", "m", 0), *v;
+    assert_text(b, "choices.0.logprobs.tokens.0", "\xEF\xBF\xBD");
+    for (int i = 0; i < 2; i++) {
+        json_t *best = at(b, i ? "choices.0.logprobs.top_logprobs.1"
+                              : "choices.0.logprobs.top_logprobs.0");
+        const char *key;
+        size_t n = 0;
+        json_object_foreach(best, key, v)
+        {
+            assert_string_equal(key, keys[n]);
+            assert_true(json_real_value(v) == values[n++]);
+        }
+        assert_int_equal(n, 3 + i);
+    }
+    json_decref(b);
+    cn_api_result_free(r);
+}
+
 /* Tokens: both bytes of a character, a, the first byte without the second, a, and the first byte at
  * the end. */
 static const cn_token_logprobs parts[] = {{{2, -1}, NULL, 0, 0}, {{7, -1}, NULL, 0, 0},
@@ -278,7 +307,7 @@ static void expect_text(json_t *body, const char *path, const char *want, size_t
     assert_memory_equal(json_string_value(v), want, n);
 }
 
-static const cn_logprob nul_top[] = {{5, -0.5f}, {6, -1}, {0, -2}, {5, -3}};
+static const cn_logprob nul_top[] = {{5, -0.5f}, {6, -1}, {0, -2}, {4, -3}};
 static const cn_token_logprobs nul_probs[] = {{{0, -1}, nul_top, 4, 0}, {{5, -1}, nul_top, 4, 0},
                                               {{6, -1}, nul_top, 4, 0}, {{4, -1}, nul_top, 4, 0}};
 
@@ -313,7 +342,8 @@ static void a_nul_is_written_the_same_everywhere(void **state)
 #if JANSSON_VERSION_HEX >= 0x020e00 /* older versions end a key at its NUL */
     char *top_text = json_dumps(at(b, "choices.0.logprobs.top_logprobs.0"),
                                 JSON_COMPACT | JSON_ENSURE_ASCII);
-    assert_string_equal(top_text, "{\"\\uFDD0\":-0.5,\"a\\uFDD0b\":-1.0,\"a\":-2.0}");
+    assert_string_equal(top_text, "{\"\\uFDD0\":-0.5,\"a\\uFDD0b\":-1.0,\"a\":-2.0,"
+                        "\"c\":-3.0}");
     free(top_text);
 #endif
     json_decref(b);
@@ -471,6 +501,7 @@ int main(void)
         cmocka_unit_test(samples_become_choices_and_usage_adds_up),
         cmocka_unit_test(chat_logprobs_have_tokens_and_bytes),
         cmocka_unit_test(completion_logprobs_are_parallel_arrays),
+        cmocka_unit_test(alternatives_of_equal_text_keep_their_places),
         cmocka_unit_test(parts_of_a_character_have_its_offset),
         cmocka_unit_test(tokens_that_the_text_lacks_have_no_width),
         cmocka_unit_test(a_nul_is_written_the_same_everywhere),

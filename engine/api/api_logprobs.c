@@ -135,19 +135,60 @@ static json_t *chat_token(const cn_api_logprobs_form *f, const cn_logprob *entri
     return NULL;
 }
 
-/* Two tokens may have the same text. The more likely one comes first and is kept. A text may
- * contain a NUL; before jansson 2.14 a key ends there. */
-static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
+static bool has_key(const json_t *object, const cn_buf *key)
 {
 #if JANSSON_VERSION_HEX >= 0x020e00
-    if (!json_object_getn(object, key->data, key->len))
-        return json_object_setn_new(object, key->data, key->len, value) == 0;
+    return json_object_getn(object, key->data, key->len) != NULL;
 #else
-    if (!json_object_get(object, key->data))
-        return json_object_set_new(object, key->data, value) == 0;
+    return json_object_get(object, key->data) != NULL; /* a key ends at a NUL */
 #endif
-    json_decref(value);
-    return true;
+}
+
+static bool set_key(json_t *object, const cn_buf *key, json_t *value)
+{
+#if JANSSON_VERSION_HEX >= 0x020e00
+    return json_object_setn_new(object, key->data, key->len, value) == 0;
+#else
+    return json_object_set_new(object, key->data, value) == 0;
+#endif
+}
+
+/* Adds an alternative. If one with the same text is there, the key is "token_id:N", with which vLLM
+ * replaces texts. `text` has the text of the token and is overwritten. */
+static bool add_alternative(json_t *top, cn_buf *text, const cn_logprob *p)
+{
+    if (has_key(top, text)) {
+        cn_buf_clear(text);
+        if (cn_buf_addf(text, "token_id:%u", p->token) != CN_OK) return false;
+    }
+    return set_key(top, text, logprob_value(p->logprob));
+}
+
+/* Whether the token of entries[0] is among its alternatives. */
+static bool is_alternative(const cn_api_logprobs_form *f, const cn_logprob *entries)
+{
+    for (uint32_t i = 1; i <= f->n_top; i++)
+        if (entries[i].token == entries[0].token) return true;
+    return false;
+}
+
+/* {"<text>": logprob} of the alternatives, best first, and of the token itself. `text` is
+ * scratch. */
+static json_t *alternatives(const cn_api_logprobs_form *f, const cn_logprob *entries, cn_buf *text)
+{
+    const char *raw;
+    size_t n_raw;
+    json_t *top = json_object();
+    bool ok = top != NULL;
+    const uint32_t n = f->n_top + !is_alternative(f, entries); /* the token itself is the last */
+    for (uint32_t i = 1; ok && i <= n; i++) {
+        const cn_logprob *p = &entries[i % (f->n_top + 1)];
+        if (p->token == NO_TOKEN) continue;
+        ok = token_text(f, p->token, text, &raw, &n_raw) == CN_OK && add_alternative(top, text, p);
+    }
+    if (ok) return top;
+    json_decref(top);
+    return NULL;
 }
 
 /* Moves the place behind n bytes. *offset: that of the first of them. `text` is scratch. */
@@ -200,24 +241,13 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
 {
     const char *raw;
     size_t n_raw;
-    json_t *top;
     if (member == TOKEN_LOGPROBS) return logprob_value(entries[0].logprob);
     if (member == TEXT_OFFSET) return text_offset(f, entries[0].token, text, at);
     if (member == TOKENS) {
         if (token_text(f, entries[0].token, text, &raw, &n_raw) != CN_OK) return NULL;
         return json_stringn(text->data, text->len);
     }
-    if (isnan(entries[0].logprob)) return json_null();
-    bool ok = (top = json_object()) != NULL;
-    for (uint32_t i = 1; ok && i <= f->n_top + 1; i++) { /* the token itself is the last */
-        const cn_logprob *p = &entries[i % (f->n_top + 1)];
-        if (p->token == NO_TOKEN) continue;
-        ok = token_text(f, p->token, text, &raw, &n_raw) == CN_OK;
-        if (ok) ok = add_new_key(top, text, logprob_value(p->logprob));
-    }
-    if (ok) return top;
-    json_decref(top);
-    return NULL;
+    return isnan(entries[0].logprob) ? json_null() : alternatives(f, entries, text);
 }
 
 /* {"<id>": {"logprob", "rank", "decoded_token"}} of a token and its alternatives. rank: of the
