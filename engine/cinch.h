@@ -342,6 +342,8 @@ typedef struct cn_message {
     const char *reasoning;
 } cn_message;
 
+#define CN_TRUNCATE_TO_ROOM UINT32_MAX
+
 /* Interactive requests are admitted before batch requests. */
 typedef enum cn_class { CN_CLASS_INTERACTIVE, CN_CLASS_BATCH } cn_class;
 
@@ -368,7 +370,9 @@ typedef struct cn_request_params {
     uint32_t n_prompt_top; /* with alternatives, at most 20 */
     bool no_output;        /* end when the prompt is computed, with CN_FINISH_LENGTH */
     bool whole_text; /* reasoning and its tags stay in the text, whatever the reasoning parser */
-    uint32_t truncate_prompt; /* keep only the last tokens of the prompt; 0 = all */
+    /* Keep only the last tokens of the prompt; 0 = all. CN_TRUNCATE_TO_ROOM keeps as many as leave
+     * room for max_tokens, or for min_tokens and at least one token. */
+    uint32_t truncate_prompt;
     cn_sampling sampling;
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;

@@ -254,8 +254,9 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
                              "prompt_logprobs: expected at most %d alternatives, got %u",
                              CN_MAX_LOGPROBS, p->n_prompt_top);
     e->prompt.len = 0;
-    CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
-                            &e->prompt));
+    const cn_prompt_maker maker = {e->tokenizer, e->chat, e->model_config.vocab, e->max_model_len,
+                                   &e->prompt_text};
+    CN_TRY(cn_prompt_tokens(&maker, p, &e->prompt));
     uint32_t max_output = 0;
     CN_TRY(check_lengths(e, p, &max_output));
     CN_TRY(check_forced(e, p, max_output));

@@ -163,6 +163,16 @@ static void unknown_fields_bring_warnings(void **state)
     cn_api_unknown_destroy(&unknown);
 }
 
+static void a_prompt_may_be_truncated_to_the_room(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(parse(&r, CN_API_COMPLETION,
+                           "{\"prompt\": \"a\", \"truncate_prompt_tokens\": -1}"), CN_OK);
+    assert_int_equal(r.params.truncate_prompt, CN_TRUNCATE_TO_ROOM);
+    cn_api_request_free(&r);
+}
+
 static void completions_have_many_prompts_and_scores(void **state)
 {
     (void)state;
@@ -705,6 +715,7 @@ int main(void)
         cmocka_unit_test(unknown_fields_bring_warnings),
         cmocka_unit_test(unknown_members_of_messages_bring_a_warning),
         cmocka_unit_test(completions_have_many_prompts_and_scores),
+        cmocka_unit_test(a_prompt_may_be_truncated_to_the_room),
         cmocka_unit_test(members_of_kv_without_effect_bring_warnings),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),

@@ -278,6 +278,31 @@ static void a_truncated_prompt_may_have_any_length(void **state)
     cn_buf_free(&body);
 }
 
+/* -1 leaves room for max_tokens, or for one token. */
+static void a_prompt_is_truncated_to_the_room(void **state)
+{
+    (void)state;
+    static const char *const rests[] = {
+        "\", \"truncate_prompt_tokens\": -1, \"max_tokens\": 7}",
+        "\", \"truncate_prompt_tokens\": -1, \"max_tokens\": 5, \"min_tokens\": 5}"};
+    static const int rooms[] = {7, 5};
+    cn_buf body = {0};
+    const int most = (int)cn_service_max_model_len(cn_server_service(rig.server));
+    for (int i = 0; i < 2; i++) {
+        put_prompt(&body, "{\"prompt\": \"", 60000, rests[i]);
+        json_t *r = http_ask_json(rig.port, "POST", "/v1/completions", body.data, 200);
+        const json_t *usage = json_object_get(r, "usage");
+        assert_int_equal(json_integer_value(json_object_get(usage, "prompt_tokens")),
+                         most - rooms[i]);
+        json_decref(r);
+    }
+    put_prompt(&body, "{\"messages\": [{\"role\": \"user\", \"content\": \"", 60000,
+               "\"}], \"truncate_prompt_tokens\": -1, \"max_tokens\": 3}");
+    json_t *r = http_ask_json(rig.port, "POST", "/v1/chat/completions", body.data, 200);
+    json_decref(r);
+    cn_buf_free(&body);
+}
+
 /* Sends raw bytes over a new connection. Returns the status, or 0 without a reply. */
 static int raw_status(const char *bytes)
 {
@@ -375,6 +400,7 @@ int main(void)
         cmocka_unit_test(what_the_engine_refuses_is_named_too),
         cmocka_unit_test(a_request_beyond_the_context_is_named),
         cmocka_unit_test(a_truncated_prompt_may_have_any_length),
+        cmocka_unit_test(a_prompt_is_truncated_to_the_room),
         cmocka_unit_test(a_deep_schema_is_accepted),
         cmocka_unit_test(a_body_beyond_the_memory_for_bodies_is_too_large),
         cmocka_unit_test(routes_that_need_a_spool_name_the_option),

@@ -58,7 +58,8 @@ static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
 static cn_status encode(loader *l, const char *text, cn_tokens *out)
 {
     const cn_request_params p = {.text = text, .enable_thinking = -1};
-    return cn_prompt_tokens(l->m->tokenizer, NULL, l->m->vocab, &l->text, &p, out);
+    const cn_prompt_maker maker = {l->m->tokenizer, NULL, l->m->vocab, 0, &l->text};
+    return cn_prompt_tokens(&maker, &p, out);
 }
 
 /* ---- random ---- */

@@ -66,7 +66,9 @@ cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens 
                              CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu bytes: shorten "
                              "it or raise --max-model-len",
                              s->max_model_len, prompt_bytes(p));
-    return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
+    const cn_prompt_maker maker = {s->tokenizer, s->chat, s->vocab, s->max_model_len,
+                                   &s->prompt_text};
+    return cn_prompt_tokens(&maker, p, out);
 }
 
 /* Refuses a request for another model: its client has reached the wrong server. */

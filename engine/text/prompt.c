@@ -38,45 +38,51 @@ static json_t *variables_of(const cn_request_params *p)
     return variables;
 }
 
-static cn_status encode_chat(cn_tokenizer *tokenizer, const cn_chat_template *chat,
-                             cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+static cn_status encode_chat(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
-    if (cn_chat_template_check(chat) != CN_OK) return cn_fail_within(CN_ERR_ARG, "messages");
+    if (cn_chat_template_check(m->chat) != CN_OK) return cn_fail_within(CN_ERR_ARG, "messages");
     json_t *own = p->chat ? NULL : variables_of(p);
     if (!p->chat && !own) return cn_fail(CN_ERR_MEMORY, "out of memory for the messages");
-    cn_buf_clear(scratch);
-    cn_status status = cn_chat_template_render(chat, own ? own : p->chat, scratch);
+    cn_buf_clear(m->scratch);
+    cn_status status = cn_chat_template_render(m->chat, own ? own : p->chat, m->scratch);
     json_decref(own);
     CN_TRY(status);
-    return cn_tokenizer_encode(tokenizer, scratch->data, scratch->len,
-                               cn_chat_template_add_special(chat), out);
+    return cn_tokenizer_encode(m->tokenizer, m->scratch->data, m->scratch->len,
+                               cn_chat_template_add_special(m->chat), out);
 }
 
-static cn_status encode(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
-                        cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+static cn_status encode(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
     if ((p->messages || p->chat) + (p->text != NULL) + (p->tokens != NULL) != 1)
         return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
-    if (p->tokens) return copy_tokens(vocab, p, out);
-    if (p->text) return cn_tokenizer_encode(tokenizer, p->text, strlen(p->text), true, out);
-    return encode_chat(tokenizer, chat, scratch, p, out);
+    if (p->tokens) return copy_tokens(m->vocab, p, out);
+    if (p->text) return cn_tokenizer_encode(m->tokenizer, p->text, strlen(p->text), true, out);
+    return encode_chat(m, p, out);
 }
 
-cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
-                           cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+/* The most tokens of the prompt that are kept; 0: all. */
+static uint32_t most_tokens(const cn_prompt_maker *m, const cn_request_params *p)
 {
-    CN_TRY(cn_for_param(encode(tokenizer, chat, vocab, scratch, p, out), cn_prompt_param(p)));
-    if (p->truncate_prompt > 0 && out->len > p->truncate_prompt) {
-        memmove(out->ids, out->ids + out->len - p->truncate_prompt,
-                p->truncate_prompt * sizeof *out->ids);
-        out->len = p->truncate_prompt;
+    if (p->truncate_prompt != CN_TRUNCATE_TO_ROOM) return p->truncate_prompt;
+    const cn_sampling *s = &p->sampling;
+    const uint32_t room = s->max_tokens ? s->max_tokens : cn_max_u32(s->min_tokens, 1);
+    return m->max_model_len > room ? m->max_model_len - room : m->max_model_len > 0;
+}
+
+cn_status cn_prompt_tokens(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
+{
+    const uint32_t most = most_tokens(m, p);
+    CN_TRY(cn_for_param(encode(m, p, out), cn_prompt_param(p)));
+    if (most > 0 && out->len > most) {
+        memmove(out->ids, out->ids + out->len - most, most * sizeof *out->ids);
+        out->len = most;
     }
     if (out->len == 0) return cn_fail_param(cn_prompt_param(p), "the prompt is empty");
     for (size_t i = 0; i < out->len; i++)
-        if (out->ids[i] >= vocab)
+        if (out->ids[i] >= m->vocab)
             return cn_fail(CN_ERR_ARG,
                            "the tokenizer gave id %u, but the model's vocabulary has %u: "
                            "tokenizer.json and config.json must be of the same model",
-                           out->ids[i], vocab);
+                           out->ids[i], m->vocab);
     return CN_OK;
 }
