@@ -67,12 +67,32 @@ static void take_deltas(cn_tool_finder *f, found *out)
     assert_null(cn_tool_finder_take(f));
 }
 
+static json_t *tools; /* a body's, of the functions f and g */
+static json_t *names;
+
+static int make_tools(void **state)
+{
+    (void)state;
+    tools = json_pack("[{s:s, s:{s:s}}, {s:s, s:{s:s}}]", "type", "function", "function", "name",
+                      "f", "type", "function", "function", "name", "g");
+    names = cn_tool_names(tools);
+    return tools && names ? 0 : -1;
+}
+
+static int free_tools(void **state)
+{
+    (void)state;
+    json_decref(tools);
+    json_decref(names);
+    return 0;
+}
+
 /* Gives the text in pieces: the first `first` bytes, then `rest` bytes each. The deltas of a stream
  * must be those of the whole answer. */
 static found find(cn_opt_tool_parser form, bool only_one, const char *text, size_t first,
                   size_t rest)
 {
-    cn_tool_finder f = {.form = form, .only_one = only_one}, s = f;
+    cn_tool_finder f = {.form = form, .names = names, .only_one = only_one}, s = f;
     cn_buf content = {0}, streamed = {0};
     found out, deltas = {0};
     size_t at = 0, n = strlen(text);
@@ -99,6 +119,10 @@ static found find(cn_opt_tool_parser form, bool only_one, const char *text, size
     return out;
 }
 
+#define NONE CN_OPT_TOOLS_NONE
+#define HERMES CN_OPT_TOOLS_HERMES
+#define LLAMA3 CN_OPT_TOOLS_LLAMA3_JSON
+#define ONE(name) "{\"name\": \"" name "\", \"arguments\": {}}"
 #define CALL(name, args) \
     "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " args "}\n</tool_call>"
 
@@ -106,79 +130,115 @@ static const struct {
     cn_opt_tool_parser form;
     const char *text, *content, *calls;
 } answers[] = {
-    {CN_OPT_TOOLS_NONE, CALL("f", "{}"), CALL("f", "{}"), ""},
-    {CN_OPT_TOOLS_HERMES, "", "", ""},
-    {CN_OPT_TOOLS_HERMES, " plain < text\n\n", " plain < text\n\n", ""},
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": 1}"), "", "f {\"a\": 1};"},
-    {CN_OPT_TOOLS_HERMES, "I look.\n\n" CALL("f", "{}") "\n" CALL("g", "{\"x\": \"é\"}") "\n",
-     "I look.", "f {};g {\"x\": \"é\"};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\"}</tool_call>", "", "f {};"},
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": 0.30000000000000004}"), "",
-     "f {\"a\": 0.30000000000000004};"},
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": [0.1, 2.0, -1e-7]}"), "",
-     "f {\"a\": [0.1, 2.0, -1e-7]};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", "f {};"},
-    {CN_OPT_TOOLS_HERMES, "a <tool_call>{\"name\": \"f\"", "a <tool_call>{\"name\": \"f\"", ""},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>no</tool_call> x " CALL("f", "{}"),
-     "<tool_call>no</tool_call> x", "f {};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": 1}</tool_call>",
-     "<tool_call>{\"name\": 1}</tool_call>", ""},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>",
-     "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>", ""},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>",
-     "<tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>", ""},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"arguments\": {}}</tool_call>",
-     "<tool_call>{\"arguments\": {}}</tool_call>", ""},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"\\q\", \"arguments\": {}}</tool_call>",
-     "<tool_call>{\"name\": \"\\q\", \"arguments\": {}}</tool_call>", ""},
-    {CN_OPT_TOOLS_HERMES, "the <tool_cal", "the <tool_cal", ""},
+    {NONE, CALL("f", "{}"), CALL("f", "{}"), ""},
+    {HERMES, "", "", ""},
+    {HERMES, " plain < text\n\n", " plain < text\n\n", ""},
+    {HERMES, CALL("f", "{\"a\": 1}"), "", "f {\"a\": 1};"},
+    {HERMES, "I look.\n\n" CALL("f", "{}") "\n" CALL("g", "{\"x\": \"é\"}") "\n", "I look.",
+     "f {};g {\"x\": \"é\"};"},
+    {HERMES, CALL("f", "{\"a\": [0.30000000000000004, 2.0, -1e-7]}"), "",
+     "f {\"a\": [0.30000000000000004, 2.0, -1e-7]};"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", "f {};"},
+    {HERMES, "the <tool", "the <tool", ""},
     /* The arguments are the text of the model. */
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\" :1.50,\n \"b\": \"\\u00e9\\n\"  }"), "",
+    {HERMES, CALL("f", "{\"a\" :1.50,\n \"b\": \"\\u00e9\\n\"  }"), "",
      "f {\"a\" :1.50,\n \"b\": \"\\u00e9\\n\"  };"},
-    {CN_OPT_TOOLS_HERMES,
+    {HERMES,
      "<tool_call>{\"id\": [1, \"}\"], \"arguments\": {\"a\": {}}, \"x\": -1.5, "
      "\"name\": \"\\u0066\", \"name\": \"g\", \"parameters\": {}, \"y\": null}</tool_call>",
      "", "f {\"a\": {}};"},
-    {CN_OPT_TOOLS_HERMES,
-     "<tool_call>{\"name\": \"f\", \"name\": \"g\", \"arguments\": {}, "
-     "\"name\": 1}</tool_call>",
-     "", "f {};"},
-    /* A call whose text is cut off or is no JSON remains a call. */
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x", "",
-     "f {\"a\": \"x;"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_", "", "f {};"},
-    {CN_OPT_TOOLS_HERMES,
-     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}</tool_call>" CALL("g", "{}"), "",
+    {HERMES, "<tool_call>{\"name\": \"f\", \"name\": \"g\", \"arguments\": {}, \"name\": 1}", "",
+     "f {};"},
+    /* A call needs arguments and the name of a tool. */
+    {HERMES, "<tool_call>{\"name\": \"f\"}</tool_call>", "{\"name\": \"f\"}", ""},
+    {HERMES, CALL("h", "{\"a\": \"<tool_call>\"}") " x",
+     "\n{\"name\": \"h\", \"arguments\": {\"a\": \"<tool_call>\"}}\n x", ""},
+    {HERMES, "<tool_call>{\"arguments\": {}}</tool_call>", "{\"arguments\": {}}", ""},
+    {HERMES, "<tool_call>{\"name\": 1}</tool_call>", "{\"name\": 1}", ""},
+    {HERMES, "<tool_call>{\"name\": \"\\q\", \"arguments\": {}}</tool_call>",
+     "{\"name\": \"\\q\", \"arguments\": {}}", ""},
+    {LLAMA3, "{\"name\": \"f\"}", "{\"name\": \"f\"}", ""},
+    {LLAMA3, "{\"name\": \"Bob\", \"age\": 5}", "{\"name\": \"Bob\", \"age\": 5}", ""},
+    {LLAMA3, "{\"name\": \"h\", \"parameters\": {}} x", "{\"name\": \"h\", \"parameters\": {}} x",
+     ""},
+    {LLAMA3, "{\"answer\": [" ONE("f") "]}", "{\"answer\": [" ONE("f") "]}", ""},
+    {LLAMA3, "[" ONE("h") ", " ONE("f") "]", "[" ONE("h") ", " ONE("f") "]", ""},
+    {LLAMA3, "if (a[ 0]) {x} else {\"y\"} [{", "if (a[ 0]) {x} else {\"y\"} [{", ""},
+    /* Arguments as text, null or empty; other values stay. */
+    {HERMES, CALL("f", "\"{\\\"city\\\": \\\"Paris\\\"}\""), "", "f {\"city\": \"Paris\"};"},
+    {HERMES,
+     CALL("f", "\" \\n{\\\"a\\\": \\\"\\\\n\\u00e9\\uD83D\\uDE00\\ud83d\\t\\/\\\"}\""), "",
+     "f  \n{\"a\": \"\\né😀\xEF\xBF\xBD\t/\"};"},
+    {HERMES, CALL("f", "\"{\\q\\u12x\\u1\""), "", "f {\\q\\u12x;"},
+    {HERMES, CALL("f", "null"), "", "f {};"},
+    {HERMES, CALL("f", "\"\""), "", "f {};"},
+    {HERMES, CALL("f", "\" \\n \""), "", "f {};"},
+    {HERMES, CALL("f", "[ ]"), "", "f {};"},
+    {HERMES, CALL("f", "{ }"), "", "f { };"},
+    {HERMES, CALL("f", "\"it \\\"is\\\"\""), "", "f \"it \\\"is\\\"\";"},
+    {HERMES, CALL("f", "[[1], \"]\"]"), "", "f [[1], \"]\"];"},
+    {HERMES, CALL("f", "-7"), "", "f -7;"},
+    {LLAMA3, "{\"parameters\": \"{}\", \"name\": \"f\"}", "", "f {};"},
+    {LLAMA3, "{\"parameters\": null, \"name\": \"f\"}", "", "f {};"},
+    /* Several calls. */
+    {HERMES, CALL("f", "{}") CALL("g", "null") CALL("f", "\"\""), "", "f {};g {};f {};"},
+    {HERMES, CALL("f", "{}") "\nThen:\n" CALL("g", "{}") "!", "\nThen:!", "f {};g {};"},
+    {HERMES, "<tool_call>" ONE("f") "\n" ONE("g") "</tool_call>", "", "f {};g {};"},
+    {HERMES, "<tool_call>\n[" ONE("f") ", " ONE("g") "]\n</tool_call>\n", "", "f {};g {};"},
+    {HERMES, "<tool_call>" ONE("f") "<tool_call>" ONE("g"), "", "f {};g {};"},
+    {HERMES, "<tool_call>" ONE("f") "}</tool_call> x", " x", "f {};"},
+    {HERMES, "A [TOOL_CALLS] [" ONE("f") "," ONE("g") "][/TOOL_CALLS]", "A", "f {};g {};"},
+    {HERMES, "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g[CALL_ID]a1B2[ARGS]{}", "",
      "f {\"a\": 1};g {};"},
-    {CN_OPT_TOOLS_HERMES,
+    {HERMES, "[TOOL_CALLS]f{\"a\": 1}[TOOL_CALLS]g{} x", " x", "f {\"a\": 1};g {};"},
+    {HERMES, "<function=f>{\"a\": 1}</function>\n<function=g>{}</function>", "",
+     "f {\"a\": 1};g {};"},
+    {HERMES, "<tool_call>\n<function=f>{}</function></tool_call>", "", "f {};"},
+    {HERMES, "<function=h>{}</function> [TOOL_CALLS]h[ARGS]{}",
+     "<function=h>{}</function> h[ARGS]{}", ""},
+    {LLAMA3, ONE("f") "\n" ONE("g"), "", "f {};g {};"},
+    {LLAMA3, ONE("f") ONE("g") " ;\n" ONE("f") ", " ONE("g") ";", "", "f {};g {};f {};g {};"},
+    {LLAMA3, "[" ONE("f") ",\n" ONE("g") "]", "", "f {};g {};"},
+    {LLAMA3, " <|python_tag|> " ONE("f") "; " ONE("g") " ", "", "f {};g {};"},
+    {LLAMA3, "Both: <|python_tag|>" ONE("f") "<|python_tag|>" ONE("g") " Done.", "Both: Done.",
+     "f {};g {};"},
+    {LLAMA3, "First: " ONE("f") " Then: " ONE("g") " Done.", "First: Then: Done.", "f {};g {};"},
+    {LLAMA3, "{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"a\": [1]}}", "",
+     "f {\"a\": [1]};"},
+    {LLAMA3, "{\"type\": \"function\", \"function\": " ONE("f") "} x", " x", "f {};"},
+    {LLAMA3, "{\"function\": \"f\", \"parameters\": {}}", "", "f {};"},
+    /* A call whose text is cut off or is no JSON remains a call. */
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x", "", "f {\"a\": \"x;"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\", "", "f {\"a;"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"", "", "f ;"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_", "", "f {};"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}</tool_call>" CALL("g", "{}"),
+     "", "f {\"a\": 1};g {};"},
+    {HERMES,
      "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1</tool_call> x " CALL("g", "{}"), " x",
      "f {\"a\": [1;g {};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n" CALL("g", "{}"), "",
-     "f {};g {};"},
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{'a': 'it is'}") " x", " x", "f {'a': 'it is'};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}} no</tool_call>",
-     " no</tool_call>", "f {};"},
-    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": \"\\\"</tool_call>\"}") " x", " x",
+    {HERMES, CALL("f", "{'a': 'it is'}") " x", " x", "f {'a': 'it is'};"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}} no</tool_call>", " no", "f {};"},
+    {HERMES, CALL("f", "{\"a\": \"\\\"</tool_call>\"}") " x", " x",
      "f {\"a\": \"\\\"</tool_call>\"};"},
-    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"f</tool_call>" CALL("g", "{}"),
-     "<tool_call>{\"f</tool_call>", "g {};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {\"a\": [1]}}", "",
-     "f {\"a\": [1]};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON,
-     " <|python_tag|> {\"name\": \"f\", \"arguments\": {}}; {\"name\": "
-     "\"g\", \"parameters\": {}} ",
-     "", "f {};g {};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "It is {\"name\": \"f\"}", "It is {\"name\": \"f\"}", ""},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {}} and more", " and more",
-     "f {};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {}};", "", "f {};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\"}; {\"a\": 1}; {\"name\": \"g\"}",
-     " {\"a\": 1}; {\"name\": \"g\"}", "f {};"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {\"a\": ", "", "f {\"a\": ;"},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"para", "{\"name\": \"f\", \"para", ""},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"answer\": 1}", "{\"answer\": 1}", ""},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "<|python_tag|>print(1)", "<|python_tag|>print(1)", ""},
-    {CN_OPT_TOOLS_LLAMA3_JSON, "  ", "  ", ""},
+    {LLAMA3, "{\"name\": \"f\", \"parameters\": {\"a\": ", "", "f {\"a\": ;"},
+    {LLAMA3, ONE("f") " and more", " and more", "f {};"},
+    {LLAMA3, ONE("f") "; {\"a\": 1}; " ONE("g"), " {\"a\": 1};", "f {};g {};"},
+    /* No mark is content, nor is a call that is cut off before its arguments. */
+    {HERMES, "<tool_call>no</tool_call> x " CALL("f", "{}"), "no x", "f {};"},
+    {HERMES, "<tool_call>no", "no", ""},
+    {HERMES, "a <tool_call>{\"name\": \"f\"", "a", ""},
+    {HERMES, "a <tool_call>\n{", "a", ""},
+    {HERMES, "a <tool_cal", "a", ""},
+    {HERMES, ONE("f") "</tool_call>", ONE("f"), ""},
+    {HERMES, "<tool_call>{\"f</tool_call>" CALL("g", "{}"), "{\"f", "g {};"},
+    {HERMES, "a <function=f", "a", ""},
+    {LLAMA3, "{\"name\": \"f\", \"para", "", ""},
+    {LLAMA3, "{\"name\": \"", "", ""},
+    {LLAMA3, "{\"name\": \"x", "{\"name\": \"x", ""},
+    {LLAMA3, "{\"na", "{\"na", ""},
+    {LLAMA3, "<|python_tag|>print(1)", "print(1)", ""},
+    {LLAMA3, "  ", "  ", ""},
 };
 
 static void calls_are_found_however_the_text_is_cut(void **state)
@@ -205,7 +265,9 @@ static void random_texts_have_the_same_calls_however_cut(void **state)
     static const char *const parts[] = {
         "<tool_call>", "</tool_call>", "{", "}", "\"name\"", ":", "\"f\"", ",", "\"arguments\"",
         "{\"a\": 1}", "\"", "\\", " ", "\n", ";", "é", "<", "[", "]", "7", "{\"name\": \"f\"",
-        ", \"parameters\": {", "<|python_tag|>", "x"};
+        ", \"parameters\": {", "<|python_tag|>", "x", "[TOOL_CALLS]", "f", "[ARGS]", "<function=f>",
+        "</function>", "null", "{\"name\": \"g\", \"arguments\": ", "\"{\\\"a", "\\u00e9",
+        "[{"};
     uint32_t at = 0;
     for (int i = 0; i < 20000; i++) {
         char text[512] = "";
@@ -213,7 +275,7 @@ static void random_texts_have_the_same_calls_however_cut(void **state)
         for (size_t k = 0; k < n; k++)
             strcat(text, parts[draw(&at, sizeof parts / sizeof *parts)]);
         const cn_opt_tool_parser form =
-            i % 2 ? CN_OPT_TOOLS_HERMES : CN_OPT_TOOLS_LLAMA3_JSON;
+            i % 2 ? HERMES : LLAMA3;
         const found whole = find(form, i % 3 == 0, text, strlen(text), 1);
         const found cut = find(form, i % 3 == 0, text, 1 + draw(&at, 20),
                                1 + draw(&at, 20));
@@ -231,15 +293,16 @@ static void arguments_are_not_held_back(void **state)
         cn_opt_tool_parser form;
         const char *pieces[6], *deltas[6];
     } streams[] = {
-        {CN_OPT_TOOLS_HERMES,
+        {HERMES,
          {"<tool_call>\n{\"name\": \"f\", ", "\"arguments\": {\"te", "xt\": \"one", " two\"}", "}"},
          {"", "f {\"te", "xt\": \"one", " two\"}", ""}},
-        {CN_OPT_TOOLS_LLAMA3_JSON,
-         {"{\"name\": \"f\"", ", \"parameters\": {", "\"a\": [1", ", 2]}", "}; {\"name\": \"g\"}"},
+        {LLAMA3,
+         {"{\"name\": \"f\"", ", \"parameters\": {", "\"a\": [1", ", 2]}",
+          "}; {\"name\": \"g\", \"arguments\": {}}"},
          {"", "f {", "\"a\": [1", ", 2]}", ";g {}"}},
     };
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
-        cn_tool_finder f = {.form = streams[i].form};
+        cn_tool_finder f = {.form = streams[i].form, .names = names};
         cn_buf content = {0};
         for (int k = 0; k < 5; k++) {
             const char *piece = streams[i].pieces[k];
@@ -257,7 +320,7 @@ static void arguments_are_not_held_back(void **state)
 static void one_call_is_kept_if_they_may_not_be_parallel(void **state)
 {
     (void)state;
-    found got = find(CN_OPT_TOOLS_HERMES, true, CALL("f", "{}") CALL("g", "{}") "end", 7, 7);
+    found got = find(HERMES, true, CALL("f", "{}") CALL("g", "{}") "end", 7, 7);
     assert_string_equal(got.calls, "f {};");
     assert_string_equal(got.content, "end");
 }
@@ -266,7 +329,7 @@ static void one_call_is_kept_if_they_may_not_be_parallel(void **state)
 static void content_is_not_held_back(void **state)
 {
     (void)state;
-    cn_tool_finder f = {.form = CN_OPT_TOOLS_HERMES};
+    cn_tool_finder f = {.form = HERMES, .names = names};
     cn_buf content = {0};
     assert_int_equal(cn_tool_finder_add(&f, "One two <tool", 13, false, &content), CN_OK);
     assert_string_equal(content.data, "One two");
@@ -283,7 +346,7 @@ static void text_that_begins_like_many_calls_is_content(void **state)
     (void)state;
     static const char unit[] = "<tool_call>{\"a\": [\\\"", call[] = CALL("f", "{}");
     for (int n_units = 10; n_units <= 5000; n_units += 4990) {
-        cn_tool_finder f = {.form = CN_OPT_TOOLS_HERMES};
+        cn_tool_finder f = {.form = HERMES, .names = names};
         cn_buf content = {0}, text = {0};
         for (int i = 0; i < n_units; i++) cn_buf_addf(&text, "%s", unit);
         cn_buf_addf(&text, "\"< %s", call);
@@ -293,8 +356,10 @@ static void text_that_begins_like_many_calls_is_content(void **state)
                                                 &content), CN_OK);
         assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
         assert_int_equal(f.n_calls, n_units == 10);
-        assert_int_equal(content.len, text.len - (f.n_calls ? strlen(call) + 1 : 0));
-        assert_memory_equal(content.data, text.data, content.len);
+        size_t n_dropped = (size_t)n_units * strlen(CN_TOOL_CALL_OPEN);
+        n_dropped += f.n_calls ? strlen(call) + 1 : strlen(CN_TOOL_CALL_OPEN CN_TOOL_CALL_CLOSE);
+        assert_int_equal(content.len, text.len - n_dropped);
+        assert_null(strstr(content.data, "tool_call"));
         cn_tool_finder_free(&f);
         cn_buf_free(&content);
         cn_buf_free(&text);
@@ -306,12 +371,15 @@ static void text_that_begins_like_many_calls_is_content(void **state)
 static cn_api_result *result_with(const char *const *pieces, cn_api_tool_choice choice,
                                   cn_finish finish)
 {
+    json_t *chat = json_pack("{s:O}", "tools", tools);
     const cn_api_request request = {.endpoint = CN_API_CHAT,
+                                    .chat = chat,
                                     .params = {.sampling = {.n = 1, .logprobs = -1}},
                                     .tool_choice = choice,
-                                    .tool_parser = CN_OPT_TOOLS_HERMES};
+                                    .tool_parser = HERMES};
     cn_api_result *r;
     assert_int_equal(cn_api_result_create(&r, &request, NULL, NULL), CN_OK);
+    json_decref(chat);
     for (; *pieces; pieces++) {
         const bool end = !pieces[1];
         const cn_event ev = {.text = *pieces,
@@ -345,7 +413,8 @@ static json_t *body_of(const cn_api_result *r)
 static void a_body_has_the_calls(void **state)
 {
     (void)state;
-    const char *const pieces[] = {"<tool_call>{\"name\": \"f\"}</tool", "_call>", NULL};
+    const char *const pieces[] = {"<tool_call>{\"name\": \"f\", \"arguments\": null}</tool",
+                                  "_call>", NULL};
     cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
     json_t *body = body_of(r);
     const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
@@ -393,7 +462,7 @@ static streamed stream_of(cn_api_result *r)
 static void the_finish_depends_on_the_tool_choice(void **state)
 {
     (void)state;
-    static const char *const names[] = {
+    static const char *const finishes[] = {
         [CN_API_TOOL_AUTO] = "tool_calls",
         [CN_API_TOOL_REQUIRED] = "tool_calls",
         [CN_API_TOOL_NAMED] = "stop",
@@ -406,9 +475,10 @@ static void the_finish_depends_on_the_tool_choice(void **state)
         const json_t *message = json_object_get(c, "message");
         const streamed chunks = stream_of(r);
         assert_int_equal(json_array_size(json_object_get(message, "tool_calls")), 1);
-        assert_string_equal(json_string_value(json_object_get(c, "finish_reason")), names[choice]);
+        assert_string_equal(json_string_value(json_object_get(c, "finish_reason")),
+                            finishes[choice]);
         assert_string_equal(chunks.calls, "f {}");
-        assert_string_equal(chunks.finish, names[choice]);
+        assert_string_equal(chunks.finish, finishes[choice]);
         json_decref(body);
         cn_api_result_free(r);
     }
@@ -435,22 +505,29 @@ static void calls_count_as_bytes_of_the_result(void **state)
     cn_api_result_free(r);
 }
 
-/* A schema may allow arguments that are no object. */
-static void forced_calls_have_arguments_of_any_type(void **state)
+/* The schema of the arguments may allow a string or null. */
+static void forced_arguments_are_as_they_are(void **state)
 {
     (void)state;
-    const char *const pieces[] = {CALL("f", "7"), NULL};
-    for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
-        cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
-        json_t *body = body_of(r);
-        const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
-        const json_t *message = json_object_get(c, "message");
-        const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
-        const char *arguments =
-            json_string_value(json_object_get(json_object_get(call, "function"), "arguments"));
-        assert_true(choice == CN_API_TOOL_AUTO ? !call : arguments && !strcmp(arguments, "7"));
-        json_decref(body);
-        cn_api_result_free(r);
+    static const char *const arguments[][2] = {
+        {"7", "7"}, {"null", "{}"}, {"[]", "{}"}, {"\"\"", "{}"}, {"\"{\"", "{"}};
+    for (size_t i = 0; i < sizeof arguments / sizeof *arguments; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "<tool_call>{\"name\": \"f\", \"arguments\": %s}</tool_call>",
+                 arguments[i][0]);
+        const char *const pieces[] = {text, NULL};
+        for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
+            cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
+            json_t *body = body_of(r);
+            const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
+            const json_t *message = json_object_get(c, "message");
+            const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
+            const json_t *function = json_object_get(call, "function");
+            assert_string_equal(json_string_value(json_object_get(function, "arguments")),
+                                arguments[i][choice == CN_API_TOOL_AUTO]);
+            json_decref(body);
+            cn_api_result_free(r);
+        }
     }
 }
 
@@ -458,7 +535,7 @@ static void forced_calls_have_arguments_of_any_type(void **state)
 static void a_stream_has_chunks_for_each_call(void **state)
 {
     (void)state;
-    const char *const pieces[] = {"Hm. <tool_call>{\"name\": \"f\"}</tool_call>",
+    const char *const pieces[] = {"Hm. " CALL("f", "null"),
                                   CALL("g", "{\"a\": 1}"), NULL};
     cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
     const streamed chunks = stream_of(r);
@@ -507,9 +584,9 @@ int main(void)
         cmocka_unit_test(a_body_has_the_calls),
         cmocka_unit_test(the_finish_depends_on_the_tool_choice),
         cmocka_unit_test(calls_count_as_bytes_of_the_result),
-        cmocka_unit_test(forced_calls_have_arguments_of_any_type),
+        cmocka_unit_test(forced_arguments_are_as_they_are),
         cmocka_unit_test(a_stream_has_chunks_for_each_call),
         cmocka_unit_test(a_call_that_max_tokens_cuts_off_is_a_call),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_tools, free_tools);
 }

@@ -448,7 +448,10 @@ static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parse
     *key = "tools";
     if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
         return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
-    if (json_object_get(r->chat, *key)) r->tool_parser = parser;
+    /* An answer that must be JSON is no call. Of the other forms, the client writes the text. */
+    const cn_structure_kind kind = r->params.structure.kind;
+    const bool is_json = kind == CN_STRUCTURE_JSON || kind == CN_STRUCTURE_SCHEMA;
+    if (json_object_get(r->chat, *key) && !is_json) r->tool_parser = parser;
     *key = "tool_choice";
     return choice && !json_is_null(choice) ? cn_api_set_tool_choice(r, *key, choice) : CN_OK;
 }

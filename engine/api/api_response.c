@@ -25,6 +25,8 @@ static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, u
         ok = !text || (r->prompts[i].echo = cn_strdup(text));
     }
     if (ok && request->warnings) ok = (r->warnings = json_deep_copy(request->warnings));
+    if (ok && request->tool_parser != CN_OPT_TOOLS_NONE)
+        ok = (r->tool_names = cn_tool_names(json_object_get(request->chat, "tools")));
     return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", r->n_choices);
 }
 
@@ -52,12 +54,13 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->prompt_form.n_top = r->wants_prompt ? (uint32_t)request->prompt_logprobs : 0;
     r->n_choices = n;
     r->n_samples = s->n;
+    const cn_status status = make_prompts(r, request, n_prompts);
     for (uint32_t i = 0; i < n; i++)
         r->choices[i].tools =
             (cn_tool_finder){.form = request->tool_parser,
+                             .names = r->tool_names,
                              .only_one = request->one_tool_call,
                              .is_forced = request->tool_choice != CN_API_TOOL_AUTO};
-    const cn_status status = make_prompts(r, request, n_prompts);
     if (status == CN_OK)
         *out = r;
     else
@@ -84,6 +87,7 @@ void cn_api_result_free(cn_api_result *r)
     }
     cn_free(r->prompts);
     json_decref(r->warnings);
+    json_decref(r->tool_names);
     cn_free(r->error);
     cn_free(r);
 }

@@ -42,6 +42,7 @@ struct cn_api_result {
     uint64_t n_tokens;
     bool done, cancelled, invalid;
     json_t *warnings; /* NULL: none, or the stream has sent them */
+    json_t *tool_names; /* the keys of an object; NULL: there are no tools */
     char *error;
     uint32_t n_choices;
     cn_api_choice choices[];

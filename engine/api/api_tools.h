@@ -1,17 +1,25 @@
 /* api_tools.h - finds tool calls in the text of an answer while it is generated.
  * Owner: cn_api_result, one for each choice. Thread: the engine's. Stage: 8.
  *
- *   hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number, after the
- *                content. Hermes and Qwen models write this
- *   llama3_json  the answer begins with {"name": ..., "parameters": {...}}, perhaps after
- *                <|python_tag|>; further calls follow after a ;
+ *   hermes       calls follow a mark, any number, also after other text. Hermes and Qwen models
+ *                write <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+ *   llama3_json  calls need no mark: {"name": ..., "parameters": {...}}
  *
- * A call is found when its name and the first byte of its arguments are known, or when its object
- * ends without arguments, which are then {}. Before that, text that may become a call is held back,
- * and text that turns out to be no call is content. After that, the arguments are passed on as they
- * arrive, unchanged. So a whole and a streamed answer have the same calls, also if the text of a
- * call is cut off or is not JSON. White space around calls is dropped. After much text that begins
- * like calls and is none, the rest of an answer is content, which bounds the work.
+ * Both read all public spellings of calls:
+ *   - The marks <tool_call>, <|python_tag|> and [TOOL_CALLS]. They never are content, and neither
+ *     are those that close them.
+ *   - Objects one after another, with ; or , or nothing between them, and arrays of objects.
+ *   - Members in any order; "function" for "name", or as the object that has the members.
+ *   - <function=NAME>{...}</function>, and after [TOOL_CALLS] also NAME[ARGS]{...} and NAME{...}.
+ *
+ * A call has the name of a tool and arguments. It is found when the name and the first byte of the
+ * arguments are known. Before that, text that may become a call is held back, and text that turns
+ * out to be no call is content, without its mark. After that, the arguments are passed on as they
+ * arrive: unchanged, except that a string which has an object is decoded, and null, "" and []
+ * become {}. So a whole and a streamed answer have the same calls, also if the text of a call is
+ * cut off or is not JSON. White space around calls is dropped. A call that is cut off before its
+ * arguments is dropped if it has a mark or the name of a tool. After much text that begins like
+ * calls and is none, the rest of an answer is content, which bounds the work.
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. */
 #ifndef CN_API_TOOLS_H
@@ -28,17 +36,22 @@ typedef struct cn_tool_call {
     size_t content_at; /* bytes of content before it */
 } cn_tool_call;
 
-/* Zero, then set the first three. */
+#define CN_TOOL_CALL_OPEN "<tool_call>"
+#define CN_TOOL_CALL_CLOSE "</tool_call>"
+
+/* Zero, then set the first four. */
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
-    bool only_one;   /* calls after the first are dropped */
-    bool is_forced;  /* structured output makes the answer calls: arguments may be of any type */
-    bool is_content; /* no further call can begin */
-    size_t n_content; /* bytes that were content */
-    size_t n_failed; /* bytes read as calls that were none */
-    cn_buf held;     /* text that may become content or a call */
-    size_t begin;    /* bytes of `held` before the object of the call */
-    size_t at;       /* bytes of `held` that were read */
+    const json_t *names; /* borrowed: the names of the tools are the keys of this object */
+    bool only_one;       /* calls after the first are dropped */
+    bool is_forced;      /* structured output makes the answer calls: arguments are as they are */
+    bool is_content;     /* no further call can begin */
+    bool is_skipping;    /* `held` begins with an object or array that is content */
+    size_t n_content;    /* bytes that were content */
+    size_t n_failed;     /* bytes read as calls that were none */
+    cn_buf held;         /* text that may become content or a call */
+    size_t begin;        /* bytes of `held` before the object of the call */
+    size_t at;           /* bytes of `held` that were read */
     enum {
         CN_OUTSIDE, /* of a call */
         CN_BEFORE_OBJECT,
@@ -46,21 +59,32 @@ typedef struct cn_tool_finder {
         CN_BEFORE_COLON,
         CN_BEFORE_VALUE,
         CN_IN_ITEM, /* a key or a value */
-        CN_BEHIND_VALUE,
-        CN_BEHIND_OBJECT
+        CN_AFTER_VALUE,
+        CN_AFTER_OBJECT
     } place;
     enum { CN_ITEM_KEY, CN_ITEM_NAME, CN_ITEM_ARGUMENTS, CN_ITEM_OTHER } item; /* being read */
     int value;             /* the item after the key that was read last */
-    uint32_t depth;        /* open brackets in the item */
+    uint32_t depth;        /* open brackets in the item or, while skipping, in the text */
     bool quoted, escaped;  /* in a string of the item; after a backslash in it */
+    bool is_marked;        /* a mark came before the object */
+    bool is_bare;          /* there is no object: the arguments follow the name */
+    bool is_in_list;       /* the object is in an array */
+    bool is_nested;        /* the object is the member "function" of another */
     bool is_call, is_kept; /* the object is a call; that call is the last of `calls` */
     bool has_arguments;
-    cn_buf word;         /* the text of the key or name being read */
+    enum { CN_ARGUMENTS_UNKNOWN, CN_ARGUMENTS_RAW, CN_ARGUMENTS_TEXT } arguments;
+    cn_buf word;         /* the text of the key or name, or of arguments not known yet */
+    cn_buf decoded;      /* the text of a string of arguments not known yet */
+    char escape[6];      /* an unfinished escape sequence of that string */
+    uint32_t n_escape, surrogate; /* its bytes; the first half of a character, or 0 */
     cn_tool_call open;   /* the call being read, unless is_kept */
     cn_tool_call *calls; /* those found so far */
     uint32_t n_calls, max_calls;
     uint32_t n_taken; /* in a stream: calls whose name was taken */
 } cn_tool_finder;
+
+/* The `names` of a finder for `tools`, which are members of a body. NULL when out of memory. */
+json_t *cn_tool_names(const json_t *tools);
 
 /* Takes text[n] of an answer and appends what is content. `end`: nothing follows. */
 cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool end,

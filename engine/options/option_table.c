@@ -67,7 +67,7 @@ static const cn_option options[] = {
     ROW(MODEL, "tool-call-parser", ENUM, tool_call_parser, "none",
         .values = "none|hermes|llama3_json", .flags = RESULT,
         .help = "accept tools, and return calls of them as tool_calls: hermes reads <tool_call> "
-                "(Hermes, Qwen), llama3_json an answer that begins with a JSON object (Llama 3)"),
+                "(Hermes, Qwen), llama3_json also JSON without a mark (Llama 3)"),
 
     ROW(ENGINE, "device", STRING, device, "auto",
         .flags = USUAL,

@@ -117,7 +117,7 @@ def arguments_are_streamed(client):
 def a_call_can_be_cut_off(client):
     """max_tokens ends it: whole and streamed have the arguments so far, and the next chat takes
     them."""
-    n_cut = n_content = 0
+    n_cut = n_dropped = 0
     for limit in range(1, 300, 5):
         more = {"tool_choice": NAMED, "max_tokens": limit}
         whole = ask(client, 3, **more).choices[0]
@@ -126,8 +126,8 @@ def a_call_can_be_cut_off(client):
         assert calls == calls_of(whole.message) and finish == whole.finish_reason, (limit, whole)
         if finish != "length":
             break
-        n_content += bool(content)
-        assert bool(content) != bool(calls), (limit, whole)
+        n_dropped += not calls
+        assert not content, (limit, whole)
         if not calls:
             continue
         n_cut += 1
@@ -135,13 +135,56 @@ def a_call_can_be_cut_off(client):
         history = QUESTION + [whole.message,
                               {"role": "tool", "tool_call_id": call.id, "content": "bad arguments"}]
         assert ask(client, 3, messages=history, max_tokens=1).usage.prompt_tokens > 10
-    assert n_cut >= 3 and n_content >= 1, (n_cut, n_content)
+    assert n_cut >= 3 and n_dropped >= 1, (n_cut, n_dropped)
+
+
+def written(client, text, **more):
+    """The content and the calls of an answer with this text, which are the same in a stream."""
+    more = {"extra_body": {"structured_outputs": {"choice": [text]}}, "max_tokens": 900, **more}
+    whole = ask(client, 0, **more).choices[0]
+    content, calls, _, finish = read_stream(ask(client, 0, stream=True, **more))
+    assert content == (whole.message.content or ""), (content, whole)
+    assert calls == calls_of(whole.message) and finish == whole.finish_reason, (calls, whole)
+    assert finish == ("tool_calls" if calls else "stop"), whole
+    return content, calls
+
+
+def calls_have_many_spellings(client):
+    one = '{"name": "multiply", "arguments": {"a": 2, "b": 3}}'
+    other = '{"arguments": {"word": "x"}, "name": "look_up"}'
+    two = [("multiply", '{"a": 2, "b": 3}'), ("look_up", '{"word": "x"}')]
+    for text in (f"<tool_call>\n{one}\n</tool_call>\n<tool_call>\n{other}\n</tool_call>",
+                 f"<tool_call>{one}\n{other}</tool_call>", f"<tool_call>[{one}, {other}]</tool_call>",
+                 f"<|python_tag|>{one}; {other}", f"[TOOL_CALLS] [{one}, {other}]",
+                 '[TOOL_CALLS]multiply[ARGS]{"a": 2, "b": 3}[TOOL_CALLS]look_up{"word": "x"}',
+                 '<function=multiply>{"a": 2, "b": 3}</function>'
+                 '<function=look_up>{"word": "x"}</function>'):
+        assert written(client, text) == ("", two), text
+        assert written(client, "Hm. " + text) == ("Hm.", two), text
+    for arguments, passed in (('"{\\"a\\": 2}"', '{"a": 2}'), ("null", "{}"), ('""', "{}")):
+        text = '<tool_call>{"name": "multiply", "arguments": %s}</tool_call>' % arguments
+        assert written(client, text) == ("", [("multiply", passed)]), text
+    for text in ('{"name": "multiply"}', '{"name": "Bob", "arguments": {}}'):
+        assert written(client, f"<tool_call>{text}</tool_call>") == (text, []), text
+
+
+def json_that_was_asked_for_is_no_call(client):
+    schema = {"type": "object", "properties": {"name": {"enum": ["multiply"]},
+                                               "arguments": {"type": "object", "properties": {}}},
+              "required": ["name", "arguments"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for more in ({"response_format": form},
+                 {"extra_body": {"structured_outputs": {"json": schema}}}):
+        whole = ask(client, 1, **more).choices[0]
+        assert not whole.message.tool_calls and whole.finish_reason == "stop", whole
+        assert json.loads(whole.message.content)["name"] == "multiply", whole
 
 
 def main():
     url, key = sys.argv[1:]
     client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
-    for use in (tools_can_be_required, arguments_are_streamed, a_call_can_be_cut_off):
+    for use in (tools_can_be_required, arguments_are_streamed, a_call_can_be_cut_off,
+                calls_have_many_spellings, json_that_was_asked_for_is_no_call):
         use(client)
         print(use.__name__)
 

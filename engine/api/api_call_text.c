@@ -1,0 +1,632 @@
+/* api_call_text.c - finds tool calls in a generated text. See api_tools.h.
+ *
+ * Every decision depends only on the text so far, never on how it was cut into pieces: where more
+ * text could change a decision, the text is held until it arrives. */
+#include <string.h>
+
+#include "engine/api/api_tools.h"
+#include "engine/utf8.h"
+
+enum {
+    ID_BYTES = 12,
+    MAX_FAILED_BYTES = 64 << 10, /* read as calls that were none, and then again as content */
+    MAX_NAME_BYTES = 256,        /* of a name that is not in an object */
+    MIN_CUT_BYTES = 6            /* of a mark that the end of the text cuts off */
+};
+
+/* More text may decide; no; yes. */
+typedef enum verdict { WAIT, NO, YES } verdict;
+
+/* Texts that are dropped: before calls, after calls, and after calls only if a call precedes. */
+typedef enum mark_kind { MARK_OPENS, MARK_CLOSES, MARK_CLOSES_CALL } mark_kind;
+static const struct mark {
+    const char *text;
+    mark_kind kind;
+} marks[] = {
+    {CN_TOOL_CALL_OPEN, MARK_OPENS}, {CN_TOOL_CALL_CLOSE, MARK_CLOSES},
+    {"<|python_tag|>", MARK_OPENS},  {"[TOOL_CALLS]", MARK_OPENS},
+    {"[/TOOL_CALLS]", MARK_CLOSES},  {"</function>", MARK_CLOSES_CALL},
+};
+static const char function_tag[] = "<function=";
+static const char id_mark[] = "[CALL_ID]", arguments_mark[] = "[ARGS]";
+
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+static bool is_name_byte(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           (c && strchr("_-.:/", c));
+}
+
+static size_t count_space(const char *text, size_t n)
+{
+    size_t i = 0;
+    while (i < n && is_space(text[i])) i++;
+    return i;
+}
+
+/* ---- the call ---- */
+
+static cn_status make_id(char *id)
+{
+    unsigned char bytes[ID_BYTES];
+    CN_TRY(cn_random_bytes(bytes, sizeof bytes));
+    size_t len = (size_t)sprintf(id, "call_");
+    for (size_t i = 0; i < sizeof bytes; i++) len += (size_t)sprintf(id + len, "%02x", bytes[i]);
+    return CN_OK;
+}
+
+static void free_call(cn_tool_call *call)
+{
+    json_decref(call->name);
+    cn_buf_free(&call->arguments);
+    *call = (cn_tool_call){0};
+}
+
+/* Expects an object, or an array of objects, from byte `begin` of the held text on. */
+static void begin_object(cn_tool_finder *f, size_t begin)
+{
+    f->place = CN_BEFORE_OBJECT;
+    f->begin = f->at = begin;
+    f->is_call = f->is_kept = f->has_arguments = f->is_bare = f->is_nested = false;
+    f->arguments = CN_ARGUMENTS_UNKNOWN;
+    f->n_escape = f->surrogate = 0;
+    cn_buf_clear(&f->decoded);
+    free_call(&f->open);
+}
+
+/* The object is a call: moves it to `calls`, or drops it after the first. */
+static cn_status find_call(cn_tool_finder *f)
+{
+    f->is_call = true;
+    if (f->only_one && f->n_calls > 0) return CN_OK;
+    if (f->n_calls == f->max_calls) {
+        const uint32_t most = f->max_calls ? 2 * f->max_calls : 4;
+        cn_tool_call *more = cn_realloc(f->calls, most, sizeof *more);
+        if (!more) return cn_fail(CN_ERR_MEMORY, "out of memory for %u tool calls", most);
+        f->calls = more;
+        f->max_calls = most;
+    }
+    CN_TRY(make_id(f->open.id));
+    f->open.content_at = f->n_content;
+    f->calls[f->n_calls++] = f->open;
+    f->open = (cn_tool_call){0};
+    f->is_kept = true;
+    return CN_OK;
+}
+
+static bool is_tool(const cn_tool_finder *f, const json_t *name)
+{
+    return json_is_string(name) && json_object_getn(f->names, json_string_value(name),
+                                                    json_string_length(name));
+}
+
+/* ---- the arguments ---- */
+
+static cn_status add_arguments(cn_tool_finder *f, const char *text, size_t n)
+{
+    return cn_buf_add(f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments, text,
+                      n);
+}
+
+static cn_status add_character(cn_buf *out, uint32_t character)
+{
+    char bytes[4];
+    return cn_buf_add(out, bytes, cn_utf8_write(bytes, character));
+}
+
+/* The first half of a character that has no second half. */
+static cn_status end_surrogate(cn_tool_finder *f, cn_buf *out)
+{
+    if (!f->surrogate) return CN_OK;
+    f->surrogate = 0;
+    return cn_buf_add(out, CN_UTF8_REPLACEMENT, strlen(CN_UTF8_REPLACEMENT));
+}
+
+/* Takes \uXXXX. Two of them may make one character. */
+static cn_status add_unit(cn_tool_finder *f, uint32_t unit, cn_buf *out)
+{
+    const bool first = unit >= 0xd800 && unit < 0xdc00, second = unit >= 0xdc00 && unit < 0xe000;
+    if (second && f->surrogate) {
+        const uint32_t character = 0x10000 + ((f->surrogate - 0xd800) << 10) + (unit - 0xdc00);
+        f->surrogate = 0;
+        return add_character(out, character);
+    }
+    CN_TRY(end_surrogate(f, out));
+    f->surrogate = first ? unit : 0;
+    return first ? CN_OK : add_character(out, second ? 0xfffd : unit);
+}
+
+static cn_status end_escape(cn_tool_finder *f, cn_buf *out)
+{
+    static const char codes[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
+    const char *code = strchr(codes, f->escape[1]);
+    uint32_t unit = 0;
+    for (uint32_t i = 2; i < f->n_escape; i++) {
+        const char *digits = "0123456789abcdef", *digit = strchr(digits, f->escape[i] | 0x20);
+        unit = unit * 16 + (uint32_t)(digit ? digit - digits : 0);
+    }
+    if (f->n_escape == sizeof f->escape) {
+        f->n_escape = 0;
+        return add_unit(f, unit, out);
+    }
+    CN_TRY(end_surrogate(f, out));
+    const uint32_t n = f->n_escape;
+    f->n_escape = 0;
+    return code ? cn_buf_add(out, &bytes[code - codes], 1) : cn_buf_add(out, f->escape, n);
+}
+
+/* Takes a byte within the quotes of a string and appends what is decoded. An invalid escape
+ * sequence stays as it is. */
+static cn_status decode(cn_tool_finder *f, char c, cn_buf *out)
+{
+    if (f->n_escape == 0 && c != '\\') {
+        CN_TRY(end_surrogate(f, out));
+        return cn_buf_add(out, &c, 1);
+    }
+    const bool hex = f->n_escape >= 2;
+    if (hex && (!c || !strchr("0123456789abcdefABCDEF", c))) {
+        CN_TRY(end_surrogate(f, out));
+        const uint32_t n = f->n_escape;
+        f->n_escape = 0;
+        CN_TRY(cn_buf_add(out, f->escape, n));
+        return decode(f, c, out);
+    }
+    f->escape[f->n_escape++] = c;
+    if (f->n_escape == 1 || (f->escape[1] == 'u' && f->n_escape < sizeof f->escape)) return CN_OK;
+    return end_escape(f, out);
+}
+
+/* Decides how the arguments are passed on, once that is known, and passes on what was held. */
+static cn_status choose_arguments(cn_tool_finder *f)
+{
+    const cn_buf *word = &f->word, *text = &f->decoded;
+    const bool string = word->data[0] == '"', list = word->data[0] == '[';
+    size_t space = count_space(text->data ? text->data : "", text->len);
+    if (list) space = 1 + count_space(word->data + 1, word->len - 1);
+    if (string ? space == text->len : list && space == word->len) return CN_OK;
+    if (list && word->data[space] == ']') return CN_OK;
+    const bool decoded = string && text->data[space] == '{';
+    if (!string && !list && word->data[0] != '{') return CN_OK;
+    f->arguments = decoded ? CN_ARGUMENTS_TEXT : CN_ARGUMENTS_RAW;
+    return decoded ? add_arguments(f, text->data, text->len)
+                   : add_arguments(f, word->data, word->len);
+}
+
+/* Takes a byte of the arguments. is_text: it is within the quotes of the arguments. */
+static cn_status add_argument_byte(cn_tool_finder *f, char c, bool is_text)
+{
+    cn_buf *out = f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments;
+    if (f->arguments == CN_ARGUMENTS_TEXT) return is_text ? decode(f, c, out) : CN_OK;
+    if (f->arguments == CN_ARGUMENTS_RAW || f->is_forced) return cn_buf_add(out, &c, 1);
+    CN_TRY(cn_buf_add(&f->word, &c, 1));
+    if (is_text) CN_TRY(decode(f, c, &f->decoded));
+    return choose_arguments(f);
+}
+
+/* Arguments that say nothing are {}; of a literal, all is known now. */
+static cn_status end_arguments(cn_tool_finder *f)
+{
+    if (f->arguments != CN_ARGUMENTS_UNKNOWN || f->is_forced) return CN_OK;
+    f->arguments = CN_ARGUMENTS_RAW;
+    const bool none = strcmp(f->word.data, "null") == 0 || strchr("\"[", f->word.data[0]);
+    return none ? add_arguments(f, "{}", 2) : add_arguments(f, f->word.data, f->word.len);
+}
+
+/* ---- the object of a call ---- */
+
+/* The functions below set *ok, or return, false if the text cannot be that of a call. It is then
+ * `is_skipping` if it may be other JSON. */
+
+/* Reads the key of a member. Of a key that is there twice, the first counts. */
+static bool end_key(cn_tool_finder *f)
+{
+    const char *word = f->word.data;
+    const bool arguments = !strcmp(word, "\"arguments\"") || !strcmp(word, "\"parameters\"");
+    const bool function = !strcmp(word, "\"function\""), name = !strcmp(word, "\"name\"");
+    f->place = CN_BEFORE_COLON;
+    f->value = CN_ITEM_OTHER;
+    if ((name || function) && !f->is_call && !f->open.name) f->value = CN_ITEM_NAME;
+    if (arguments && !f->has_arguments) f->value = CN_ITEM_ARGUMENTS;
+    const bool known = arguments || function || name || !strcmp(word, "\"type\"") ||
+                       !strcmp(word, "\"id\"") || !strcmp(word, "\"index\"");
+    f->is_skipping = !known && !f->is_marked && !f->is_call;
+    return !f->is_skipping;
+}
+
+static cn_status end_item(cn_tool_finder *f, bool *ok)
+{
+    if (f->item == CN_ITEM_KEY) {
+        *ok = end_key(f);
+        return CN_OK;
+    }
+    f->place = f->is_bare ? CN_AFTER_OBJECT : CN_AFTER_VALUE;
+    if (f->item == CN_ITEM_ARGUMENTS) return end_arguments(f);
+    if (f->item == CN_ITEM_NAME) {
+        f->open.name = json_loadb(f->word.data, f->word.len, JSON_DECODE_ANY, NULL);
+        *ok = is_tool(f, f->open.name);
+        f->is_skipping = f->open.name && !*ok;
+    }
+    return CN_OK;
+}
+
+/* Reads a byte of a key or value, up to the quote or bracket that closes it. */
+static cn_status add_to_item(cn_tool_finder *f, char c, bool *ok)
+{
+    const bool was_quoted = f->quoted;
+    if (f->escaped) {
+        f->escaped = false;
+    } else if (f->quoted) {
+        f->escaped = c == '\\';
+        f->quoted = c != '"';
+    } else {
+        *ok = c != '<'; /* a closing tag ends an object that lacks its brackets */
+        f->quoted = c == '"';
+        if (c == '{' || c == '[') f->depth++;
+        if (c == '}' || c == ']') f->depth--;
+    }
+    if (!*ok) return CN_OK;
+    const bool closes = c == '"' || c == '}' || c == ']';
+    if (f->item == CN_ITEM_ARGUMENTS)
+        CN_TRY(add_argument_byte(f, c, was_quoted && f->quoted));
+    else if (f->item != CN_ITEM_OTHER)
+        CN_TRY(cn_buf_add(&f->word, &c, 1));
+    return closes && !f->quoted && f->depth == 0 ? end_item(f, ok) : CN_OK;
+}
+
+static cn_status begin_item(cn_tool_finder *f, int item, char c, bool *ok)
+{
+    const bool arguments = item == CN_ITEM_ARGUMENTS;
+    if (item == CN_ITEM_KEY || item == CN_ITEM_NAME)
+        *ok = c == '"';
+    else
+        *ok = f->is_bare ? c == '{' : !strchr(",:}]<", c);
+    if (!*ok) return CN_OK;
+    f->item = item;
+    f->place = CN_IN_ITEM;
+    f->depth = 0;
+    f->quoted = f->escaped = false;
+    f->has_arguments |= arguments;
+    cn_buf_clear(&f->word);
+    return add_to_item(f, c, ok);
+}
+
+/* Reads the first byte of a value. The member "function" may have the other members. */
+static cn_status begin_value(cn_tool_finder *f, char c, bool *ok)
+{
+    if (f->value == CN_ITEM_NAME && c == '{' && !f->is_nested &&
+        strcmp(f->word.data, "\"function\"") == 0) {
+        f->is_nested = true;
+        f->place = CN_BEFORE_KEY;
+        return CN_OK;
+    }
+    return begin_item(f, f->value, c, ok);
+}
+
+static void end_object(cn_tool_finder *f)
+{
+    f->place = f->is_nested ? CN_AFTER_VALUE : CN_AFTER_OBJECT;
+    f->is_nested = false;
+}
+
+static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
+{
+    /* A number or literal ends before this byte. */
+    if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 && (is_space(c) || strchr(",}]", c)))
+        CN_TRY(end_item(f, ok));
+    if (!*ok || (f->place != CN_IN_ITEM && is_space(c))) return CN_OK;
+    switch (f->place) {
+    case CN_BEFORE_OBJECT:
+        *ok = c == '{' || (c == '[' && !f->is_in_list);
+        f->is_in_list |= c == '[';
+        if (c == '{') f->place = CN_BEFORE_KEY;
+        break;
+    case CN_BEFORE_KEY:
+        if (c != '}') return begin_item(f, CN_ITEM_KEY, c, ok);
+        end_object(f);
+        break;
+    case CN_BEFORE_COLON:
+        *ok = c == ':';
+        f->place = CN_BEFORE_VALUE;
+        break;
+    case CN_BEFORE_VALUE: return begin_value(f, c, ok);
+    case CN_IN_ITEM: return add_to_item(f, c, ok);
+    default: /* CN_AFTER_VALUE */
+        *ok = c == ',' || c == '}';
+        f->place = CN_BEFORE_KEY;
+        if (c == '}') end_object(f);
+    }
+    return CN_OK;
+}
+
+/* ---- the held text ---- */
+
+static void drop(cn_buf *b, size_t at, size_t n)
+{
+    memmove(b->data + at, b->data + at + n, b->len - at - n);
+    b->len -= n;
+}
+
+/* Gives the first n held bytes to the content. */
+static cn_status release(cn_tool_finder *f, size_t n, cn_buf *content)
+{
+    if (n == 0) return CN_OK;
+    CN_TRY(cn_buf_add(content, f->held.data, n));
+    f->n_content += n;
+    drop(&f->held, 0, n);
+    return CN_OK;
+}
+
+/* Whether text[n] begins with the word. */
+static verdict match(const char *text, size_t n, const char *word)
+{
+    const size_t len = strlen(word);
+    if (memcmp(text, word, n < len ? n : len) != 0) return NO;
+    return n < len ? WAIT : YES;
+}
+
+static verdict match_mark(const char *text, size_t n, const struct mark **out)
+{
+    verdict found = NO;
+    for (size_t i = 0; i < sizeof marks / sizeof *marks && found != YES; i++) {
+        const verdict v = match(text, n, marks[i].text);
+        if (v == YES) *out = &marks[i];
+        if (v != NO) found = v;
+    }
+    return found;
+}
+
+/* Reads "NAME>" or, if `is_tagged` is false, NAME with what the Mistral models write before the
+ * arguments. *len: its bytes. */
+static verdict match_name(cn_tool_finder *f, const char *text, size_t n, bool is_tagged,
+                          size_t *len)
+{
+    size_t name = 0;
+    while (name < n && name < MAX_NAME_BYTES && is_name_byte(text[name])) name++;
+    if (name == n) return n < MAX_NAME_BYTES ? WAIT : NO;
+    *len = name;
+    if (is_tagged) {
+        if (text[(*len)++] != '>') return NO;
+    } else {
+        verdict v = match(text + *len, n - *len, id_mark);
+        if (v == YES) *len += strlen(id_mark);
+        while (v == YES && *len < n && is_name_byte(text[*len])) ++*len;
+        if (v == WAIT || *len == n) return *len < 2 * MAX_NAME_BYTES ? WAIT : NO;
+        v = match(text + *len, n - *len, arguments_mark);
+        if (v == WAIT) return WAIT;
+        if (v == YES) *len += strlen(arguments_mark);
+        if (v == NO && text[*len] != '{') return NO;
+    }
+    json_decref(f->open.name);
+    f->open.name = json_stringn(text, name);
+    return is_tool(f, f->open.name) ? YES : NO;
+}
+
+/* The arguments follow byte `at` of the held text, without an object. */
+static void begin_bare(cn_tool_finder *f, size_t at)
+{
+    f->begin = f->at = at;
+    f->is_bare = f->is_marked = true;
+    f->place = CN_BEFORE_VALUE;
+    f->value = CN_ITEM_ARGUMENTS;
+}
+
+/* ---- outside of calls ---- */
+
+/* What may begin a call. */
+typedef struct opening {
+    const struct mark *mark; /* NULL: an object or, with `n` > 0, <function=NAME> of n bytes */
+    size_t n;
+} opening;
+
+/* Decides what the held text from byte i on is. */
+static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out)
+{
+    const char *text = f->held.data + i;
+    const size_t n = f->held.len - i, tag = strlen(function_tag);
+    *out = (opening){0};
+    verdict v = *text == '<' || *text == '[' ? match_mark(text, n, &out->mark) : NO;
+    if (v == YES && out->mark->kind == MARK_CLOSES_CALL) v = NO;
+    if (v == NO && *text == '<' && !f->is_content) {
+        v = match(text, n, function_tag);
+        if (v == YES) v = match_name(f, text + tag, n - tag, true, &out->n);
+        out->n += tag;
+    }
+    if (v == WAIT && end && n < MIN_CUT_BYTES && !f->is_forced) v = NO;
+    if (v != NO || f->is_content || f->form != CN_OPT_TOOLS_LLAMA3_JSON) return v;
+    if (*text == '{') return YES;
+    const size_t space = 1 + count_space(text + 1, n - 1);
+    if (*text == '[' && space == n && !end) return WAIT;
+    return *text == '[' && space < n && text[space] == '{' ? YES : NO;
+}
+
+static void open_call(cn_tool_finder *f, size_t at, const opening *found)
+{
+    const struct mark *mark = found->mark;
+    if (mark) drop(&f->held, at, strlen(mark->text));
+    if (mark && (mark->kind != MARK_OPENS || f->is_content)) return;
+    json_t *name = found->n > 0 && !mark ? json_incref(f->open.name) : NULL;
+    begin_object(f, at);
+    f->is_in_list = false;
+    f->is_marked = mark != NULL;
+    if (!name) return;
+    f->open.name = name;
+    drop(&f->held, at, found->n);
+    begin_bare(f, at);
+}
+
+/* Passes on an object or array that has no call. */
+static cn_status skip_json(cn_tool_finder *f, cn_buf *content)
+{
+    size_t n = 0;
+    while (n < f->held.len && f->is_skipping) {
+        const char c = f->held.data[n++];
+        const bool quote = c == '"' && !f->escaped;
+        f->escaped = f->quoted && !f->escaped && c == '\\';
+        if (quote) f->quoted = !f->quoted;
+        if (f->quoted || quote) continue;
+        if (c == '{' || c == '[') f->depth++;
+        if (c == '}' || c == ']') f->is_skipping = --f->depth > 0;
+    }
+    return release(f, n, content);
+}
+
+/* Text up to what may begin a call is content, but white space that may stand before a call is kept
+ * back. *more: the text that follows is to be looked at. */
+static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
+{
+    if (f->is_skipping) CN_TRY(skip_json(f, content));
+    *more = false;
+    opening found = {0};
+    verdict v = NO;
+    size_t i = 0;
+    while (i < f->held.len && (v = match_opening(f, i, end, &found)) == NO) i++;
+    size_t kept = i;
+    if (v != NO || !end || f->n_calls > 0 || f->is_forced)
+        while (kept > 0 && is_space(f->held.data[kept - 1])) kept--;
+    CN_TRY(release(f, kept, content));
+    *more = v == YES;
+    if (v == YES)
+        open_call(f, i - kept, &found);
+    else if (end)
+        drop(&f->held, 0, f->held.len);
+    return CN_OK;
+}
+
+/* ---- calls ---- */
+
+/* What was read is no call. */
+static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
+{
+    const size_t n_read = f->at - f->begin;
+    f->place = CN_OUTSIDE;
+    f->n_failed += n_read;
+    f->is_content = f->n_failed > MAX_FAILED_BYTES;
+    f->depth = 0;
+    f->quoted = f->escaped = false;
+    if (f->is_content) f->is_skipping = false;
+    /* Its first byte does not begin a call again. */
+    return f->is_skipping || n_read == 0 ? CN_OK : release(f, f->begin + 1, content);
+}
+
+/* The name being read is the start of that of a tool. */
+static bool begins_name(const cn_tool_finder *f)
+{
+    const char *name;
+    json_t *v;
+    if (f->item != CN_ITEM_NAME || f->place != CN_IN_ITEM) return false;
+    json_object_foreach((json_t *)f->names, name, v)
+        if (strncmp(name, f->word.data + 1, f->word.len - 1) == 0) return true;
+    return false;
+}
+
+/* The text has ended within what may be a call. */
+static cn_status cut_call(cn_tool_finder *f, cn_buf *content)
+{
+    if (f->is_marked || f->is_forced || f->open.name || begins_name(f)) f->held.len = 0;
+    f->place = CN_OUTSIDE;
+    return release(f, f->held.len, content);
+}
+
+/* Reads the name of a call that has no object. False: the text has none, or not all of it. */
+static bool read_name(cn_tool_finder *f, bool end, bool *ok)
+{
+    size_t n;
+    const verdict v = match_name(f, f->held.data + f->at, f->held.len - f->at, false, &n);
+    *ok = v == YES || (v == WAIT && !end);
+    if (v != YES) return false;
+    drop(&f->held, f->at, n);
+    begin_bare(f, f->at);
+    return true;
+}
+
+/* Reads up to the end of the object, or to what cannot be part of a call: then *ok is false. */
+static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
+{
+    while (f->at < f->held.len && f->place != CN_AFTER_OBJECT) {
+        const char c = f->held.data[f->at];
+        const bool is_first = f->place == CN_BEFORE_OBJECT && f->at == f->begin;
+        if (is_first && f->is_marked && is_name_byte(c)) {
+            if (read_name(f, end, ok)) continue;
+            break;
+        }
+        CN_TRY(read_byte(f, c, ok));
+        if (!*ok) break;
+        f->at++;
+        if (is_first && is_space(c)) f->begin = f->at;
+        if (!f->is_call && f->open.name && f->has_arguments) CN_TRY(find_call(f));
+    }
+    return CN_OK;
+}
+
+/* Reads an object up to its end. *more: the object has ended, or there is none. */
+static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
+{
+    bool ok = true;
+    CN_TRY(read_bytes(f, end, &ok));
+    if (f->is_call) {
+        drop(&f->held, 0, f->at);
+        f->at = 0;
+    }
+    const bool ended = f->place == CN_AFTER_OBJECT;
+    *more = !ok || end || ended;
+    if (*more && f->is_call) f->place = CN_AFTER_OBJECT;
+    if (!*more || f->is_call) return CN_OK;
+    f->is_skipping |= ended;
+    return ok && !ended ? cut_call(f, content) : fail_call(f, content);
+}
+
+/* Drops what may follow a call: separators, brackets that close more than was open, and marks.
+ * *more: what follows is known. */
+static void leave_call(cn_tool_finder *f, bool end, bool *more)
+{
+    const size_t space = count_space(f->held.data, f->held.len), n = f->held.len - space;
+    const char *text = f->held.data + space;
+    const struct mark *mark = NULL;
+    const verdict v = n > 0 ? match_mark(text, n, &mark) : WAIT;
+    *more = v != WAIT || end;
+    if (!*more) return;
+    if (n == 0 || v == WAIT) {
+        drop(&f->held, 0, f->held.len);
+        f->place = CN_OUTSIDE;
+    } else if (mark) {
+        drop(&f->held, 0, space + strlen(mark->text));
+        if (mark->kind != MARK_OPENS) return;
+        f->is_marked = true;
+        f->is_in_list = false;
+        begin_object(f, 0);
+    } else if (strchr(";,]}", *text)) {
+        f->is_in_list &= *text != ']';
+        drop(&f->held, 0, space + 1);
+    } else {
+        f->is_marked = f->is_in_list;
+        begin_object(f, space);
+    }
+}
+
+cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool end,
+                             cn_buf *content)
+{
+    if (f->form == CN_OPT_TOOLS_NONE) return cn_buf_add(content, text, n);
+    CN_TRY(cn_buf_add(&f->held, text ? text : "", n));
+    for (bool more = true; more;) {
+        if (f->place == CN_OUTSIDE)
+            CN_TRY(read_content(f, end, &more, content));
+        else if (f->place == CN_AFTER_OBJECT)
+            leave_call(f, end, &more);
+        else
+            CN_TRY(read_object(f, end, &more, content));
+    }
+    return CN_OK;
+}
+
+void cn_tool_finder_free(cn_tool_finder *f)
+{
+    for (uint32_t i = 0; i < f->n_calls; i++) free_call(&f->calls[i]);
+    free_call(&f->open);
+    cn_free(f->calls);
+    cn_buf_free(&f->held);
+    cn_buf_free(&f->word);
+    cn_buf_free(&f->decoded);
+    *f = (cn_tool_finder){0};
+}
