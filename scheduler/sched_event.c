@@ -169,12 +169,11 @@ void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
     s->done[s->n_done++] = e;
 }
 
-/* Drops the blocks that are in the old table and not in the new one. Returns how many of them lost
- * their last reference. */
-static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
+/* Drops the blocks that are in the old table and not in the new one. */
+static void drop_old_table(cn_scheduler *s, cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
-    uint32_t n_target = count_kept(q), n_released = 0;
+    const uint32_t n_target = count_kept(q);
     for (uint32_t i = q->n_blocks; i-- > 0;) {
         uint32_t block = q->table[i];
         /* The pin is from this event: only the owner pins a block, and a pinned block is never
@@ -182,9 +181,8 @@ static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
         if (cn_pool_is_pinned(s->device.blocks, block))
             cn_pool_set_pinned(s->device.blocks, block, false);
         bool kept = i == st->spare || (i < n_target && st->target[i] == block);
-        if (!kept) n_released += cn_pool_drop(s->device.blocks, block);
+        if (!kept) cn_pool_drop(s->device.blocks, block);
     }
-    return n_released;
 }
 
 static void commit(cn_scheduler *s, cn_seq *q)
@@ -193,7 +191,8 @@ static void commit(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->state == CN_SEQ_COMPRESSING && st->event_done);
     const cn_sched_event *e = &st->event;
     uint32_t n_target = count_kept(q), kept = n_target * s->o.block_tokens;
-    uint32_t n_released = drop_old_table(s, q), evicted = q->n_resident - kept;
+    const uint32_t n_emptied = q->n_blocks - n_target, evicted = q->n_resident - kept;
+    drop_old_table(s, q);
     if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
     /* A first event's exchange area moves from the end of the targets to the front. */
@@ -214,7 +213,6 @@ static void commit(cn_scheduler *s, cn_seq *q)
         if (st->released) cn_sched_destroy_seq(s, q);
         return;
     }
-    uint32_t n_emptied = n_released + (st->spare != CN_NO_BLOCK);
     uint64_t freed_bytes = n_emptied * s->o.block_bytes;
     q->usage_kv.compressions++;
     q->usage_kv.evicted += evicted;

@@ -129,6 +129,23 @@ static void shared_blocks_are_replaced_not_written(void **state)
     rig_done(&r);
 }
 
+/* The bytes are those of the request alone, whoever shares its blocks. */
+static void freed_bytes_do_not_depend_on_sharing(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        rig r = rig_make(rig_options());
+        if (shared) rig_add(&r, 1, 20, 60, rig_full());
+        rig_step(&r);
+        cn_seq *z = rig_add(&r, 1, 20, 12, rig_zip(8));
+        while (z->state != CN_SEQ_FINISHED) rig_step(&r);
+        assert_int_equal(z->n_cached_tokens, shared ? 16 : 0);
+        assert_int_equal(z->usage_kv.compressions, 3);
+        assert_int_equal(z->usage_kv.freed_bytes, 5 * BLOCK_BYTES); /* 3, then 1 and 1 */
+        rig_done(&r);
+    }
+}
+
 static void overwritten_blocks_leave_the_prefix_cache(void **state)
 {
     (void)state;
@@ -305,6 +322,7 @@ int main(void)
         cmocka_unit_test(after_an_event_decoding_continues_with_the_budget),
         cmocka_unit_test(no_event_when_no_token_follows),
         cmocka_unit_test(shared_blocks_are_replaced_not_written),
+        cmocka_unit_test(freed_bytes_do_not_depend_on_sharing),
         cmocka_unit_test(overwritten_blocks_leave_the_prefix_cache),
         cmocka_unit_test(a_request_cancelled_during_an_event_is_freed_at_the_commit),
         cmocka_unit_test(without_a_slot_a_request_waits_before_its_window),
