@@ -278,7 +278,7 @@ typedef struct cn_kv_usage {
     uint64_t evicted;       /* tokens per (layer, kv head) */
     uint32_t peak_tokens;   /* most resident slots at once */
     /* Bytes of the blocks that compressions emptied, all layers: given up, also if others share
-     * them, or left to the request in place of a new block. */
+     * them or the prefix cache has them, or left to the request in place of a new block. */
     uint64_t freed_bytes;
     /* Selection: decode steps that attended to a list, and the sums over them of the tokens that
      * they attended to and of the tokens that they could have attended to. */

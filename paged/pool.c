@@ -6,6 +6,7 @@
 typedef enum block_state { STATE_FREE, STATE_USED, STATE_CACHED_ONLY } block_state;
 
 typedef struct block {
+    uint64_t released_at; /* n_released when it last became cached-only */
     uint32_t refs;
     uint32_t prev, next; /* in the list of its state; a used block is in none */
     uint8_t state;
@@ -21,6 +22,7 @@ struct cn_pool {
     uint32_t n_blocks;
     block_list free; /* last freed first: its memory is warm, and unused memory stays untouched */
     block_list cached_only; /* least recently released first */
+    uint64_t n_released;
     void (*on_reclaim)(void *ctx, uint32_t block);
     void *reclaim_ctx;
 };
@@ -109,19 +111,33 @@ void cn_pool_on_reclaim(cn_pool *p, void (*fn)(void *ctx, uint32_t block), void 
     p->reclaim_ctx = ctx;
 }
 
+static uint32_t take_one(cn_pool *p)
+{
+    bool reclaim = p->free.n == 0;
+    uint32_t id = reclaim ? p->cached_only.head : p->free.head;
+    /* Clearing the cached mark of a cached-only block frees it. Then both continue alike. */
+    if (reclaim && p->on_reclaim) p->on_reclaim(p->reclaim_ctx, id);
+    if (reclaim) cn_pool_set_cached(p, id, false);
+    set_state(p, id, STATE_USED);
+    p->blocks[id].refs = 1;
+    return id;
+}
+
 bool cn_pool_try_take(cn_pool *p, uint32_t n, uint32_t *blocks)
 {
     if (n > cn_pool_available(p)) return false;
-    for (uint32_t i = 0; i < n; i++) {
-        bool reclaim = p->free.n == 0;
-        uint32_t id = reclaim ? p->cached_only.head : p->free.head;
-        /* Clearing the cached mark of a cached-only block frees it. Then both continue alike. */
-        if (reclaim && p->on_reclaim) p->on_reclaim(p->reclaim_ctx, id);
-        if (reclaim) cn_pool_set_cached(p, id, false);
-        set_state(p, id, STATE_USED);
-        p->blocks[id].refs = 1;
-        blocks[i] = id;
-    }
+    for (uint32_t i = 0; i < n; i++) blocks[i] = take_one(p);
+    return true;
+}
+
+uint64_t cn_pool_n_released(const cn_pool *p) { return p->n_released; }
+
+bool cn_pool_try_take_older(cn_pool *p, uint64_t stamp, uint32_t *id)
+{
+    const uint32_t oldest = p->cached_only.head;
+    if (p->free.n == 0 && (oldest == CN_NO_BLOCK || p->blocks[oldest].released_at > stamp))
+        return false;
+    *id = take_one(p);
     return true;
 }
 
@@ -138,6 +154,7 @@ bool cn_pool_drop(cn_pool *p, uint32_t id)
     block *b = &p->blocks[id];
     if (--b->refs > 0) return false;
     CN_ASSERT(!b->pinned);
+    if (b->cached) b->released_at = ++p->n_released;
     set_state(p, id, b->cached ? STATE_CACHED_ONLY : STATE_FREE);
     return true;
 }

@@ -14,6 +14,9 @@
  *                                                  used <----------------- share
  *                                                  used <----------------- take, reclaimed
  *
+ * A count of releases is the clock of the pool. It orders the release of a block and the admission
+ * of a request.
+ *
  * Paper: §3 (KV cache management), §4.4 (reference counts). */
 #ifndef CN_POOL_H
 #define CN_POOL_H
@@ -34,6 +37,14 @@ void cn_pool_on_reclaim(cn_pool *p, void (*fn)(void *ctx, uint32_t block), void 
 /* Takes n blocks with one reference each and writes their ids to blocks[n]. Returns false and
  * changes nothing when fewer than n are available. */
 bool cn_pool_try_take(cn_pool *p, uint32_t n, uint32_t *blocks);
+
+/* Blocks that have become cached-only so far. */
+uint64_t cn_pool_n_released(const cn_pool *p);
+
+/* Takes one block that is free, else the least recently released cached-only block if it was
+ * released when cn_pool_n_released() was at most `stamp`. Returns false and changes nothing when
+ * there is none. */
+bool cn_pool_try_take_older(cn_pool *p, uint64_t stamp, uint32_t *id);
 
 /* Adds a reference to a used or cached-only block. */
 void cn_pool_share(cn_pool *p, uint32_t block);

@@ -134,6 +134,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     q->n_computed = q->n_resident = hit.n_blocks * s->o.block_tokens;
     st->n_registered = hit.n_blocks;
     st->chain = hit.key;
+    st->admitted_at = cn_pool_n_released(s->device.blocks);
     count_hit(s, q, q->n_computed);
     if (cn_seq_is_lacking(q)) cn_sched_try_grant(s, q);
     cn_sched_count_choice(s, q);
@@ -271,6 +272,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     q->n_cached_tokens = leader->n_cached_tokens;
     st->n_registered = leader->sched->n_registered;
     st->chain = leader->sched->chain;
+    st->admitted_at = cn_pool_n_released(s->device.blocks);
     cn_sched_count_choice(s, q);
     return true;
 }

@@ -102,7 +102,7 @@ bool cn_sched_try_ring(cn_scheduler *s, cn_seq *q)
 void cn_sched_yield_slot(cn_scheduler *s, cn_seq *q)
 {
     const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
-    if (!cn_seq_is_ring_user(q) || s->n_lacking == 0) return;
+    if (!cn_seq_is_ring_user(q) || s->n_lacking == 0 || s->n_lent > 0) return;
     const cn_seq *first = none->head;
     while (!cn_seq_is_lacking(first)) first = cn_seq_list_next(none, first);
     if (!cn_kv_needs_slot(&first->kv) || cn_space_free_slots(&s->device) > 0) return;
@@ -180,6 +180,7 @@ void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
 
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
 {
+    if (s->n_lent > 0) return false; /* blocks will come back: q waits in place */
     cn_seq *victim = find_victim(s);
     if (!victim || victim == q) return false;
     cn_sched_preempt(s, victim);
@@ -188,6 +189,7 @@ bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
 
 bool cn_sched_try_preempt_or_swap(cn_scheduler *s, const cn_seq *q)
 {
+    if (s->n_lent > 0) return false;
     const cn_seq *victim = find_victim(s);
     const cn_class klass = victim ? victim->klass : q->klass;
     if (klass == CN_CLASS_INTERACTIVE && cn_sched_try_swap_last(s)) return true;

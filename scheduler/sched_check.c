@@ -89,6 +89,24 @@ static const char *check_puts(const cn_scheduler *s, const cn_seq *q)
     return NULL;
 }
 
+/* Checks that an event neither writes nor pins a block of the prefix cache, and that it lends no
+ * more blocks than it has new targets. Only those of sources that had no other holder are lent. */
+static const char *check_sources(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t n_replaced = 0;
+    for (uint32_t i = 0; i < q->n_blocks; i++) {
+        const uint32_t block = q->table[i];
+        const bool kept =
+            i == q->sched->spare || (i + 1 < q->n_max && q->sched->target[i] == block);
+        REQUIRE(!cn_pool_is_cached(s->device.blocks, block) ||
+                    !(kept || cn_pool_is_pinned(s->device.blocks, block)),
+                "a block that an event writes or pins is in the prefix cache");
+        n_replaced += i + 1 < q->n_max && q->sched->target[i] != block;
+    }
+    REQUIRE(q->sched->n_lent <= n_replaced, "an event lends blocks that are no targets");
+    return NULL;
+}
+
 static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
@@ -100,6 +118,7 @@ static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
                 st->event.req.target == st->target + q->n_exchange,
             "an event does not match its sequence");
     const char *wrong = check_puts(s, q);
+    if (!wrong) wrong = check_sources(s, q);
     if (wrong) return wrong;
     for (uint32_t i = 0; i + 1 < q->n_max; i++) {
         const char *broken = check_private(s, st->target[i]);
@@ -181,6 +200,7 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
 static const char *check_slots(const cn_scheduler *s)
 {
     uint32_t n_holders = 0, n_slots = 0, reserved = 0, n_lacking = 0, n_compressing = 0;
+    uint32_t n_lent = 0;
     bool lacks_slot[2] = {false, false}; /* of a class, so far */
     for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         const char *broken = check_running(s, q);
@@ -193,6 +213,9 @@ static const char *check_slots(const cn_scheduler *s)
         lacks_slot[q->klass] |= cn_seq_is_lacking(q) && cn_kv_needs_slot(&q->kv);
         n_lacking += cn_seq_is_lacking(q);
         n_compressing += q->state == CN_SEQ_COMPRESSING;
+        n_lent += q->sched->n_lent;
+        REQUIRE(q->sched->n_lent == 0 || q->state == CN_SEQ_COMPRESSING,
+                "a sequence without an event has lent blocks");
         n_holders += holds;
         n_slots += q->query_slot >= 0;
         reserved += holds ? q->n_max + q->sched->n_relaxed : 0;
@@ -207,6 +230,7 @@ static const char *check_slots(const cn_scheduler *s)
     REQUIRE(reserved <= cn_pool_total(s->device.blocks), "reservations exceed the pool");
     REQUIRE(n_lacking == s->n_lacking, "the count of sequences that lack a slot is wrong");
     REQUIRE(n_compressing == s->n_compressing, "the count of events is wrong");
+    REQUIRE(n_lent == s->n_lent, "the count of lent blocks is wrong");
     REQUIRE(s->o.hybrid || n_lacking == 0, "constrained scheduling admitted without a slot");
     return NULL;
 }

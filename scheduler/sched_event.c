@@ -1,10 +1,17 @@
 /* sched_event.c - compression events: chooses targets, pins own blocks, commits.
  * See sched_state.h; DESIGN.md §3.5 and §4, paper §4.4 and §4.5.
  *
- * target[i] is table[i] if only this sequence holds that block, else a new block. Shared blocks
- * always come first in a table. This is therefore the paper's rule: N_prefix new blocks, at most
- * N_max - 1, and the request's own blocks for the rest. Because own blocks keep their index, kept
- * rows can move in order: a target slot is never behind the source slot that is read next.
+ * target[i] is table[i] if only this sequence holds that block, else a new block. This is the
+ * paper's rule: N_prefix new blocks, at most N_max - 1, and the request's own blocks for the rest.
+ * Because own blocks keep their index, kept rows can move in order: a target slot is never behind
+ * the source slot that is read next.
+ *
+ * A first event leaves the prompt in the prefix cache. An own block of the prompt that the cache
+ * has is then a source: it is not written and not pinned, requests may share it meanwhile, and it
+ * gets a new block as its target. These new blocks are lent: with the commit as many blocks become
+ * available again. They are never taken from another request, and while blocks are lent no request
+ * is preempted for a block. Without a new block the source becomes the target and leaves the cache,
+ * and so do the own blocks behind it, which could no longer be found.
  *
  * An away request keeps its exchange area beside the compressed blocks. Both together are the
  * targets: at its first event those of the area come last, so that the others have the index of
@@ -29,39 +36,59 @@ uint32_t cn_seq_count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
     return n_shared;
 }
 
-/* Prepares an own block that will be overwritten: its old content leaves the prefix cache first. */
-static uint32_t reuse(cn_scheduler *s, uint32_t block)
-{
-    if (s->prefix) cn_prefix_cache_forget(s->prefix, block);
-    return block;
-}
-
 static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
 {
     cn_seq_sched *st = q->sched;
     for (uint32_t i = 0; i < n_target; i++) {
-        if (is_shared(s, q->table[i])) {
-            bool taken = cn_pool_try_take(s->device.blocks, 1, &st->target[i]);
-            CN_ASSERT(taken);
-        } else {
-            st->target[i] = reuse(s, q->table[i]);
-        }
+        st->target[i] = q->table[i];
+        if (!is_shared(s, q->table[i])) continue;
+        bool taken = cn_pool_try_take(s->device.blocks, 1, &st->target[i]);
+        CN_ASSERT(taken);
     }
     /* One more own block stays free for decoding. There is none if all other blocks are shared. */
     st->spare = CN_NO_BLOCK;
-    for (uint32_t i = n_target; i < q->n_blocks && st->spare == CN_NO_BLOCK; i++) {
-        if (is_shared(s, q->table[i])) continue;
-        st->spare = i;
-        st->target[n_target] = reuse(s, q->table[i]);
-    }
-    for (uint32_t i = 0; i < q->n_blocks; i++) {
-        if (!is_shared(s, q->table[i])) cn_pool_set_pinned(s->device.blocks, q->table[i], true);
-    }
+    for (uint32_t i = n_target; i < q->n_blocks && st->spare == CN_NO_BLOCK; i++)
+        if (!is_shared(s, q->table[i])) st->spare = i;
 }
 
 /* Blocks that the sequence of an event keeps besides the spare: targets of the compression and the
  * exchange area. */
 static uint32_t count_kept(const cn_seq *q) { return q->n_max - 1; }
+
+/* Lets block i, which the prefix cache has, be a source that the event does not write. Returns
+ * false when this takes a new block and there is none. */
+static bool try_keep(cn_scheduler *s, cn_seq *q, uint32_t i, uint32_t *n_left)
+{
+    cn_seq_sched *st = q->sched;
+    if (i == st->spare) st->spare = CN_NO_BLOCK; /* the commit makes a block available instead */
+    if (i >= count_kept(q) || st->target[i] != q->table[i]) return true;
+    if (*n_left == 0 || !cn_pool_try_take_older(s->device.blocks, st->admitted_at, &st->target[i]))
+        return false;
+    --*n_left;
+    st->n_lent++;
+    s->n_lent++;
+    return true;
+}
+
+void cn_sched_protect_sources(cn_scheduler *s, cn_seq *q, uint32_t *n_left)
+{
+    cn_seq_sched *st = q->sched;
+    const uint32_t n_counted = cn_min_u32(q->n_prompt, cn_seq_window_start(q));
+    const uint32_t n_useful = n_counted / s->o.block_tokens, n_target = count_kept(q);
+    bool keeps = st->event.req.first_event;
+    for (uint32_t i = 0; i < q->n_blocks; i++) {
+        const uint32_t block = q->table[i];
+        if (is_shared(s, block)) continue;
+        if (cn_pool_is_cached(s->device.blocks, block)) {
+            keeps = keeps && i < n_useful && try_keep(s, q, i, n_left);
+            if (keeps) continue;
+            cn_prefix_cache_forget(s->prefix, block);
+        }
+        cn_pool_set_pinned(s->device.blocks, block, true);
+        if (i >= n_target && st->spare == CN_NO_BLOCK) st->spare = i;
+    }
+    if (st->spare != CN_NO_BLOCK) st->target[n_target] = q->table[st->spare];
+}
 
 /* Completes the event of an away request: what it puts into the home space, and at a first event
  * the exchange area. Sources and targets of a later event do not include the area. */
@@ -193,6 +220,8 @@ static void commit(cn_scheduler *s, cn_seq *q)
     uint32_t n_target = count_kept(q), kept = n_target * s->o.block_tokens;
     const uint32_t n_emptied = q->n_blocks - n_target, evicted = q->n_resident - kept;
     drop_old_table(s, q);
+    s->n_lent -= st->n_lent;
+    st->n_lent = 0;
     if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
     /* A first event's exchange area moves from the end of the targets to the front. */

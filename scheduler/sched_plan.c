@@ -12,19 +12,44 @@ static bool wants_block(const cn_scheduler *s, const cn_seq *q)
            q->n_resident == q->n_blocks * s->o.block_tokens;
 }
 
+/* Blocks that running sequences lack for their next tokens. */
+static uint32_t count_wanted(const cn_scheduler *s)
+{
+    uint32_t n = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+        n += wants_block(s, q);
+    return n;
+}
+
 /* Moves sequences with home `auto` from the device to another home while the free blocks, and those
- * that the moves will free, are too few for the next tokens of all sequences (DESIGN.md §7). */
+ * that moves and events will free, are too few for the next tokens of all sequences (DESIGN.md
+ * §7). */
 static void move_for_blocks(cn_scheduler *s)
 {
-    uint32_t n_wanted = 0;
-    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
-        n_wanted += wants_block(s, q);
-    while (n_wanted > cn_pool_available(s->device.blocks) + cn_sched_count_moving(s)) {
+    uint32_t n_wanted = count_wanted(s);
+    while (n_wanted > cn_pool_available(s->device.blocks) + s->n_lent + cn_sched_count_moving(s)) {
         cn_seq *q = cn_sched_try_move(s);
         if (!q) return;
         s->begun[s->n_begun++] = &q->sched->event;
         n_wanted--; /* its own: the event leaves it a block for the next token */
     }
+}
+
+/* Blocks that may be lent to the events of this step, which have all their necessary targets. None
+ * if an event could not begin; otherwise those that nobody lacks now. */
+static uint32_t count_lendable(const cn_scheduler *s, bool all_begun)
+{
+    const cn_seq *next = cn_sched_next_interactive(s);
+    const uint64_t n_wanted = count_wanted(s) + (next ? cn_sched_count_wanted(s, next) : 0);
+    const uint32_t n_free = cn_pool_available(s->device.blocks);
+    return all_begun && n_wanted < n_free ? n_free - (uint32_t)n_wanted : 0;
+}
+
+static void protect_sources(cn_scheduler *s, bool all_begun)
+{
+    uint32_t n_left = s->n_begun > 0 ? count_lendable(s, all_begun) : 0;
+    for (uint32_t i = 0; i < s->n_begun; i++)
+        cn_sched_protect_sources(s, s->begun[i]->seq, &n_left);
 }
 
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
@@ -36,6 +61,7 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     }
     cn_sched_grant(s);
     s->n_begun = 0;
+    bool all_begun = true;
     /* The event of q may preempt other sequences but never q, so the loop reads the successor of q
      * afterwards. Preempting a sequence that shares blocks with q may free none, but q then has
      * fewer shared blocks to replace. */
@@ -47,8 +73,10 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
             begun = cn_sched_try_event(s, q);
         } while (!begun && cn_sched_try_preempt(s, q));
         if (begun) s->begun[s->n_begun++] = &q->sched->event;
+        all_begun = all_begun && begun;
     }
     move_for_blocks(s);
+    protect_sources(s, all_begun);
     *out = (cn_begin_plan){s->begun, s->n_begun};
 }
 
@@ -61,7 +89,8 @@ static void secure_blocks(cn_scheduler *s)
             bool taken;
             do {
                 taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
-                /* A move will free blocks: nothing is preempted before. */
+                /* A move will free blocks: nothing is preempted before. So it is with lent blocks
+                 * (cn_sched_try_preempt). */
                 if (!taken && s->n_moving > 0) break;
             } while (!taken && cn_sched_try_preempt_or_swap(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;

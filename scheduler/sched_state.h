@@ -83,6 +83,7 @@ typedef struct cn_seq_sched {
     uint32_t n_registered; /* leading blocks known to the prefix cache */
     cn_prefix_key chain;   /* key of the last of them */
     uint32_t lost_tokens;  /* n_computed when it was preempted */
+    uint64_t admitted_at;  /* cn_pool_n_released of the device at its last admission */
     bool was_admitted;
     bool is_counted; /* the stats have the prompt, as that of this sample or of another */
     bool by_floor; /* batch, admitted past interactive ones: never preempted or swapped for them */
@@ -103,6 +104,7 @@ typedef struct cn_seq_sched {
     uint32_t *target;     /* [n_max] target blocks of the event, then the spare block */
     cn_block_copy *puts;  /* [table of room] of the event; only if a form has a home elsewhere */
     uint32_t spare;       /* table index of the block left for decoding, or CN_NO_BLOCK */
+    uint32_t n_lent;      /* targets of blocks that a first event leaves in the prefix cache */
     bool event_done;      /* reported, not yet committed */
     bool ending;          /* finished during its event: freed at the commit */
     bool released;        /* by the caller, during its event */
@@ -139,6 +141,7 @@ struct cn_scheduler {
     uint32_t n_forking[2]; /* by class: samples that wait for their leader */
     uint32_t n_compressing, n_blocked;
     uint32_t n_moving; /* sequences whose event moves them to another home */
+    uint32_t n_lent;   /* sum over the events in flight: blocks that come back with their commits */
     cn_owner *owners; /* [n_owner_slots]; those without sequences are used again */
     uint32_t n_owner_slots, n_owners; /* n_owners: with unfinished sequences */
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
@@ -187,7 +190,7 @@ static inline uint32_t cn_seq_end(const cn_seq *q)
  * and enters no cache, as without a lag (DESIGN.md §4.5). */
 static inline uint32_t cn_seq_settled(const cn_seq *q)
 {
-    return cn_min_u32(q->n_computed, q->n_tokens - 1);
+    return cn_min_u32(q->n_computed, cn_max_u32(q->n_prompt, q->n_tokens - 1));
 }
 
 static inline bool cn_seq_needs_hold(const cn_seq *q) { return q->sched->trigger != CN_NEVER; }
@@ -290,8 +293,14 @@ void cn_sched_enter(cn_scheduler *s, cn_seq *q);
 /* Shared blocks among the first n of the table of q. An event replaces those of its targets. */
 uint32_t cn_seq_count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n);
 
-/* Starts the due event of q. Returns false and changes nothing when too few blocks are free. */
+/* Starts the due event of q. Returns false and changes nothing when too few blocks are free. Call
+ * cn_sched_protect_sources next, before the event is enqueued. */
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
+
+/* Decides which own blocks the event of q leaves in the prefix cache: the prompt's, at a first
+ * event. Takes at most *n_left new blocks for them, and subtracts what it has taken. The other own
+ * blocks leave the cache and are pinned; one of them becomes the spare. */
+void cn_sched_protect_sources(cn_scheduler *s, cn_seq *q, uint32_t *n_left);
 
 /* Tail relaxation: gives a sequence whose event is due one more block instead of the event. Returns
  * false and changes nothing when a request waits or a running sequence may need the block. */

@@ -19,7 +19,8 @@ typedef struct room {
 static room free_room(const cn_scheduler *s, cn_kv_home home)
 {
     const uint64_t committed = cn_sched_count_committed(s), n_total = s->o.n_blocks;
-    return (room){.blocks = cn_pool_available(s->device.blocks),
+    /* Lent blocks come back without a preemption. */
+    return (room){.blocks = cn_pool_available(s->device.blocks) + (uint64_t)s->n_lent,
                   .to_end = n_total > committed ? n_total - committed : 0,
                   .seats = s->o.max_seqs - s->running.n,
                   .slots = cn_space_free_slots(&s->device),

@@ -50,6 +50,9 @@ int main(int argc, char **argv)
            (unsigned long long)r.prefix_hits, (unsigned long long)r.events,
            (unsigned long long)r.preemptions, (unsigned long long)r.relaxed_blocks,
            (unsigned long long)r.swap_outs);
+    printf("%llu blocks of prompts replaced to stay in the prefix cache; %llu events whose sources "
+           "found sharers\n",
+           (unsigned long long)r.sources, (unsigned long long)r.new_sharers);
     printf("%llu sequences with a selector; rings: %llu read, %llu forked, %llu filled again\n",
            (unsigned long long)r.selecting, (unsigned long long)r.ring_reads,
            (unsigned long long)r.ring_forks, (unsigned long long)r.ring_readmissions);

@@ -62,6 +62,33 @@ static void note(void *ctx, uint32_t block)
     r->ids[r->n++] = block;
 }
 
+static void an_older_block_is_free_or_was_released_before_the_stamp(void **state)
+{
+    (void)state;
+    cn_pool *p;
+    uint32_t ids[3], id;
+    assert_int_equal(cn_pool_create(&p, 3), CN_OK);
+    assert_true(cn_pool_try_take_older(p, 0, &id)); /* free blocks have no age */
+    cn_pool_drop(p, id);
+    assert_int_equal(cn_pool_n_released(p), 0);
+    assert_true(cn_pool_try_take(p, 3, ids));
+    for (uint32_t i = 0; i < 3; i++) cn_pool_set_cached(p, ids[i], true);
+    assert_false(cn_pool_try_take_older(p, UINT64_MAX, &id)); /* all are used */
+    cn_pool_drop(p, ids[1]);
+    const uint64_t stamp = cn_pool_n_released(p);
+    cn_pool_drop(p, ids[0]);
+    assert_false(cn_pool_try_take_older(p, stamp - 1, &id));
+    assert_true(cn_pool_try_take_older(p, stamp, &id));
+    assert_int_equal(id, ids[1]);
+    assert_false(cn_pool_try_take_older(p, stamp, &id)); /* ids[0] was released later */
+    cn_pool_share(p, ids[0]);
+    cn_pool_drop(p, ids[0]); /* released again: newer */
+    assert_false(cn_pool_try_take_older(p, stamp + 1, &id));
+    assert_true(cn_pool_try_take_older(p, stamp + 2, &id));
+    assert_int_equal(id, ids[0]);
+    cn_pool_free(p);
+}
+
 /* Blocks that were never used stay unused while freed blocks are available. */
 static void freed_blocks_are_reused_before_new_ones(void **state)
 {
@@ -136,6 +163,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(take_is_all_or_nothing),
         cmocka_unit_test(last_drop_frees),
+        cmocka_unit_test(an_older_block_is_free_or_was_released_before_the_stamp),
         cmocka_unit_test(freed_blocks_are_reused_before_new_ones),
         cmocka_unit_test(cached_blocks_return_in_order_of_release),
         cmocka_unit_test(forgetting_a_cached_only_block_frees_it),

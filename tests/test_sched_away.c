@@ -212,7 +212,8 @@ static void without_a_slot_a_request_stops_before_its_ring(void **state)
 
 /* ---- events ---- */
 
-static void check_first_event(const cn_sched_event *e, const cn_seq *q, const uint32_t *table)
+static void check_first_event(const cn_sched_event *e, const cn_seq *q, const uint32_t *table,
+                              const cn_pool *pool)
 {
     assert_ptr_equal(e->seq, q);
     assert_true(e->req.first_event);
@@ -227,11 +228,13 @@ static void check_first_event(const cn_sched_event *e, const cn_seq *q, const ui
         assert_int_equal(e->puts[i].src, table[i]);
         assert_int_equal(e->puts[i].dst, q->home_table[i]);
     }
-    /* Own blocks keep their index as targets; the area has the next two. */
-    assert_int_equal(e->req.target[0], table[0]);
-    assert_int_equal(e->req.target[1], table[1]);
-    assert_int_equal(e->exchange[0], table[2]);
-    assert_int_equal(e->exchange[1], table[3]);
+    /* The area has the targets behind the others. The ring begins in block 4, so those before it
+     * stay in the prefix cache, and all targets are new. */
+    assert_ptr_equal(e->exchange, e->req.target + 2);
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_not_equal(e->req.target[i % 4], table[i]);
+        assert_int_equal(cn_pool_is_pinned(pool, table[i]), i >= 4);
+    }
 }
 
 static void a_first_event_puts_all_blocks_and_adds_the_area(void **state)
@@ -245,7 +248,9 @@ static void a_first_event_puts_all_blocks_and_adds_the_area(void **state)
     assert_int_equal(q->n_blocks, 6);
     memcpy(table, q->table, sizeof table);
     const cn_sched_event *e = step_to_event(&r);
-    check_first_event(e, q, table);
+    check_first_event(e, q, table, r.s->device.blocks);
+    uint32_t kept[4];
+    memcpy(kept, e->req.target, sizeof kept);
     assert_memory_equal(e->req.table, table, sizeof table);
     assert_int_equal(q->home_len, 0); /* until the commit */
     assert_int_equal(q->n_exchange, 0);
@@ -255,7 +260,7 @@ static void a_first_event_puts_all_blocks_and_adds_the_area(void **state)
     assert_int_equal(q->home_len, 24);
     assert_int_equal(q->n_exchange, 2);
     assert_int_equal(q->n_blocks, 5);
-    const uint32_t after[] = {table[2], table[3], table[0], table[1], table[4]};
+    const uint32_t after[] = {kept[2], kept[3], kept[0], kept[1], table[4]};
     assert_memory_equal(q->table, after, sizeof after);
     assert_int_equal(rig_row(&r, q)->first_slot, 16);
     assert_int_equal(rig_row(&r, q)->first_pos, 24);

@@ -27,8 +27,8 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0, chosen[3] = {0, 0, 0};
-    uint64_t auto_moves = 0;
-    for (uint64_t seed = 1; seed <= 12; seed++) {
+    uint64_t auto_moves = 0, sources = 0, new_sharers = 0;
+    for (uint64_t seed = 1; seed <= 24; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
         preemptions += r.preemptions;
@@ -50,12 +50,15 @@ static void short_runs_hold_every_invariant(void **state)
         moves += r.moves;
         for (int h = 0; h < 3; h++) chosen[h] += r.auto_admissions[h];
         auto_moves += r.auto_moves;
+        sources += r.sources;
+        new_sharers += r.new_sharers;
     }
     /* A run without any of these would have tested nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
     assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
     assert_true(ring_reads > 5000 && ring_forks > 30 && ring_readmissions > 50);
     assert_true(shares > 500);
+    assert_true(sources > 1000 && new_sharers > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
     assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
     assert_true(chosen[0] > 100 && chosen[1] > 100 && chosen[2] > 5 && auto_moves > 0);
@@ -167,6 +170,13 @@ static void a_stale_prefix_is_caught(void **state)
     assert_true(count_caught(SIM_FAULT_STALE_PREFIX, true, "wrong tag") >= 1);
 }
 
+static void a_written_source_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_WRITTEN_SOURCE, false, "a block that an event writes or pins");
+    is_caught(SIM_FAULT_WRITTEN_SOURCE, true, "wrong tag");
+}
+
 static void leaked_swap_space_is_caught(void **state)
 {
     (void)state;
@@ -240,6 +250,7 @@ int main(void)
         cmocka_unit_test(a_leaked_slot_is_caught),
         cmocka_unit_test(a_commit_without_its_event_is_caught),
         cmocka_unit_test(a_stale_prefix_is_caught),
+        cmocka_unit_test(a_written_source_is_caught),
         cmocka_unit_test(leaked_swap_space_is_caught),
         cmocka_unit_test(swap_space_given_back_early_is_caught),
         cmocka_unit_test(content_from_the_wrong_swap_space_is_caught),

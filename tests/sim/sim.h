@@ -35,19 +35,20 @@
  * run. */
 typedef enum sim_fault {
     SIM_FAULT_NONE,
-    SIM_FAULT_DROPPED_REF,  /* a reference dropped too early */
-    SIM_FAULT_LEAKED_SLOT,  /* a query slot without a holder that is not free */
-    SIM_FAULT_EARLY_COMMIT, /* a commit before its event has run */
-    SIM_FAULT_STALE_PREFIX, /* a compressed block left in the prefix cache */
-    SIM_FAULT_LEAKED_SWAP,  /* a block of the swap space without a holder that is not free */
-    SIM_FAULT_EARLY_SWAP,   /* swap space freed while its content is still needed */
-    SIM_FAULT_WRONG_SWAP,   /* a sequence that names the wrong block of the swap space */
-    SIM_FAULT_LATE_PUT,     /* a put behind the fill that reads it */
-    SIM_FAULT_EARLY_HOME,   /* a home block freed while it is still needed */
-    SIM_FAULT_EARLY_DIGEST, /* the digests of a put, computed before the put */
-    SIM_FAULT_NO_WAIT,      /* a pack that does not wait for its exchange */
-    SIM_FAULT_WRONG_HOME,   /* a sequence that names the wrong home block */
-    SIM_FAULT_HALF_TAKEN    /* a sequence with device blocks and without home blocks */
+    SIM_FAULT_DROPPED_REF,    /* a reference dropped too early */
+    SIM_FAULT_LEAKED_SLOT,    /* a query slot without a holder that is not free */
+    SIM_FAULT_EARLY_COMMIT,   /* a commit before its event has run */
+    SIM_FAULT_STALE_PREFIX,   /* a compressed block left in the prefix cache */
+    SIM_FAULT_WRITTEN_SOURCE, /* an event that writes a source of another sequence */
+    SIM_FAULT_LEAKED_SWAP,    /* a block of the swap space without a holder that is not free */
+    SIM_FAULT_EARLY_SWAP,     /* swap space freed while its content is still needed */
+    SIM_FAULT_WRONG_SWAP,     /* a sequence that names the wrong block of the swap space */
+    SIM_FAULT_LATE_PUT,       /* a put behind the fill that reads it */
+    SIM_FAULT_EARLY_HOME,     /* a home block freed while it is still needed */
+    SIM_FAULT_EARLY_DIGEST,   /* the digests of a put, computed before the put */
+    SIM_FAULT_NO_WAIT,        /* a pack that does not wait for its exchange */
+    SIM_FAULT_WRONG_HOME,     /* a sequence that names the wrong home block */
+    SIM_FAULT_HALF_TAKEN      /* a sequence with device blocks and without home blocks */
 } sim_fault;
 
 typedef struct sim_opts {
@@ -61,6 +62,7 @@ typedef struct sim_opts {
 typedef struct sim_result {
     uint64_t steps, epochs, requests, cancels, tokens, forks;
     uint64_t events, preemptions, prefix_hits, aged;
+    uint64_t sources, new_sharers; /* left in the prefix cache; shared while their event ran */
     uint64_t selecting; /* sequences with a selector */
     uint64_t ring_reads, ring_forks, ring_readmissions; /* of sequences with a ring */
     uint64_t away; /* sequences with a home elsewhere */

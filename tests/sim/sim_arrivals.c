@@ -45,6 +45,26 @@ static void draw_homes(sim_world *w)
     o->window_tokens = cn_max_u32(o->window_tokens, most->select_window + 1);
 }
 
+/* An engine without homes and swap space has room for the new targets of first events, slow events
+ * and prompts with common beginnings, so that sources stay in the prefix cache and are shared while
+ * events run. */
+static void draw_room(sim_world *w)
+{
+    cn_sched_opts *o = &w->engine;
+    const uint64_t bits = sim_mix(o->model_hash, 7);
+    o->n_blocks += 32 + (uint32_t)(bits >> 8) % 64;
+    o->max_seqs = cn_min_u32(o->max_seqs + 4, SIM_MAX_SEQS);
+    o->max_batched_tokens += 32;
+    o->n_query_slots += 4;
+    o->prefix_caching = true;
+    w->synchronous = false;
+    w->event_delay = 2 + (uint32_t)(bits >> 16) % 8;
+    w->arrival_percent = 60;
+    w->share_percent = 95;
+    w->n_families = 1;
+    memcpy(w->policy_percent, (uint32_t[]){10, 40, 50}, 3 * sizeof(uint32_t));
+}
+
 void sim_draw_engine(sim_world *w)
 {
     static const uint32_t sizes[] = {2, 4, 4, 8, 16};
@@ -97,6 +117,7 @@ void sim_draw_engine(sim_world *w)
     }
     draw_selection(w);
     draw_homes(w);
+    if (w->away_percent == 0 && o->n_swap_blocks == 0) draw_room(w);
     sim_declare_auto(w);
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
 }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/base.h"
+#include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
 /* Chooses a random set of k slots that contains the window: keeps each slot with the probability
@@ -77,6 +78,15 @@ static bool check_request(sim_world *w, const sim_seq *q, const cn_sched_event *
     return true;
 }
 
+/* References to the blocks that the event of a sequence reads. They grow when one is shared. */
+static uint32_t count_holders(const sim_world *w, const cn_seq *seq)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < seq->n_blocks; i++)
+        n += cn_pool_refs(w->s->device.blocks, seq->table[i]);
+    return n;
+}
+
 bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
 {
     for (uint32_t i = 0; i < begin->n_events; i++) {
@@ -91,6 +101,8 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         q->next_area = q->n_area + e->n_exchange * w->engine.block_tokens;
         q->event = SIM_ENQUEUED;
         q->sched_event = e;
+        q->n_holders = count_holders(w, e->seq);
+        w->r->sources += e->seq->sched->n_lent;
         q->run_at = w->step + (w->synchronous ? 0 : sim_below(w, w->event_delay + 1));
         q->report_at = q->run_at + (w->synchronous ? 0 : sim_below(w, w->event_delay + 1));
         w->n_events++;
@@ -165,6 +177,7 @@ bool sim_advance_events(sim_world *w)
             if (!sim_device_read(&w->device, p, "a finished compression",
                                  q->sched_event->req.target, q->kept, q->n_kept))
                 return false;
+        w->r->new_sharers += count_holders(w, q->sched_event->seq) > q->n_holders;
         cn_scheduler_event_done(w->s, q->sched_event);
         q->event = SIM_REPORTED;
     }

@@ -184,3 +184,37 @@ void sim_strike_event(sim_world *w)
         return;
     }
 }
+
+/* Returns true when a running sequence besides that of q will read this block again. */
+static bool is_read(const sim_world *w, const sim_seq *q, uint32_t block)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *other = &w->seqs[i];
+        if (other == q || !goes_on(w, other)) continue;
+        for (uint32_t k = 0; k < other->seq->n_blocks; k++)
+            if (other->seq->table[k] == block) return true;
+    }
+    return false;
+}
+
+/* The event must run in this step, and must write other tags than the source has. */
+void sim_strike_source(sim_world *w)
+{
+    const size_t b = w->engine.block_tokens;
+    if (w->o.fault != SIM_FAULT_WRITTEN_SOURCE || (w->in_order && w->n_events > 1)) return;
+    for (uint32_t at = 0; at < SIM_MAX_LIVE; at++) {
+        sim_seq *q = &w->seqs[at];
+        if (q->event != SIM_ENQUEUED || q->run_at > w->step || q->compressed) continue;
+        const cn_sched_event *e = q->sched_event;
+        uint32_t *target = e->seq->sched->target;
+        for (uint32_t i = 0; i < e->req.n_target; i++) {
+            const uint32_t source = e->req.table[i];
+            if (target[i] == source || !is_read(w, q, source)) continue;
+            if (memcmp(q->kept + i * b, q->positions + i * b, b * sizeof *q->kept) == 0) continue;
+            cn_pool_drop(w->s->device.blocks, target[i]);
+            target[i] = source;
+            w->r->fault_struck = true;
+            return;
+        }
+    }
+}

@@ -78,7 +78,10 @@ static bool schedule(sim_world *w, cn_plan *plan)
     cn_begin_plan begin;
     if (!begin_step(w, &begin)) return false;
     if (!check(w) || !sim_enqueue_events(w, &begin)) return false;
-    if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) sim_strike_event(w);
+    if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) {
+        sim_strike_event(w);
+        sim_strike_source(w);
+    }
     if (!sim_drift(w) || !sim_advance_events(w)) return false;
     cancel_some(w);
     cn_scheduler_schedule(w->s, plan);

@@ -65,6 +65,7 @@ typedef struct sim_seq {
     sim_event_state event;
     cn_sched_event *sched_event;
     uint64_t run_at, report_at; /* steps */
+    uint32_t n_holders;         /* of the blocks of its table when it was enqueued */
     uint64_t kept[SIM_MAX_LEN]; /* by the compression; behind the exchange area */
     uint32_t kept_where[SIM_MAX_LEN];
     uint32_t n_kept;
@@ -191,5 +192,6 @@ bool sim_strikes_put(sim_world *w, const sim_seq *q);
 bool sim_strikes_digest(sim_world *w, const sim_seq *q);
 void sim_strike(sim_world *w);
 void sim_strike_event(sim_world *w);
+void sim_strike_source(sim_world *w);
 
 #endif
