@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "engine/cmd/command.h"
+#include "engine/cmd/stop_signals.h"
 #include "engine/cpu_check.h"
 
 static bool any_of(const char *word, const char *a, const char *b, const char *c)
@@ -33,6 +34,7 @@ int main(int argc, char **argv)
         return CN_EXIT_FAILED;
     }
     const char *word = argv[1];
+    cn_stop_signals_begin();
     const bool help = any_of(word, "help", "--help", "-h");
     if (help && (argc == 2 || any_of(argv[2], "help", "--help", "-h"))) {
         cn_commands_help(stdout);

@@ -231,7 +231,7 @@ static cn_config *make_config(void)
 static outcome run_with(const cn_config *c)
 {
     cn_batch_run run = {.config = c};
-    cn_batch_drive drive = {.engine = &fake, .n_signals = &signals};
+    cn_batch_drive drive = {.engine = &fake, .stop_asked = &signals};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     assert_int_equal(cn_resume_scan(run.output, c->retry_errors, &run.ids, &run.totals), CN_OK);
@@ -411,8 +411,10 @@ static void strict_stops_at_the_first_fault_without_writing_it(void **state)
     json_decref(all);
 }
 
-static void interrupt_at_5(uint64_t step) { if (step == 5) signals = 1; }
-static void interrupt_twice(uint64_t step) { signals = step < 5 ? 0 : step < 6 ? 1 : 2; }
+static void interrupt_at_5(uint64_t step)
+{
+    if (step == 5) signals = 1;
+}
 
 static void an_interrupt_finishes_running_requests_and_puts_back_the_rest(void **state)
 {
@@ -434,32 +436,14 @@ static void an_interrupt_finishes_running_requests_and_puts_back_the_rest(void *
     json_decref(all);
 }
 
-static void a_second_interrupt_stops_at_once(void **state)
-{
-    (void)state;
-    add_lines(100);
-    fake.max_running = 10;
-    fake.at_step = interrupt_twice;
-    outcome o = run_default();
-    assert_int_equal(o.state, CN_BATCH_STOPPED);
-    assert_false(o.failed);
-    assert_int_equal(fake.stats.steps, 6);
-    signals = 0;
-    fake.at_step = NULL;
-    o = run_default();
-    json_t *all = output();
-    expect_answers(all, 100);
-    json_decref(all);
-}
-
 static void until_stops_reading_lines(void **state)
 {
     (void)state;
     add_lines(20);
     cn_config *c = make_config();
     cn_batch_run run = {.config = c};
-    cn_batch_drive drive = {.engine = &fake, .n_signals = &signals,
-                            .until = (int64_t)time(NULL) - 1};
+    cn_batch_drive drive = {
+        .engine = &fake, .stop_asked = &signals, .until = (int64_t)time(NULL) - 1};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     cn_batch_drive_all(&drive, &run);
@@ -734,7 +718,6 @@ int main(void)
         IN_DIR(faulty_lines_get_error_lines_and_the_run_continues),
         IN_DIR(strict_stops_at_the_first_fault_without_writing_it),
         IN_DIR(an_interrupt_finishes_running_requests_and_puts_back_the_rest),
-        IN_DIR(a_second_interrupt_stops_at_once),
         IN_DIR(until_stops_reading_lines),
         IN_DIR(an_engine_failure_keeps_the_written_lines),
         IN_DIR(grades_add_up_over_runs),

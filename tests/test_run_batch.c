@@ -342,7 +342,6 @@ static void one_signal_drains_and_a_second_stops(void **state)
         kill(pid, signals[i]);
         if (signals[i] == SIGHUP) kill(pid, SIGHUP); /* from the shell, then from the system */
         assert_int_equal(wait_exit(pid), 3);
-        assert_null(strstr(get_text(log_path), "interrupted twice"));
         expect_log("interrupted");
         assert_true(count_lines(out_path) < N_REQUESTS);
     }
@@ -383,11 +382,11 @@ static int wait_exit_for_30_s(pid_t pid)
     return wait_exit(pid);
 }
 
-/* The pipe is full, so that the run waits in a write: the third signal ends it. */
+/* The pipe is full, so that the run waits in a write: the second signal ends it. */
 static void a_reader_that_reads_nothing_cannot_keep_the_run(void **state)
 {
     (void)state;
-    enum { SIGNALS = 3, LEAST_PIPE_BYTES = 4096 };
+    enum { SIGNALS = 2, LEAST_PIPE_BYTES = 4096 };
     assert_int_equal(mkfifo(out_path, 0600), 0);
     const int fd = open(out_path, O_RDWR);
     assert_true(fd >= 0 && fcntl(fd, F_SETPIPE_SZ, LEAST_PIPE_BYTES) > 0);
@@ -403,7 +402,7 @@ static void a_reader_that_reads_nothing_cannot_keep_the_run(void **state)
         sleep_ms(50);
     }
     const int ended = wait_exit_for_30_s(pid);
-    if (ended != -SIGTERM && ended != 3) fail_msg("ended with %d", ended); /* 3: it did not wait */
+    if (ended != 3) fail_msg("ended with %d", ended);
     close(fd);
     assert_int_equal(unlink(out_path), 0);
 }

@@ -25,9 +25,9 @@ typedef struct cn_bench {
     cn_timeline *timeline; /* NULL: no timeline */
     uint64_t done, failed, prompt_tokens, output_tokens; /* of requests that ended */
     cn_progress progress;
-    uint64_t n_requests, n_tokens; /* all requests and their output tokens; 0: not known */
-    const volatile int *n_signals; /* counter of the caller's signal handler */
-    bool interrupted;              /* a signal ended the measurement; its figures are partial */
+    uint64_t n_requests, n_tokens;  /* all requests and their output tokens; 0: not known */
+    const volatile int *stop_asked; /* set by the caller's signal handler */
+    bool interrupted;               /* a signal ended the measurement; its figures are partial */
 } cn_bench;
 
 /* Submits a request with exactly output_len output tokens, the configured sampling and

@@ -8,25 +8,18 @@
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
 #include "engine/cmd/command.h"
+#include "engine/cmd/stop_signals.h"
 #include "engine/json.h"
 
 /* ---- signals ---- */
 
-static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
-_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
+static volatile int stop_asked; /* only the handler writes it; int is sig_atomic_t here */
+_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the flag must be written atomically");
 
-static void count_signal(int number)
-{
-    (void)number;
-    n_signals = 1;
-}
+static void take_signal(void) { stop_asked = 1; }
 
-/* The first signal ends the measurement, the second one the process. */
-static void install_signal_handlers(void)
-{
-    cn_handle_signal(SIGINT, count_signal, (int)SA_RESETHAND);
-    cn_handle_signal(SIGTERM, count_signal, (int)SA_RESETHAND);
-}
+/* The first signal ends the measurement. */
+static const cn_stop_rule stop_rule = {.first = take_signal};
 
 /* ---- what the modes share ---- */
 
@@ -64,7 +57,7 @@ static void show_progress(cn_bench *b)
 
 cn_status cn_bench_step(cn_bench *b, bool *idle)
 {
-    if (*b->n_signals) {
+    if (*b->stop_asked) {
         b->interrupted = true;
         return cn_fail(CN_ERR_CANCELLED, "interrupted");
     }
@@ -205,7 +198,7 @@ static cn_status run_engine(cn_bench *b)
     const cn_config *c = b->config;
     CN_TRY(cn_engine_create(&b->engine, c));
     cn_engine_default_kv(b->engine, &b->kv);
-    install_signal_handlers();
+    cn_stop_signals_set(&stop_rule);
     cn_progress_begin(&b->progress, c->progress, stderr);
     cn_status status = CN_OK;
     if (c->timeline) status = cn_timeline_open(&b->timeline, c->timeline, c->timeline_interval);
@@ -226,7 +219,7 @@ static cn_status open_arms(cn_bench *b)
 
 static cn_status bench(cn_config *c)
 {
-    cn_bench b = {.config = c, .n_signals = &n_signals};
+    cn_bench b = {.config = c, .stop_asked = &stop_asked};
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? open_arms(&b) : CN_OK;
     if (status == CN_OK) status = run_engine(&b);

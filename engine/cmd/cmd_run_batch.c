@@ -13,43 +13,22 @@
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
+#include "engine/cmd/stop_signals.h"
 #include "engine/json.h"
 #include "engine/offline/batch_drive.h"
 #include "engine/utf8.h"
 
 /* ---- signals ---- */
 
-static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
-_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
+static volatile int stop_asked; /* only the handler writes it; int is sig_atomic_t here */
+_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the flag must be written atomically");
 
-/* A terminal that closes can send more than one. */
-static void take_hangup(int number)
-{
-    (void)number;
-    if (n_signals < 1) n_signals = 1;
-}
+static void take_signal(void) { stop_asked = 1; }
 
-/* After the second one, SIGINT and SIGTERM end the process at once: a write to a pipe that nobody
- * reads would keep the run from stopping. */
-static void count_signal(int number)
-{
-    (void)number;
-    if (n_signals < 2) n_signals = n_signals + 1;
-    if (n_signals < 2) return;
-    cn_handle_signal(SIGINT, SIG_DFL, 0);
-    cn_handle_signal(SIGTERM, SIG_DFL, 0);
-}
-
-/* Without SA_RESTART, so that a signal interrupts a read from an idle pipe. */
-static void install_signal_handlers(void)
-{
-    struct sigaction hangup;
-    cn_handle_signal(SIGINT, count_signal, 0);
-    cn_handle_signal(SIGTERM, count_signal, 0);
-    /* A terminal that closes drains the run, unless nohup has made the program ignore it. */
-    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
-        cn_handle_signal(SIGHUP, take_hangup, 0);
-}
+/* The first signal drains the run, also a terminal that closes. It interrupts a read from an idle
+ * pipe. */
+static const cn_stop_rule stop_rule = {
+    .first = take_signal, .exit_code = CN_EXIT_RESUMABLE, .hangup = true};
 
 /* ---- opening ---- */
 
@@ -343,8 +322,8 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
         cn_log(CN_LOG_INFO,
                "--output-file %s is not a regular file: a stopped run cannot be resumed",
                c->output_file);
-    install_signal_handlers();
-    drive->n_signals = &n_signals;
+    cn_stop_signals_set(&stop_rule);
+    drive->stop_asked = &stop_asked;
     cn_progress_begin(&drive->progress, progress_mode(c), stderr);
     const double started_s = cn_now_s();
     cn_batch_drive_all(drive, run);

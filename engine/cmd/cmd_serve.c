@@ -1,28 +1,25 @@
 /* cmd_serve.c - `cinch serve`: runs the HTTP server until a signal stops it. The first SIGTERM or
- * SIGINT drains within --shutdown-timeout, the second one stops immediately. SIGHUP opens the
+ * SIGINT drains within --shutdown-timeout, the second one ends the process. SIGHUP opens the
  * access log again. */
 #include <signal.h>
 #include <sys/resource.h>
 
 #include "engine/cmd/command.h"
+#include "engine/cmd/stop_signals.h"
 #include "engine/serve/server.h"
 
 static cn_server *server; /* only for the handler; set before the handler is installed */
 
-static void on_signal(int number)
+static void stop_server(void) { cn_server_stop(server); }
+
+static void on_hangup(int number)
 {
-    if (number == SIGHUP)
-        cn_server_reopen_log(server);
-    else
-        cn_server_stop(server);
+    (void)number;
+    cn_server_reopen_log(server);
 }
 
-static void install_signal_handlers(void)
-{
-    cn_handle_signal(SIGINT, on_signal, SA_RESTART);
-    cn_handle_signal(SIGTERM, on_signal, SA_RESTART);
-    cn_handle_signal(SIGHUP, on_signal, SA_RESTART);
-}
+static const cn_stop_rule stop_rule = {.first = stop_server, .restart = true};
+static const cn_stop_rule end_rule = {.first = NULL};
 
 /* Each connection needs a file descriptor. Raises the limit as far as the system allows, or accepts
  * fewer connections: without a descriptor for a new one, no old one could be closed for it. */
@@ -52,12 +49,12 @@ int cn_cmd_serve(int argc, char **argv)
     raise_file_limit(c);
     cn_status status = cn_server_create(&server, c);
     if (status == CN_OK) {
-        install_signal_handlers();
+        cn_stop_signals_set(&stop_rule);
+        cn_handle_signal(SIGHUP, on_hangup, SA_RESTART);
         status = cn_server_run(server);
     }
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
+    cn_stop_signals_set(&end_rule);
     signal(SIGHUP, SIG_IGN);
     cn_server_free(server);
     cn_config_free(c);

@@ -32,7 +32,7 @@ static uint64_t n_tokens(void *drive, cn_batch_job *job)
 static bool interrupted(void *drive)
 {
     const cn_batch_drive *d = drive;
-    return *d->n_signals != d->n_signals_handled;
+    return *d->stop_asked && !d->stop_seen;
 }
 
 static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, const char *message)
@@ -78,16 +78,14 @@ int64_t cn_next_time_of_day(int32_t minutes, int64_t now)
     return (int64_t)mktime(&local);
 }
 
-/* Drains the run after the first signal and from the time of --until on; stops it after the second
- * signal. */
+/* Drains the run after a signal and from the time of --until on. */
 static void check_stop_requests(cn_batch_drive *d, cn_batch_run *run)
 {
-    d->n_signals_handled = *d->n_signals;
-    if (d->n_signals_handled > 0 && run->state == CN_BATCH_RUNNING) {
+    d->stop_seen = *d->stop_asked;
+    if (d->stop_seen && run->state == CN_BATCH_RUNNING) {
         cn_batch_run_drain(run, false, "interrupted");
         cn_log(CN_LOG_INFO, "finishing the running requests; interrupt again to stop immediately");
     }
-    if (d->n_signals_handled > 1) cn_batch_run_stop(run, false, "interrupted twice");
     if (d->until && (int64_t)time(NULL) >= d->until)
         cn_batch_run_drain(run, false, "the time of --until is reached");
 }

@@ -1,8 +1,8 @@
 /* batch_drive.h - runs a batch on its own engine, for `cinch run-batch`: steps the engine, and
  * between steps checks for signals, checks the clock and shows the progress.
  *
- * Owner: cmd_run_batch.c. Thread: the engine's. Stage: the loop around all stages. The first signal
- * drains the run, the second one stops it. */
+ * Owner: cmd_run_batch.c. Thread: the engine's. Stage: the loop around all stages. A signal drains
+ * the run. */
 #ifndef CN_BATCH_DRIVE_H
 #define CN_BATCH_DRIVE_H
 
@@ -14,14 +14,14 @@ typedef struct cn_batch_drive {
     /* Set by the caller, who owns them. */
     cn_engine *engine;
     int64_t until; /* admit nothing from this time on (seconds since the epoch); 0: no limit */
-    const volatile int *n_signals; /* counter of the caller's signal handler */
+    const volatile int *stop_asked; /* set by the caller's signal handler: drain */
     cn_progress progress;
 
     /* Internal. */
     cn_batch_port port;
     cn_api_unknown unknown;
     cn_served_names names;
-    int n_signals_handled;
+    bool stop_seen;
     uint64_t tokens_earlier; /* output tokens of earlier runs */
 } cn_batch_drive;
 
