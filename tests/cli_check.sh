@@ -181,6 +181,7 @@ no request fits: prompt and output of each exceed the context of 8192 tokens|ben
 the input: column 1: not JSON: the text ends too early near '['|tokenize $model --chat --text [
 the input: column 4: not JSON: unexpected text near '[nix'|tokenize $model --chat --text [nix
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
+--model README.md is a file: expected the directory|plan --model README.md
 T
 [ ! -e "$dir/o" ]
 printf 'text\377' >"$dir/bytes.txt"

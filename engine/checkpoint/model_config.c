@@ -4,8 +4,9 @@
 
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
+#include "engine/checkpoint/checkpoint_dir.h"
 #include "engine/json.h"
 
 enum {
@@ -335,15 +336,32 @@ cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n
                                read_config, out);
 }
 
+static cn_status read_architecture(const cn_json_at *a, void *out)
+{
+    return find_architecture(a, out);
+}
+
+cn_status cn_model_config_check_architecture(const char *model_dir)
+{
+    const architecture *found;
+    cn_buf path = {0}, text = {0};
+    CN_TRY(cn_buf_addf(&path, "%s/config.json", model_dir));
+    cn_status status = CN_OK;
+    if (access(path.data, F_OK) == 0) {
+        status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
+        if (status == CN_OK)
+            status = cn_json_read_object(text.data, text.len, path.data, CONFIG_MAX_BYTES,
+                                         CONFIG_MAX_DEPTH, CN_ERR_MODEL, read_architecture, &found);
+    }
+    cn_buf_free(&text);
+    cn_buf_free(&path);
+    return status;
+}
+
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
 {
     cn_buf path = {0}, text = {0};
-    struct stat folder;
-    if (stat(model_dir, &folder) != 0 || !S_ISDIR(folder.st_mode))
-        return cn_fail(CN_ERR_IO,
-                       "--model %s: no such directory: expected a downloaded checkpoint with "
-                       "config.json",
-                       model_dir);
+    CN_TRY(cn_checkpoint_dir_check(model_dir));
     cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
     if (status == CN_OK) status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
     if (status == CN_OK) status = cn_model_config_parse(out, text.data, text.len, path.data);

@@ -1,7 +1,7 @@
 /* model_config.h - config.json of a Hugging Face checkpoint as one checked struct.
  *
  * Owner: the caller; a plain value that can be copied. Thread: any. Stage: start, before any other
- * file of the model is read. `cinch plan` reads only this file.
+ * file of the model is read.
  *
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
  * (with or without attention_bias), MistralForCausalLM (without a sliding window). Any other
@@ -50,7 +50,11 @@ typedef struct cn_model_config {
  * values. */
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir);
 
-/* The same from the text of a config.json; `what` names it in errors. */
+/* Refuses an architecture that is not supported, as cn_model_config_load does, and reads nothing
+ * else. CN_OK without a config.json. */
+cn_status cn_model_config_check_architecture(const char *model_dir);
+
+/* The same as cn_model_config_load from the text of a config.json; `what` names it in errors. */
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n,
                                 const char *what);
 

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/checkpoint/checkpoint_dir.h"
 #include "engine/json.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "views use the byte order of the file");
@@ -421,6 +422,7 @@ static cn_status open_dir(cn_safetensors **out, const char *dir, const char *ind
         return index_names(*out);
     }
     if (access(index, F_OK) == 0) return open_index(out, dir, index);
+    CN_TRY(cn_checkpoint_dir_refuse_gguf(dir));
     return cn_fail(CN_ERR_IO,
                    "%s: expected model.safetensors or model.safetensors.index.json; other weight "
                    "files are not supported",

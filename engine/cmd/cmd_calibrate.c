@@ -87,8 +87,8 @@ static cn_status choose_len(job *j)
 static cn_status run(job *j, char **more, int n_more)
 {
     const cn_config *c = j->c;
-    CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
     CN_TRY(choose_len(j));
+    CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
     CN_TRY(cn_calibrator_create(&j->calibrator, c->model, c->importance, j->len));
     CN_TRY(add_file(j, c->calibrate_text));
     for (int i = 0; i < n_more; i++) CN_TRY(add_file(j, more[i]));

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/checkpoint/checkpoint_dir.h"
+#include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
 #include "engine/json.h"
 #include "engine/offline/line_reader.h"
@@ -240,10 +242,19 @@ static cn_status run_input(job *j)
     return status;
 }
 
+/* A tokenizer that is not supported matters less than an architecture that is not. */
+static cn_status load_tokenizer(job *j, const char *dir)
+{
+    if (!j->c->tokenizer) CN_TRY(cn_checkpoint_dir_check(dir));
+    cn_status status = cn_tokenizer_load(&j->tokenizer, dir);
+    if (status == CN_ERR_MODEL) CN_TRY(cn_model_config_check_architecture(dir));
+    return status;
+}
+
 static cn_status run(job *j)
 {
     const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
-    CN_TRY(cn_tokenizer_load(&j->tokenizer, dir));
+    CN_TRY(load_tokenizer(j, dir));
     if (j->c->chat) CN_TRY(cn_chat_template_load(&j->chat, dir, j->c->chat_template));
     CN_TRY(run_input(j));
     return flush(j);

@@ -1,6 +1,6 @@
 /* plan.c - `cinch plan`: how much memory a model needs and how many requests run at once, from
  * config.json and the options alone, on the device that would run it. Reads no weights and
- * allocates no KV memory.
+ * allocates no KV memory. A tokenizer that is there is checked.
  *
  * Expected tokens/s is an upper bound from two measurements of a fraction of a second. One is how
  * fast the backend's GEMM reads a weight matrix for one row. The other is how fast it multiplies
@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "compress/policy.h"
 #include "engine/backend.h"
@@ -19,6 +20,7 @@
 #include "engine/cmd/plan_select.h"
 #include "engine/home.h"
 #include "engine/start_plan.h"
+#include "engine/text/tokenizer.h"
 
 typedef struct plan_report {
     const cn_config *config;
@@ -122,6 +124,20 @@ static cn_status load_config(plan_report *r)
     CN_TRY(cn_model_config_load(m, c->model));
     CN_TRY(cn_start_check_model_len(c, m));
     r->max_model_len = cn_start_max_model_len(c, m);
+    return CN_OK;
+}
+
+/* A plan does not need a tokenizer.json, but an engine would reject one that is not supported. */
+static cn_status check_tokenizer(const cn_config *c)
+{
+    cn_tokenizer *tokenizer;
+    cn_buf path = {0};
+    CN_TRY(cn_buf_addf(&path, "%s/tokenizer.json", c->model));
+    const bool is_there = access(path.data, F_OK) == 0;
+    cn_buf_free(&path);
+    if (!is_there && !c->tokenizer) return CN_OK;
+    CN_TRY(cn_tokenizer_load(&tokenizer, c->tokenizer ? c->tokenizer : c->model));
+    cn_tokenizer_free(tokenizer);
     return CN_OK;
 }
 
@@ -350,6 +366,7 @@ static cn_status plan(const cn_config *c)
 {
     plan_report r = {.config = c};
     CN_TRY(load_config(&r));
+    CN_TRY(check_tokenizer(c));
     CN_TRY(c->gpu_memory ? plan_elsewhere(&r) : plan_here(&r));
     if (c->json) return print_json(&r);
     print_table(&r);

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/options/option_value.h"
 
@@ -81,8 +82,8 @@ static cn_status find_model(char **field, const char *option)
 {
     const char *name = *field;
     cn_buf cache = {0}, path = {0};
-    if (!name || is_directory(name)) return CN_OK;
-    if (!is_repository(name)) return CN_OK; /* the loader reports the missing directory */
+    /* The loader reports a missing directory, or a file. */
+    if (!name || access(name, F_OK) == 0 || !is_repository(name)) return CN_OK;
     cn_status status = cn_hub_cache_dir(&cache);
     if (status == CN_OK && cache.len) status = find_snapshot(&path, cache.data, name);
     if (status == CN_OK && path.len == 0)

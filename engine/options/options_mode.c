@@ -34,9 +34,9 @@ static const struct {
                              "the server has the model and its options, and --output-len sets the "
                              "output"},
     [CN_MODE_PLAN] = {"cinch plan", 0,
-                      "tokenizer served-model-name generation-config scheduling-policy max-queue "
+                      "served-model-name generation-config scheduling-policy max-queue "
                       "max-n batch-floor share-prefix-cache " CHAT_OPTIONS,
-                      "only what changes memory or the time of a step counts"},
+                      "only the tokenizer, and what changes memory or the time of a step, count"},
     [CN_MODE_TOKENIZE_TEXT] = {"cinch tokenize", 0, "chat-template", "it needs --chat"},
 };
 
