@@ -5,6 +5,7 @@ set -eu
 doc=docs/API.md
 openapi=engine/serve/openapi.json
 source=engine/api/api_request.c
+responses=engine/api/responses_request.c
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 bad=0
@@ -16,7 +17,8 @@ sed -n '/^| route /,/^$/p' $doc | sed 's/|[^|]*|[^|]*|$//' | grep -o '`[^`]*`' |
 diff "$dir/routes" "$dir/told" || { echo "$doc: the routes differ from $openapi"; bad=1; }
 
 # Members that are read, accepted without effect, or accepted at one value; and those of openapi.json.
-sed -n '/^} fields\[\]/,/^};/p;/ harmless\[\]/,/^};/p;/^} neutrals\[\]/,/^};/p' $source |
+(sed -n '/^} fields\[\]/,/^};/p;/ harmless\[\]/,/^};/p;/^} neutrals\[\]/,/^};/p' $source
+sed -n '/^} responses_fields\[\]/,/^};/p;/^} refused\[\]/,/^};/p' $responses) |
     sed -n 's/^    {\{0,1\}"\([a-z_]*\)",.*/\1/p' >"$dir/members"
 [ "$(wc -l <"$dir/members")" -gt 50 ] || { echo "$source: the tables were not found"; exit 1; }
 sed -n '/^      "[A-Za-z]*Request": {/,/^      }/s/^          "\([a-z_]*\)":.*/\1/p' \

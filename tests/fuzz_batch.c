@@ -10,7 +10,8 @@
 #include "tests/lib/chat_params.h"
 #include "tests/lib/fuzz.h"
 
-static const cn_api_defaults defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1}};
+static const cn_api_defaults defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1},
+                                         .tool_parser = CN_OPT_TOOLS_HERMES};
 
 static void check_request(const cn_batch_item *item)
 {
@@ -80,6 +81,14 @@ static const fuzz_input corpus[] = {
               "\"stop\": [\"x\"], \"logit_bias\": {\"5\": 1}, \"temperature\": 0.5}}"),
     FUZZ_TEXT("{\"custom_id\": \"b\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": [1, 2], "
               "\"logprobs\": 3, \"kv\": {\"policy\": \"zip\", \"budget\": 64}, \"seed\": -1}}"),
+    FUZZ_TEXT("{\"custom_id\": \"r\", \"url\": \"/v1/responses\", \"body\": {\"input\": [{"
+              "\"role\": \"user\", \"content\": [{\"type\": \"input_text\", \"text\": \"a\"}]}, {"
+              "\"type\": \"reasoning\", \"summary\": []}, {\"type\": \"function_call\", "
+              "\"call_id\": \"c\", "
+              "\"name\": \"f\", \"arguments\": \"{}\"}, {\"type\": \"function_call_output\", "
+              "\"call_id\": \"c\", \"output\": \"7\"}], \"instructions\": \"be\", \"text\": "
+              "{\"format\": {\"type\": \"json_schema\", \"schema\": {}}}, \"include\": [], "
+              "\"reasoning\": {\"effort\": \"low\"}, \"max_output_tokens\": 4}}"),
     FUZZ_TEXT("{\"id\": 7, \"prompt\": \"q\", \"answer\": \"so \\\\boxed{1,234.50} #### -7\"}"),
     FUZZ_TEXT("{\"prompt\": [{\"role\": \"system\", \"content\": [{\"type\": \"text\", \"text\": "
               "\"a\"}]}, {\"role\": \"user\", \"content\": \"b\"}], \"answer\": 1.5}"),
@@ -91,6 +100,7 @@ static const fuzz_input corpus[] = {
 static const char *const words[] = {
     "\"custom_id\":", "\"body\":",  "\"messages\":", "\"stop_token_ids\":", "\"stream\": true",
     "\"role\":",      "\"kv\":",    "\"top_logprobs\":", "null", "1e308", "-0", "\\u0000",
+    "\"input\":", "\"tool_choice\":", "\"type\": \"reasoning\"", "\"type\": \"message\"",
     "\\ud800",        "\\boxed{",   "####",          "\"max_completion_tokens\":", "[[", "{}",
 };
 

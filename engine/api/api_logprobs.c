@@ -19,11 +19,12 @@ enum {
 static const char *const members[CN_API_N_ENDPOINTS][4] = {
     [CN_API_CHAT] = {"content"},
     [CN_API_COMPLETION] = {"text_offset", "token_logprobs", "tokens", "top_logprobs"},
+    [CN_API_RESPONSES] = {"content"},
 };
 /* The members of completions in this order, and the log-probabilities of a prompt. */
 enum { TEXT_OFFSET, TOKEN_LOGPROBS, TOKENS, TOP_LOGPROBS, PROMPT_TOKENS };
 
-uint32_t cn_api_logprobs_n_members(cn_api_endpoint e) { return e == CN_API_CHAT ? 1 : 4; }
+uint32_t cn_api_logprobs_n_members(cn_api_endpoint e) { return e == CN_API_COMPLETION ? 4 : 1; }
 
 const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member)
 {
@@ -66,6 +67,13 @@ cn_status cn_api_logprobs_add(cn_api_logprobs *l, const cn_api_logprobs_form *f,
     return CN_OK;
 }
 
+const cn_logprob *cn_api_logprobs_token(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                                        size_t i)
+{
+    CN_ASSERT(i < l->n_tokens);
+    return l->entries + i * stride(f);
+}
+
 void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, size_t n)
 {
     CN_ASSERT(n <= l->n_tokens);
@@ -77,7 +85,8 @@ void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, siz
 
 size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n)
 {
-    return n * stride(f) * (f->endpoint == CN_API_CHAT ? CHAT_JSON_BYTES : COMPLETION_JSON_BYTES);
+    return n * stride(f) *
+           (f->endpoint == CN_API_COMPLETION ? COMPLETION_JSON_BYTES : CHAT_JSON_BYTES);
 }
 
 /* ---- JSON ---- */
@@ -286,8 +295,8 @@ static json_t *token_json(const cn_api_logprobs *l, const cn_api_logprobs_form *
     if (member == PROMPT_TOKENS)
         return isnan(entries[0].logprob) ? json_null()
                                          : prompt_token(f, entries, l->ranks[i], text);
-    return f->endpoint == CN_API_CHAT ? chat_token(f, entries)
-                                      : completion_token(f, member, entries, text, at);
+    return f->endpoint == CN_API_COMPLETION ? completion_token(f, member, entries, text, at)
+                                            : chat_token(f, entries);
 }
 
 json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,

@@ -34,12 +34,16 @@ typedef struct cn_api_logprobs_form {
 void cn_api_logprobs_free(cn_api_logprobs *l);
 cn_status cn_api_logprobs_add(cn_api_logprobs *l, const cn_api_logprobs_form *f,
                               const cn_token_logprobs *p);
+/* The token i; its alternatives follow. */
+const cn_logprob *cn_api_logprobs_token(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                                        size_t i);
 /* Removes the first n tokens. */
 void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, size_t n);
 /* About the bytes of n tokens as JSON. */
 size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n);
 
-/* The members of the JSON object: "content" for chat, four parallel arrays for completions. */
+/* The members of the JSON object: "content" for chats and responses, four parallel arrays for
+ * completions. */
 uint32_t cn_api_logprobs_n_members(cn_api_endpoint e);
 const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member);
 

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "engine/api/api_chat.h"
+#include "engine/api/api_fields.h"
 #include "engine/api/api_structure.h"
+#include "engine/api/responses_request.h"
 #include "engine/json.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
@@ -294,7 +296,7 @@ static cn_status set_completion_tokens(cn_api_request *r, const char *key, json_
                                &known);
 }
 
-/* finish_chat() reads the field, once all other fields are known. */
+/* The field is read once all other fields are known. */
 static cn_status set_later(cn_api_request *r, const char *key, json_t *v)
 {
     (void)r, (void)key, (void)v;
@@ -303,7 +305,15 @@ static cn_status set_later(cn_api_request *r, const char *key, json_t *v)
 
 /* ---- the tables ---- */
 
-enum { CHAT = 1 << CN_API_CHAT, COMPLETION = 1 << CN_API_COMPLETION, BOTH = CHAT | COMPLETION };
+/* The members of /v1/responses alone are in responses_request.c. */
+enum {
+    CHAT = 1 << CN_API_CHAT,
+    COMPLETION = 1 << CN_API_COMPLETION,
+    RESPONSES = 1 << CN_API_RESPONSES,
+    BOTH = CHAT | COMPLETION,
+    CHATS = CHAT | RESPONSES,
+    ALL = CHAT | COMPLETION | RESPONSES
+};
 
 static const struct field {
     const char *key;
@@ -312,34 +322,34 @@ static const struct field {
 } fields[] = {
     {"messages", CHAT, set_messages},
     {"prompt", COMPLETION, set_prompt},
-    {"stop", BOTH, set_stop},
-    {"stop_token_ids", BOTH, set_stop_token_ids},
-    {"allowed_token_ids", BOTH, set_allowed_token_ids},
-    {"bad_words", BOTH, set_bad_words},
-    {"logit_bias", BOTH, set_logit_bias},
+    {"stop", ALL, set_stop},
+    {"stop_token_ids", ALL, set_stop_token_ids},
+    {"allowed_token_ids", ALL, set_allowed_token_ids},
+    {"bad_words", ALL, set_bad_words},
+    {"logit_bias", ALL, set_logit_bias},
     {"logprobs", CHAT, set_chat_logprobs},
     {"logprobs", COMPLETION, set_completion_logprobs},
-    {"top_logprobs", CHAT, set_later},
+    {"top_logprobs", CHATS, set_later},
     {"max_completion_tokens", CHAT, set_later},
     {"max_tokens", COMPLETION, set_completion_tokens},
     {"echo", COMPLETION, set_echo},
-    {"prompt_logprobs", BOTH, set_prompt_logprobs},
-    {"return_token_ids", BOTH, set_return_token_ids},
-    {"truncate_prompt_tokens", BOTH, set_truncate},
+    {"prompt_logprobs", ALL, set_prompt_logprobs},
+    {"return_token_ids", ALL, set_return_token_ids},
+    {"truncate_prompt_tokens", ALL, set_truncate},
     {"reasoning_effort", CHAT, set_later},
-    {"seed", BOTH, set_seed},
-    {"priority", BOTH, set_priority},
-    {"stream", BOTH, set_stream},
+    {"seed", ALL, set_seed},
+    {"priority", ALL, set_priority},
+    {"stream", ALL, set_stream},
     {"stream_options", BOTH, set_stream_options},
-    {"chat_template_kwargs", CHAT, set_template_kwargs},
-    {"documents", CHAT, set_documents},
+    {"chat_template_kwargs", CHATS, set_template_kwargs},
+    {"documents", CHATS, set_documents},
     {"tools", CHAT, set_tools},
-    {"tool_choice", CHAT, set_later},
-    {"parallel_tool_calls", CHAT, set_parallel_calls},
-    {"add_generation_prompt", CHAT, set_switch},
-    {"continue_final_message", CHAT, set_switch},
+    {"tool_choice", CHATS, set_later},
+    {"parallel_tool_calls", CHATS, set_parallel_calls},
+    {"add_generation_prompt", CHATS, set_switch},
+    {"continue_final_message", CHATS, set_switch},
     {"response_format", BOTH, cn_api_set_response_format},
-    {"structured_outputs", BOTH, cn_api_set_structured_outputs},
+    {"structured_outputs", ALL, cn_api_set_structured_outputs},
 };
 
 /* Accepted without effect: they do not change the answer. */
@@ -408,11 +418,13 @@ static cn_status check_neutral(cn_api_request *r, const char *key, const json_t 
 static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 {
     CN_TRY(cn_json_refuse_nul(v, key, CN_ERR_ARG));
-    if (json_is_null(v) || is_harmless(key)) return CN_OK;
+    bool known = false;
+    if (json_is_null(v)) return CN_OK;
+    if (r->endpoint == CN_API_RESPONSES) CN_TRY(cn_responses_set(r, key, v, &known));
+    if (known || is_harmless(key)) return CN_OK;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].endpoints >> r->endpoint & 1 && strcmp(key, fields[i].key) == 0)
             return fields[i].set(r, fields[i].key, v);
-    bool known;
     CN_TRY(cn_request_set_json(&r->params.sampling, &r->params.kv,
                                CN_SECTION_SAMPLING | CN_SECTION_KV, key, v, &known));
     return known ? CN_OK : check_neutral(r, key, v);
@@ -422,26 +434,27 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 
 /* OpenAI's effort as variables of the chat template: its own, and the switch of templates that can
  * only think or not. chat_template_kwargs comes first. */
-static cn_status set_effort(cn_api_request *r, const char *key, json_t *v)
+cn_status cn_api_set_effort(cn_api_request *r, const char *key, json_t *v)
 {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+    static const char *const efforts[] = {"none", "minimal", "low",  "medium",
+                                          "high", "xhigh",   "max"};
     const char *effort = json_string_value(v);
     size_t i = 0, n = sizeof efforts / sizeof *efforts;
     while (effort && i < n && strcmp(effort, efforts[i]) != 0) i++;
     if (!effort || i == n)
         return cn_api_refuse(
-            key, "\"none\", \"minimal\", \"low\", \"medium\", \"high\" or \"xhigh\"", v);
+            key, "\"none\", \"minimal\", \"low\", \"medium\", \"high\", \"xhigh\" or \"max\"", v);
     int failed = 0;
-    if (!json_object_get(r->chat, key)) failed |= json_object_set(r->chat, key, v);
+    if (!json_object_get(r->chat, "reasoning_effort"))
+        failed |= json_object_set(r->chat, "reasoning_effort", v);
     if (!json_object_get(r->chat, "enable_thinking"))
         failed |= json_object_set_new(r->chat, "enable_thinking", json_boolean(i > 0));
     return failed ? out_of_memory("a request") : CN_OK;
 }
 
-static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_parser parser,
                               const char **key)
 {
-    json_t *choice = json_object_get(body, "tool_choice");
     const char *text = json_string_value(choice);
     /* The model is not told of tools that it must not use. */
     if (text && strcmp(text, "none") == 0) json_object_del(r->chat, "tools");
@@ -456,17 +469,24 @@ static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parse
     return choice && !json_is_null(choice) ? cn_api_set_tool_choice(r, *key, choice) : CN_OK;
 }
 
+cn_status cn_api_set_length(cn_api_request *r, const char *key, json_t *v)
+{
+    bool known;
+    if (!v || json_is_null(v)) return CN_OK;
+    if (cn_request_set_json(&r->params.sampling, &r->params.kv, CN_SECTION_SAMPLING, "max_tokens",
+                            v, &known))
+        return cn_fail_within(CN_ERR_ARG, "%s", key);
+    r->length_key = key;
+    return CN_OK;
+}
+
 static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                              const char **key)
 {
     cn_sampling *s = &r->params.sampling;
-    json_t *v = json_object_get(body, *key = "max_completion_tokens");
-    bool known;
-    if (v && !json_is_null(v)) {
-        if (cn_request_set_json(s, &r->params.kv, CN_SECTION_SAMPLING, "max_tokens", v, &known))
-            return cn_fail_within(CN_ERR_ARG, "%s", *key);
-        r->length_key = "max_completion_tokens";
-    }
+    *key = "max_completion_tokens";
+    CN_TRY(cn_api_set_length(r, "max_completion_tokens", json_object_get(body, *key)));
+    json_t *v;
     v = json_object_get(body, *key = "top_logprobs");
     if (v && !json_is_null(v)) {
         int64_t n;
@@ -475,9 +495,9 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser
             return cn_fail(CN_ERR_ARG, "%s: needs \"logprobs\": true", *key);
         if (s->logprobs >= 0) s->logprobs = (int32_t)n;
     }
-    CN_TRY(finish_tools(r, body, parser, key));
+    CN_TRY(cn_api_finish_tools(r, json_object_get(body, "tool_choice"), parser, key));
     v = json_object_get(body, *key = "reasoning_effort");
-    if (v && !json_is_null(v)) CN_TRY(set_effort(r, *key, v));
+    if (v && !json_is_null(v)) CN_TRY(cn_api_set_effort(r, *key, v));
     *key = "messages";
     if (!json_object_get(r->chat, *key)) return cn_fail(CN_ERR_ARG, "%s: missing", *key);
     *key = "continue_final_message";
@@ -522,9 +542,11 @@ static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser p
     if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
     CN_TRY(check_kv_is_read(r, json_object_get(body, *key = "kv")));
-    cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, parser, key)
-                                                  : finish_completion(r, key);
-    CN_TRY(status);
+    switch (r->endpoint) {
+    case CN_API_CHAT: CN_TRY(finish_chat(r, body, parser, key)); break;
+    case CN_API_RESPONSES: CN_TRY(cn_responses_finish(r, body, parser, key)); break;
+    default: CN_TRY(finish_completion(r, key));
+    }
     CN_TRY(cn_api_finish_structure(r, *key = "structured_outputs"));
     *key = "stream_options";
     if ((r->stream_usage || r->chunk_usage) && !r->stream)
@@ -550,7 +572,8 @@ static void drop_read(const cn_api_request *r, json_t *body)
         if (r->prompts[i].text) has_text = true;
     json_object_foreach_safe(body, next, key, v)
     {
-        const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "stop") == 0 ||
+        const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "input") == 0 ||
+                              strcmp(key, "instructions") == 0 || strcmp(key, "stop") == 0 ||
                               strcmp(key, "bad_words") == 0 ||
                               (strcmp(key, "prompt") == 0 && has_text);
         if (!borrowed) json_object_del(body, key);
@@ -621,9 +644,13 @@ cn_status cn_api_request_submit(const cn_api_request *r, cn_engine *e, cn_event_
 
 void cn_api_note_param(const cn_api_request *r, cn_buf *at_fault)
 {
+    const char *prompt = r->endpoint == CN_API_RESPONSES ? "input"
+                         : r->params.chat                ? "messages"
+                                                         : NULL;
     const struct {
         const char *of_engine, *of_body; /* of_body NULL: the same */
-    } names[] = {{"prompt", r->params.chat ? "messages" : NULL},
+    } names[] = {{"prompt", prompt},
+                 {"messages", prompt},
                  {"max_tokens", r->length_key},
                  {"structured_outputs", r->structure_key}};
     const char *param = cn_last_param();
@@ -648,6 +675,7 @@ void cn_api_request_free(cn_api_request *r)
     json_decref(r->chat);
     json_decref(r->keep);
     json_decref(r->warnings);
+    cn_buf_free(&r->repeated);
     *r = (cn_api_request){0};
 }
 
@@ -656,6 +684,7 @@ void cn_api_request_free(cn_api_request *r)
 static const char *const paths[CN_API_N_ENDPOINTS] = {
     [CN_API_CHAT] = "/v1/chat/completions",
     [CN_API_COMPLETION] = "/v1/completions",
+    [CN_API_RESPONSES] = "/v1/responses",
 };
 
 const char *cn_api_endpoint_path(cn_api_endpoint e)

@@ -1,5 +1,5 @@
-/* api_request.h - reads the JSON body of /v1/chat/completions and /v1/completions, with the fields
- * of OpenAI and vLLM, into cn_request_params.
+/* api_request.h - reads the JSON body of /v1/chat/completions, /v1/completions and /v1/responses,
+ * with the fields of OpenAI and vLLM, into cn_request_params.
  *
  * Owner: the caller; call cn_api_request_free() after cn_engine_submit. Thread: any; a request
  * belongs to one thread at a time. Stage: 1, before the engine gets the request.
@@ -23,6 +23,7 @@
 typedef enum cn_api_endpoint {
     CN_API_CHAT,       /* /v1/chat/completions */
     CN_API_COMPLETION, /* /v1/completions */
+    CN_API_RESPONSES,  /* /v1/responses */
     CN_API_N_ENDPOINTS
 } cn_api_endpoint;
 
@@ -82,6 +83,11 @@ typedef struct cn_api_request {
         size_t n_tokens;
     } *prompts;
     uint32_t n_prompts; /* 1 for a chat, which has no prompts[] */
+
+    /* Of a response: the members that repeat the request, as JSON without its braces; and whether
+     * reasoning.summary asks for the reasoning as a summary. */
+    cn_buf repeated;
+    bool summarizes;
 
     json_t *warnings;  /* array of texts about ignored fields; NULL: none */
     cn_api_unknown *unknown; /* while it is parsed */

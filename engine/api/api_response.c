@@ -7,13 +7,11 @@
 #include "compress/policy.h"
 #include "engine/api/api_result_state.h"
 #include "engine/api/http_status.h"
+#include "engine/api/responses_write.h"
 #include "engine/json.h"
 #include "engine/utf8.h"
 
-enum {
-    CHUNK_TOKENS = 256, /* most logprobs of a chunk */
-    SLICE_TOKENS = 32   /* logprobs that are made into text at once */
-};
+enum { CHUNK_TOKENS = 256 }; /* most logprobs of a chunk */
 
 static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, uint32_t n)
 {
@@ -24,6 +22,9 @@ static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, u
         const char *text = request->prompts[i].text;
         ok = !text || (r->prompts[i].echo = cn_strdup(text));
     }
+    const cn_buf *repeated = &request->repeated;
+    if (ok && repeated->len > 0)
+        ok = cn_buf_add(&r->repeated, repeated->data, repeated->len) == CN_OK;
     if (ok && request->warnings) ok = (r->warnings = json_deep_copy(request->warnings));
     if (ok && request->tool_parser != CN_OPT_TOOLS_NONE)
         ok = (r->tool_names = cn_tool_names(json_object_get(request->chat, "tools")));
@@ -43,6 +44,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->wants_prompt = request->params.score_prompt && request->prompt_logprobs >= 0;
     r->echoes = request->echo;
     r->chunk_usage = request->chunk_usage;
+    r->summarizes = request->summarizes;
     r->names_call = request->tool_choice == CN_API_TOOL_NAMED;
     r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
                                      .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
@@ -88,6 +90,7 @@ void cn_api_result_free(cn_api_result *r)
     cn_free(r->prompts);
     json_decref(r->warnings);
     json_decref(r->tool_names);
+    cn_buf_free(&r->repeated);
     cn_free(r->error);
     cn_free(r);
 }
@@ -164,10 +167,29 @@ static cn_status begin_choice(cn_api_result *r, cn_api_choice *c, const cn_event
     return CN_OK;
 }
 
+/* Counts the logprobs of tokens before the content that follows reasoning. Text may have been held
+ * back, so the tokens of its first piece are counted from the end. */
+static void count_unsaid(const cn_api_result *r, cn_api_choice *c, const cn_event *ev)
+{
+    size_t n_text = 0, n;
+    bool special;
+    if (c->said || c->reasoning.len == 0) return;
+    c->said = ev->text_len > 0;
+    c->n_unsaid = c->logprobs.n_tokens;
+    while (c->said && c->n_unsaid > 0 && n_text < ev->text_len) {
+        const cn_logprob *p = cn_api_logprobs_token(&c->logprobs, &r->form, --c->n_unsaid);
+        if (r->form.token_bytes(r->form.user, p->token, &n, &special)) n_text += n;
+    }
+}
+
 static bool add_output(cn_api_result *r, cn_api_choice *c, const cn_event *ev)
 {
     const bool end = ev->finish != CN_FINISH_NONE;
     if (!c->has_event && begin_choice(r, c, ev) != CN_OK) return false;
+    if (c->reasoning.len == 0) {
+        c->reasoning_at = c->text.len;
+        c->reasoning_call = c->tools.n_calls;
+    }
     if (cn_tool_finder_add(&c->tools, ev->text, ev->text_len, end, &c->text) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
     c->n_tokens += ev->n_tokens;
@@ -176,6 +198,7 @@ static bool add_output(cn_api_result *r, cn_api_choice *c, const cn_event *ev)
         return false;
     for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++)
         if (cn_api_logprobs_add(&c->logprobs, &r->form, &ev->logprobs[i]) != CN_OK) return false;
+    if (r->wants_logprobs && r->endpoint == CN_API_RESPONSES) count_unsaid(r, c, ev);
     return true;
 }
 
@@ -210,7 +233,7 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
 
 uint64_t cn_api_result_bytes(const cn_api_result *r)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = r->repeated.len;
     for (uint32_t i = 0; i < r->n_choices; i++) {
         const cn_api_choice *c = &r->choices[i];
         bytes += c->text.len + c->reasoning.len + 2 * c->token_ids.len;
@@ -301,15 +324,14 @@ static json_t *message_json(const cn_api_choice *c)
     return m;
 }
 
-/* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
-static json_t *stop_reason_json(const cn_api_choice *c)
+json_t *cn_api_stop_reason_json(const cn_api_choice *c)
 {
     if (c->stop_reason) return cn_json_text(c->stop_reason);
     return c->finish == CN_FINISH_STOP && c->stop_token >= 0 ? json_integer(c->stop_token)
                                                              : json_null();
 }
 
-static json_t *ids_json(const cn_buf *ids)
+json_t *cn_api_ids_json(const cn_buf *ids)
 {
     json_t *array = json_array();
     uint32_t id;
@@ -326,9 +348,9 @@ static json_t *ids_json(const cn_buf *ids)
 static void set_ids(const cn_api_result *r, json_t *o, uint32_t i, bool with_prompt)
 {
     if (!r->wants_ids) return;
-    json_object_set_new(o, "token_ids", ids_json(&r->choices[i].token_ids));
+    json_object_set_new(o, "token_ids", cn_api_ids_json(&r->choices[i].token_ids));
     if (with_prompt && r->endpoint == CN_API_COMPLETION)
-        json_object_set_new(o, "prompt_token_ids", ids_json(&prompt_of(r, i)->token_ids));
+        json_object_set_new(o, "prompt_token_ids", cn_api_ids_json(&prompt_of(r, i)->token_ids));
 }
 
 static json_t *text_json(const cn_api_choice *c)
@@ -348,7 +370,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
         json_object_set_new(o, "text", text_json(c));
     }
     json_object_set_new(o, "finish_reason", json_string(finish_name(r, c)));
-    json_object_set_new(o, "stop_reason", stop_reason_json(c));
+    json_object_set_new(o, "stop_reason", cn_api_stop_reason_json(c));
     if (c->usage.thinking_truncated) json_object_set_new(o, "thinking_truncated", json_true());
     set_ids(r, o, i, true);
     return o;
@@ -387,16 +409,20 @@ static json_t *usage_json(const cn_api_result *r)
 
 /* ---- the body as text ---- */
 
-/* Appends a value as text, without its last `n_cut` characters, and releases it. */
-static cn_status add_json(cn_buf *out, const cn_api_writer *w, json_t *v, size_t n_first,
-                          size_t n_cut)
+cn_status cn_api_add_json(cn_buf *out, uint32_t digits, json_t *v, size_t n_first, size_t n_cut)
 {
-    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(w->digits)) : NULL;
+    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(digits)) : NULL;
     json_decref(v);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for a response");
     cn_status status = cn_buf_add(out, text + n_first, strlen(text) - n_first - n_cut);
     free(text);
     return status;
+}
+
+static cn_status add_json(cn_buf *out, const cn_api_writer *w, json_t *v, size_t n_first,
+                          size_t n_cut)
+{
+    return cn_api_add_json(out, w->digits, v, n_first, n_cut);
 }
 
 static cn_status write_head(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
@@ -439,7 +465,7 @@ static cn_status write_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *
     const cn_api_logprobs *l = &prompt_of(r, behind ? 0 : w->choice)->logprobs;
     if (wanted && w->token < l->n_tokens) {
         const size_t left = l->n_tokens - w->token;
-        const size_t end = w->token + (left < SLICE_TOKENS ? left : SLICE_TOKENS);
+        const size_t end = w->token + (left < CN_API_SLICE_TOKENS ? left : CN_API_SLICE_TOKENS);
         CN_TRY(cn_buf_addf(out, w->token ? "," : ",\"prompt_logprobs\":["));
         CN_TRY(add_json(out, w, cn_api_prompt_logprobs_json(l, &r->prompt_form, w->token, end), 1,
                         1));
@@ -467,7 +493,7 @@ static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf
         CN_TRY(cn_buf_addf(out, "%s\"%s\":[", w->member ? "," : "",
                            cn_api_logprobs_member(r->endpoint, w->member)));
     const size_t left = l->n_tokens - w->token;
-    const size_t end = w->token + (left < SLICE_TOKENS ? left : SLICE_TOKENS);
+    const size_t end = w->token + (left < CN_API_SLICE_TOKENS ? left : CN_API_SLICE_TOKENS);
     if (w->token > 0 && left > 0) CN_TRY(cn_buf_addf(out, ","));
     json_t *slice =
         cn_api_logprobs_json(l, &r->form, w->member, w->token, end, &w->text_place);
@@ -483,7 +509,7 @@ static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
 {
     if (r->wants_ids && r->endpoint == CN_API_CHAT) {
         CN_TRY(cn_buf_addf(out, ",\"prompt_token_ids\":"));
-        CN_TRY(add_json(out, w, ids_json(&r->prompts[0].token_ids), 0, 0));
+        CN_TRY(add_json(out, w, cn_api_ids_json(&r->prompts[0].token_ids), 0, 0));
     }
     CN_TRY(cn_buf_addf(out, ",\"usage\":"));
     CN_TRY(add_json(out, w, usage_json(r), 0, 0));
@@ -499,6 +525,7 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
                               size_t n_bytes, bool *done)
 {
     CN_ASSERT(r->done && !r->error);
+    if (r->endpoint == CN_API_RESPONSES) return cn_responses_write(r, w, out, n_bytes, done);
     const size_t most = n_bytes < SIZE_MAX - out->len ? out->len + n_bytes : SIZE_MAX;
     while (w->state != CN_WRITE_DONE && out->len < most) {
         switch (w->state) {
@@ -560,7 +587,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, cn_api_choice *c
     json_object_set_new(o, "logprobs", take_logprobs(r, c));
     json_object_set_new(o, "finish_reason",
                         end ? json_string(finish_name(r, c)) : json_null());
-    json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
+    json_object_set_new(o, "stop_reason", end ? cn_api_stop_reason_json(c) : json_null());
     if (end && c->usage.thinking_truncated)
         json_object_set_new(o, "thinking_truncated", json_true());
     set_ids(r, o, i, !c->began);
@@ -607,7 +634,8 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
         else if (usage)
             json_object_set_new(chunk, "usage", json_null());
         if (first && r->wants_ids && r->endpoint == CN_API_CHAT)
-            json_object_set_new(chunk, "prompt_token_ids", ids_json(&r->prompts[0].token_ids));
+            json_object_set_new(chunk, "prompt_token_ids",
+                                cn_api_ids_json(&r->prompts[0].token_ids));
         if (r->warnings) json_object_set_new(chunk, "warnings", r->warnings);
         r->warnings = NULL;
         return chunk;

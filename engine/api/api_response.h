@@ -1,5 +1,5 @@
 /* api_response.h - collects the events of a request into the JSON bodies that OpenAI and vLLM
- * clients parse: chat.completion, text_completion, and the error object.
+ * clients parse: chat.completion, text_completion, response, and the error object.
  *
  * Owner: the caller. Thread: the engine's, which delivers the events. Stage: 8, after sampling.
  *
@@ -56,9 +56,17 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over
  * counts from its first output on. */
 void cn_api_result_count(const cn_api_result *r, uint64_t *n_prompt, uint64_t *n_output);
 
+/* A place between the items of a response's output. Zeroed: the beginning. */
+typedef struct cn_response_place {
+    uint32_t index, call; /* items, function calls before it */
+    bool past_reasoning;
+    size_t text_at;            /* bytes of content before it */
+    size_t token, token_bytes; /* of the message there: tokens of its text, and their bytes */
+} cn_response_place;
+
 /* Writes a body piece by piece, so that the text of a long one need not be in memory, and no thread
- * is busy with it for long. Set id (without its prefix "chatcmpl-" or "cmpl-"), model, created (in
- * seconds since the epoch) and digits (of real numbers); the rest is the writer's. */
+ * is busy with it for long. Set id (without its prefix "chatcmpl-", "cmpl-" or "resp_"), model,
+ * created (in seconds since the epoch) and digits (of real numbers); the rest is the writer's. */
 typedef struct cn_api_writer {
     const char *id, *model;
     int64_t created;
@@ -74,6 +82,7 @@ typedef struct cn_api_writer {
     uint32_t choice, member;
     size_t token;
     cn_api_text_place text_place;
+    cn_response_place place;
 } cn_api_writer;
 
 /* Appends the next pieces of the body of a result that is complete and has no error, until they

@@ -21,6 +21,11 @@ typedef struct cn_api_choice {
     char *stop_reason;
     int64_t stop_token;
     cn_usage usage;
+    /* Of a response, where its reasoning begins: content and calls before it; and the logprobs of
+     * tokens before the content that follows it, which `said` says has begun. */
+    size_t reasoning_at, n_unsaid;
+    uint32_t reasoning_call;
+    bool said;
 } cn_api_choice;
 
 /* One of the prompts, and the data of the first event about it. */
@@ -43,9 +48,22 @@ struct cn_api_result {
     bool done, cancelled, invalid;
     json_t *warnings; /* NULL: none, or the stream has sent them */
     json_t *tool_names; /* the keys of an object; NULL: there are no tools */
+    cn_buf repeated;  /* cn_api_request.repeated */
+    bool summarizes;
     char *error;
     uint32_t n_choices;
     cn_api_choice choices[];
 };
+
+/* ---- api_response.c ---- */
+
+enum { CN_API_SLICE_TOKENS = 32 }; /* logprobs that are made into text at once */
+
+/* Appends a value as text, without its first n_first and its last n_cut characters, and releases
+ * it. NULL: out of memory. */
+cn_status cn_api_add_json(cn_buf *out, uint32_t digits, json_t *v, size_t n_first, size_t n_cut);
+json_t *cn_api_ids_json(const cn_buf *ids);
+/* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
+json_t *cn_api_stop_reason_json(const cn_api_choice *c);
 
 #endif

@@ -42,7 +42,7 @@ static cn_status set(cn_api_request *r, const char *key, cn_structure_kind kind,
 }
 
 /* {"name": ..., "schema": {...}, "strict": true, "description": ...} */
-static cn_status set_json_schema(cn_api_request *r, json_t *format)
+static cn_status set_json_schema(cn_api_request *r, const char *key, json_t *format)
 {
     static const char where[] = "response_format.json_schema";
     json_t *v = json_object_get(format, "json_schema"), *value;
@@ -62,7 +62,7 @@ static cn_status set_json_schema(cn_api_request *r, json_t *format)
     json_t *schema = json_object_get(v, "schema");
     if (!json_is_object(schema))
         return cn_api_refuse("response_format.json_schema.schema", "an object", schema);
-    return set(r, "response_format", CN_STRUCTURE_SCHEMA, schema);
+    return set(r, key, CN_STRUCTURE_SCHEMA, schema);
 }
 
 cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t *v)
@@ -80,7 +80,7 @@ cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t 
             return cn_fail(CN_ERR_ARG, "%s: unknown member '%s' of type %s", key,
                            cn_json_printable(member, shown, sizeof shown), type);
     }
-    if (schema) return set_json_schema(r, v);
+    if (schema) return set_json_schema(r, key, v);
     if (strcmp(type, "json_object") == 0) return set(r, key, CN_STRUCTURE_JSON, v);
     if (strcmp(type, "text") == 0) return CN_OK;
     return cn_api_refuse("response_format.type", "text, json_object or json_schema",

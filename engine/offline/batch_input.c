@@ -174,8 +174,10 @@ static cn_status find_endpoint(cn_batch_item *item, cn_api_endpoint *out)
     json_t *url = json_object_get(item->object, "url");
     CN_TRY(cn_for_param(cn_json_refuse_nul(url, "url", CN_ERR_ARG), "url"));
     if (json_is_string(url) && cn_api_endpoint_find(json_string_value(url), out)) return CN_OK;
-    return cn_fail_param("url", "url: expected %s or %s, got %s", cn_api_endpoint_path(CN_API_CHAT),
+    return cn_fail_param("url", "url: expected %s, %s or %s, got %s",
+                         cn_api_endpoint_path(CN_API_CHAT),
                          cn_api_endpoint_path(CN_API_COMPLETION),
+                         cn_api_endpoint_path(CN_API_RESPONSES),
                          url ? cn_json_describe(url, shown, sizeof shown) : "nothing");
 }
 

@@ -100,6 +100,22 @@ static uint64_t hash_of(const char *request_id)
     return request_id[before] == '-' && !*end ? hash : 0;
 }
 
+/* A response has other names for the same figures. */
+static void read_usage(cn_batch_line_figures *out, const json_t *usage)
+{
+    const bool response = json_object_get(usage, "input_tokens") != NULL;
+    const json_t *in =
+        json_object_get(usage, response ? "input_tokens_details" : "prompt_tokens_details");
+    const json_t *of_output =
+        json_object_get(usage, response ? "output_tokens_details" : "completion_tokens_details");
+    out->prompt_tokens =
+        count_of(json_object_get(usage, response ? "input_tokens" : "prompt_tokens"));
+    out->cached_tokens = count_of(json_object_get(in, "cached_tokens"));
+    out->completion_tokens =
+        count_of(json_object_get(usage, response ? "output_tokens" : "completion_tokens"));
+    out->reasoning_tokens = count_of(json_object_get(of_output, "reasoning_tokens"));
+}
+
 static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
 {
     const char *id = json_string_value(json_object_get(line, "id"));
@@ -114,11 +130,7 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
         return cn_fail(CN_ERR_ARG, "it has no status_code");
     out->is_error = unsubmitted || json_integer_value(status_code) != CN_HTTP_OK;
     out->request_hash = hash_of(json_string_value(member(line, "response", "request_id", NULL)));
-    out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
-    out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));
-    out->completion_tokens = count_of(json_object_get(usage, "completion_tokens"));
-    out->reasoning_tokens =
-        count_of(member(usage, "completion_tokens_details", "reasoning_tokens", NULL));
+    read_usage(out, usage);
     out->graded = (uint32_t)count_of(member(line, "grade", "of", NULL));
     out->matched = (uint32_t)count_of(member(line, "grade", "matched", NULL));
     return CN_OK;

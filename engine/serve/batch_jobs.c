@@ -354,8 +354,9 @@ static cn_status read_endpoint(const cn_json_at *at, cn_batch_record *r)
     const char *text = NULL;
     CN_TRY(cn_json_str(at, "endpoint", CN_JSON_REQUIRED, &text));
     if (cn_api_endpoint_find(text, &r->endpoint)) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "endpoint: expected %s or %s, got \"%s\"",
+    return cn_fail(CN_ERR_ARG, "endpoint: expected %s, %s or %s, got \"%s\"",
                    cn_api_endpoint_path(CN_API_CHAT), cn_api_endpoint_path(CN_API_COMPLETION),
+                   cn_api_endpoint_path(CN_API_RESPONSES),
                    cn_json_printable(text, shown, sizeof shown));
 }
 

@@ -1,5 +1,5 @@
-/* routes_openai.c - /v1/chat/completions and /v1/completions, whole or as server-sent events, and
- * /v1/models. Stages 1 and 8 of the path of a request. Thread: HTTP.
+/* routes_openai.c - /v1/chat/completions, /v1/completions, /v1/responses, whole or as server-sent
+ * events, and /v1/models. Stages 1 and 8 of the path of a request. Thread: HTTP.
  *
  * A streamed reply begins with the first output. Until then a failure can still set the HTTP
  * status. */
@@ -7,12 +7,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/api/responses_stream.h"
 #include "engine/json.h"
 #include "engine/serve/server_parts.h"
 
 typedef struct openai_part {
     cn_server *server;
-    cn_route routes[4];
+    cn_route routes[5];
     cn_list replies; /* that have not been closed */
 } openai_part;
 
@@ -25,6 +26,7 @@ typedef struct reply {
     int64_t created;
     bool begun, ended;
     cn_api_writer writer; /* of a body that is not streamed */
+    cn_response_stream events; /* of a response that is */
 } reply;
 
 enum { REAL_DIGITS = 17 };
@@ -68,14 +70,11 @@ static void fail_busy(cn_server *server, cn_exchange *x, cn_status status)
 
 /* ---- server-sent events ---- */
 
-/* Takes over the reference. */
-static void send_event(reply *r, json_t *event)
+/* Appends an event, whose reference it takes over. */
+static void add_event(cn_buf *out, json_t *event)
 {
     char *text = event ? json_dumps(event, JSON_COMPACT) : NULL;
-    cn_buf line = {0};
-    if (text && cn_buf_addf(&line, "data: %s\n\n", text) == CN_OK)
-        cn_exchange_send(r->x, line.data, line.len);
-    cn_buf_free(&line);
+    if (text) cn_buf_addf(out, "data: %s\n\n", text);
     free(text);
     json_decref(event);
 }
@@ -85,32 +84,70 @@ static const char *reply_id(const reply *r)
     return cn_exchange_request_id(r->x) + strlen("req-");
 }
 
-static json_t *take_chunk(reply *r)
+static const char *model_name(const reply *r)
 {
-    const char *model = cn_service_model_name(cn_server_service(r->server));
+    return cn_service_model_name(cn_server_service(r->server));
+}
+
+static bool is_response(const reply *r)
+{
+    return cn_call_request(r->call)->endpoint == CN_API_RESPONSES;
+}
+
+/* Sets what a writer needs to know. */
+static cn_api_writer new_writer(const reply *r)
+{
+    return (cn_api_writer){.id = reply_id(r),
+                           .model = model_name(r),
+                           .created = r->created,
+                           .digits = REAL_DIGITS};
+}
+
+/* Appends the next chunk of a chat or completion, or events of a response. Appends nothing
+ * if there is no new output. */
+static cn_status take_output(reply *r, cn_buf *out)
+{
     const bool usage = cn_call_request(r->call)->stream_usage;
+    cn_status status = CN_OK;
+    json_t *chunk = NULL;
+    if (is_response(r) && !r->events.writer.id) r->events.writer = new_writer(r);
     cn_api_result *result = cn_call_lock(r->call);
-    if (!result) return NULL;
-    json_t *chunk = cn_api_result_take_chunk(result, reply_id(r), model, r->created, usage);
+    if (!result) return CN_OK;
+    if (is_response(r))
+        status = cn_response_stream_write(result, &r->events, out, CN_HTTP_SEND_HIGH);
+    else
+        chunk = cn_api_result_take_chunk(result, reply_id(r), model_name(r), r->created, usage);
     cn_call_unlock(r->call);
-    return chunk;
+    add_event(out, chunk);
+    return status;
 }
 
-static json_t *usage_chunk(reply *r)
+/* Appends the last event of a response that has failed. */
+static void fail_response(reply *r, cn_status why, const char *message, cn_buf *out)
 {
-    const char *model = cn_service_model_name(cn_server_service(r->server));
+    const char *code = why == CN_ERR_ARG    ? "invalid_prompt"
+                       : why == CN_ERR_BUSY ? "rate_limit_exceeded"
+                                            : "server_error";
     cn_api_result *result = cn_call_lock(r->call);
-    json_t *chunk = cn_api_result_usage_chunk(result, reply_id(r), model, r->created);
+    if (!result) return;
+    cn_response_stream_fail(result, &r->events, code, message, out);
     cn_call_unlock(r->call);
-    return chunk;
 }
 
-/* last: an event before the end, whose reference it takes over, or NULL. */
-static void end_stream(reply *r, json_t *last)
+static void add_usage(reply *r, cn_buf *out)
 {
-    static const char done[] = "data: [DONE]\n\n";
-    if (last) send_event(r, last);
-    cn_exchange_send(r->x, done, sizeof done - 1);
+    cn_api_result *result = cn_call_lock(r->call);
+    json_t *chunk = cn_api_result_usage_chunk(result, reply_id(r), model_name(r), r->created);
+    cn_call_unlock(r->call);
+    add_event(out, chunk);
+}
+
+/* Sends `last` and frees it. */
+static void end_stream(reply *r, cn_buf *last)
+{
+    if (!is_response(r)) cn_buf_addf(last, "data: [DONE]\n\n");
+    if (last->len > 0) cn_exchange_send(r->x, last->data, last->len);
+    cn_buf_free(last);
     cn_exchange_end(r->x);
     r->ended = true;
 }
@@ -118,32 +155,56 @@ static void end_stream(reply *r, json_t *last)
 /* The call is over and its output sent. */
 static void conclude_stream(reply *r)
 {
-    json_t *last = NULL;
-    if (cn_call_status(r->call) != CN_OK)
-        last = cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
-                                 code_of(r->call), 0);
-    else if (cn_call_request(r->call)->stream_usage)
-        last = usage_chunk(r);
-    end_stream(r, last);
+    const cn_status status = cn_call_status(r->call);
+    cn_buf last = {0};
+    if (is_response(r) && status != CN_OK)
+        fail_response(r, status, cn_call_error(r->call), &last);
+    else if (status != CN_OK)
+        add_event(&last, cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
+                                           code_of(r->call), 0));
+    else if (!is_response(r) && cn_call_request(r->call)->stream_usage)
+        add_usage(r, &last);
+    end_stream(r, &last);
+}
+
+/* Ends a reply that cannot be completed, with the last error if that is still possible. */
+static void give_up(reply *r)
+{
+    r->ended = true;
+    if (r->begun)
+        cn_exchange_abort(r->x);
+    else
+        cn_exchange_error(r->x, CN_HTTP_UNAVAILABLE, cn_last_error(), NULL, NULL);
 }
 
 static void on_ready(void *user, cn_exchange *x);
 
+static void begin_stream(reply *r)
+{
+    if (r->begun) return;
+    cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
+    cn_exchange_begin(r->x, CN_HTTP_OK, "text/event-stream", on_ready);
+    r->begun = true;
+}
+
 /* Sends the output that is there, until the client's buffer is full. */
 static void pump(reply *r)
 {
-    if (r->ended) return;
+    cn_buf piece = {0};
     const bool over = cn_call_is_over(r->call); /* read before the output, or its end may be lost */
-    for (json_t *chunk; cn_exchange_may_send(r->x); send_event(r, chunk)) {
-        chunk = take_chunk(r);
-        if (!chunk && over) conclude_stream(r);
-        if (!chunk) return;
-        if (!r->begun) {
-            cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
-            cn_exchange_begin(r->x, CN_HTTP_OK, "text/event-stream", on_ready);
+    while (!r->ended && cn_exchange_may_send(r->x)) {
+        cn_buf_clear(&piece);
+        if (take_output(r, &piece) != CN_OK) {
+            give_up(r);
+        } else if (piece.len > 0) {
+            begin_stream(r);
+            cn_exchange_send(r->x, piece.data, piece.len);
+        } else {
+            if (over) conclude_stream(r);
+            break;
         }
-        r->begun = true;
     }
+    cn_buf_free(&piece);
 }
 
 static void on_ready(void *user, cn_exchange *x)
@@ -156,12 +217,24 @@ static void on_ready(void *user, cn_exchange *x)
 static void cut_stream(reply *r)
 {
     const bool over = cn_call_is_over(r->call);
-    for (json_t *chunk; (chunk = take_chunk(r));) send_event(r, chunk);
-    if (over)
+    cn_buf rest = {0};
+    for (size_t n = SIZE_MAX; n != rest.len;) {
+        n = rest.len;
+        if (take_output(r, &rest) != CN_OK) break;
+    }
+    if (rest.len > 0) cn_exchange_send(r->x, rest.data, rest.len);
+    cn_buf_clear(&rest);
+    if (over) {
+        cn_buf_free(&rest);
         conclude_stream(r);
+        return;
+    }
+    if (is_response(r))
+        fail_response(r, CN_ERR_CANCELLED, CN_DRAINING_TEXT, &rest);
     else
-        end_stream(r, cn_api_error_body(CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL,
-                                        CN_DRAINING_CODE, 0));
+        add_event(&rest, cn_api_error_body(CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL,
+                                           CN_DRAINING_CODE, 0));
+    end_stream(r, &rest);
 }
 
 /* ---- generation ---- */
@@ -173,13 +246,8 @@ static bool write_part(reply *r, cn_buf *part, bool *done)
     cn_api_result *result = cn_call_lock(r->call);
     cn_status status = cn_api_result_write(result, &r->writer, part, CN_HTTP_SEND_HIGH, done);
     cn_call_unlock(r->call);
-    if (status == CN_OK) return true;
-    r->ended = true;
-    if (r->begun)
-        cn_exchange_abort(r->x);
-    else
-        cn_exchange_error(r->x, CN_HTTP_UNAVAILABLE, cn_last_error(), NULL, NULL);
-    return false;
+    if (status != CN_OK) give_up(r);
+    return status == CN_OK;
 }
 
 /* Continues a body that is sent in parts: one part for each time that the client has read the one
@@ -205,10 +273,7 @@ static void reply_whole(reply *r)
 {
     cn_buf part = {0};
     bool done = false;
-    r->writer = (cn_api_writer){.id = reply_id(r),
-                                .model = cn_service_model_name(cn_server_service(r->server)),
-                                .created = r->created,
-                                .digits = REAL_DIGITS};
+    r->writer = new_writer(r);
     if (write_part(r, &part, &done) && done) {
         r->ended = true;
         cn_exchange_reply(r->x, CN_HTTP_OK, "application/json", part.data, part.len);
@@ -314,6 +379,11 @@ static void handle_completion(void *user, cn_exchange *x)
     handle(user, x, CN_API_COMPLETION);
 }
 
+static void handle_response(void *user, cn_exchange *x)
+{
+    handle(user, x, CN_API_RESPONSES);
+}
+
 /* ---- models ---- */
 
 static json_t *model_json(cn_server *server, const char *name)
@@ -361,6 +431,7 @@ static cn_status open_part(cn_server *server, void **out)
         .routes = {
             {CN_HTTP_POST, "/v1/chat/completions", limited, handle_chat, most, NULL, NULL},
             {CN_HTTP_POST, "/v1/completions", limited, handle_completion, most, NULL, NULL},
+            {CN_HTTP_POST, "/v1/responses", limited, handle_response, most, NULL, NULL},
             {CN_HTTP_GET, "/v1/models", 0, handle_models, 0, NULL, NULL},
             {CN_HTTP_GET, "/v1/models/{id}", CN_ROUTE_REST, handle_model, 0, NULL, NULL},
         },
