@@ -64,12 +64,14 @@ uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv)
            cn_away_of(&completed, e->pools.layout.block_tokens).n_entries;
 }
 
+bool cn_engine_is_on_cpu(const cn_engine *e) { return strcmp(e->backend->name, "cpu") == 0; }
+
 double cn_engine_rows_of_weights(const cn_engine *e)
 {
     /* An H100 with 990 TFLOP/s in bf16 reads 3.1 TB/s. A CPU core multiplies some 20 numbers in the
      * time in which it reads one from memory. */
     enum { CPU_ROWS = 20, GPU_ROWS = 320 };
-    return strcmp(e->backend->name, "cpu") == 0 ? CPU_ROWS : GPU_ROWS;
+    return cn_engine_is_on_cpu(e) ? CPU_ROWS : GPU_ROWS;
 }
 
 static cn_status wait_all(cn_engine *e)

@@ -22,6 +22,9 @@ uint64_t cn_engine_step_weight_bytes(const cn_engine *e);
  * what its selector reads (engine/select_cost.h). Weights are not included. */
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident);
 
+/* True on the CPU backend. */
+bool cn_engine_is_on_cpu(const cn_engine *e);
+
 /* Rows of a step whose matrix products take as long as reading the weights, roughly: a property of
  * the device's kind. */
 double cn_engine_rows_of_weights(const cn_engine *e);

@@ -389,6 +389,9 @@ static const cn_option options[] = {
                 "read nothing of its response"),
     ROW(SERVE, "shutdown-timeout", U32, shutdown_timeout_s, "30", .min = 0, .max = 86400,
         .help = "seconds that running requests have to finish after SIGTERM"),
+    ROW(SERVE, "health-stall", U32, health_stall_s, "60", .min = 0, .max = 86400,
+        .help = "seconds after which a step that has not ended makes /health answer 503; 0 is "
+                "never, which is the default on a CPU"),
     ROW(SERVE, "allowed-origins", STRING, allowed_origins, NULL,
         .help = "origins of web pages that may use the server (CORS), separated by commas; * is "
                 "every origin"),

@@ -177,10 +177,11 @@ struct cn_config {
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes, max_reply_bytes;
     uint64_t max_tokenize_bytes;
     uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
-    char *allowed_origins; /* separated by commas, or "*"; NULL = none */
-    char *root_path;       /* "/llm"; NULL = none */
-    char *access_log; /* "-" = standard output, "off" */
-    char *spool; /* directory of files and batches; NULL = no files and batches */
+    uint32_t health_stall_s; /* 0: never; on a CPU the default counts as 0 */
+    char *allowed_origins;   /* separated by commas, or "*"; NULL = none */
+    char *root_path;         /* "/llm"; NULL = none */
+    char *access_log;        /* "-" = standard output, "off" */
+    char *spool;             /* directory of files and batches; NULL = no files and batches */
     uint32_t max_files, max_batches, max_batch_inflight;
     uint64_t max_file_bytes, max_spool_bytes, max_batch_lines;
 

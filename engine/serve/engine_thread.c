@@ -257,6 +257,7 @@ void cn_engine_thread_stop(cn_service *s)
 /* Waits for mail. After a second without any, returns the memory of ended requests. */
 static void rest(cn_service *s)
 {
+    atomic_store(&s->turn_began_s, 0);
     cn_mailbox_wait(s->engine_box, s->untrimmed ? TRIM_AFTER_MS : -1);
     if (!s->untrimmed || cn_mailbox_length(s->engine_box) > 0) return;
 #ifdef __GLIBC__
@@ -271,6 +272,7 @@ void *cn_engine_thread_main(void *service)
     s->engine_idle = true;
     for (;;) {
         cn_mail *mail;
+        atomic_store(&s->turn_began_s, cn_now_s());
         for (int i = 0; i < MAILS_PER_STEP && (mail = cn_mailbox_take(s->engine_box)); i++)
             mail->open(mail);
         if (s->engine_stop) break;

@@ -71,8 +71,17 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
          s->swap_windows_total},
         {"cinch_swap_windows_used", "Query windows in the swap space.", s->swap_windows_used},
         {"cinch_home_blocks", "Blocks of kv home peer or host.", s->home_blocks_total},
-        {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.",
-         s->home_blocks_used},
+        {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.", s->home_blocks_used},
+    };
+    WRITE_ROWS(w, "gauge", rows);
+}
+
+static void write_turn(writer *w, double turn_s)
+{
+    const row rows[] = {
+        {"cinch_engine_step_age_seconds",
+         "Seconds since the engine began the step that runs; 0 while it waits for requests.",
+         turn_s},
     };
     WRITE_ROWS(w, "gauge", rows);
 }
@@ -320,6 +329,7 @@ cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
     w.status = make_labels(&w.labels, m->model_name);
     if (w.status == CN_OK) {
         write_engine_gauges(&w, &m->engine);
+        write_turn(&w, m->turn_s);
         write_engine_counters(&w, &m->engine);
         write_homes(&w, &m->engine);
         write_ends(&w, &m->serve);

@@ -15,6 +15,7 @@ typedef struct cn_metrics {
     const cn_config *config; /* for cache_config_info */
     double started_s;        /* start of the server, seconds since the epoch */
     cn_stats engine;
+    double turn_s; /* cn_service_turn_s */
     cn_serve_figures serve;
 } cn_metrics;
 

@@ -91,11 +91,23 @@ static void handle_detokenize(void *user, cn_exchange *x)
 
 /* ---- health, version ---- */
 
+static void refuse_stalled(cn_exchange *x, const cn_service *service, double now_s)
+{
+    cn_buf why = {0};
+    cn_service_stall(service, now_s, &why);
+    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, why.len ? why.data : "", NULL, "engine_stalled");
+    cn_buf_free(&why);
+}
+
 static void handle_health(void *user, cn_exchange *x)
 {
     cn_server *server = ((basics_part *)user)->server;
-    if (!cn_service_is_healthy(cn_server_service(server)))
+    cn_service *service = cn_server_service(server);
+    const double now_s = cn_now_s();
+    if (!cn_service_is_healthy(service))
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the engine has failed", NULL, "engine_failed");
+    else if (cn_service_is_stalled(service, now_s))
+        refuse_stalled(x, service, now_s);
     else if (cn_server_is_draining(server))
         cn_exchange_refuse_draining(x);
     else

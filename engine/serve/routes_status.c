@@ -37,6 +37,7 @@ static void take_metrics(status_part *p, cn_metrics *m)
         .model_name = cn_service_model_name(service),
         .config = cn_service_config(service),
         .started_s = cn_server_started_s(p->server),
+        .turn_s = cn_service_turn_s(service, cn_now_s()),
     };
     cn_service_engine_stats(service, &m->engine);
     cn_serve_stats_copy(cn_service_serve_stats(service), &m->serve);
@@ -89,7 +90,11 @@ static void get_stats(void *part, cn_exchange *x)
     };
     cn_buf failure = {0}, text = {0};
     take_metrics(p, &f.metrics);
-    if (!cn_service_is_healthy(service)) cn_service_failure(service, &failure);
+    const double now_s = cn_now_s();
+    if (!cn_service_is_healthy(service))
+        cn_service_failure(service, &failure);
+    else if (cn_service_is_stalled(service, now_s))
+        cn_service_stall(service, now_s, &failure);
     f.failure = failure.data;
     cn_exchange_set_header(x, "Cache-Control", "no-store");
     reply_text(x, cn_status_json(&f, &text), "application/json", &text);

@@ -38,7 +38,7 @@ struct cn_server {
     uint32_t n_open_parts;
     uint16_t port;
     double started_s; /* since the epoch */
-    bool draining, is_cut, engine_failed;
+    bool draining, is_cut, engine_failed, engine_stalled;
     double deadline_s; /* end of the drain; after the cut, of the flush; cn_now_s */
 };
 
@@ -100,12 +100,29 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
         begin_drain(s);
 }
 
+/* Logs that the engine has stalled, or goes on, when that changes. */
+static void watch_stall(cn_server *s)
+{
+    const double now_s = cn_now_s();
+    const bool stalled = cn_service_is_stalled(s->service, now_s);
+    if (stalled == s->engine_stalled) return;
+    s->engine_stalled = stalled;
+    cn_buf why = {0};
+    if (stalled) cn_service_stall(s->service, now_s, &why);
+    if (stalled)
+        cn_log(CN_LOG_ERROR, "%s: /health answers 503 until it ends", why.len ? why.data : "");
+    else
+        cn_log(CN_LOG_WARN, "the step has ended: the engine goes on");
+    cn_buf_free(&why);
+}
+
 /* Ends the drain when all work is done or has been cut at the deadline. Starts a drain when the
  * engine has failed, so that a supervisor can restart the server. */
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     cn_server *s = arg;
     (void)fd, (void)what;
+    watch_stall(s);
     if (!s->engine_failed && !cn_service_is_healthy(s->service)) {
         s->engine_failed = true;
         if (!s->draining) begin_drain(s);

@@ -46,6 +46,10 @@ cn_status cn_service_load(cn_service *s)
     cn_engine_default_sampling(s->engine, &s->defaults.sampling);
     cn_engine_default_kv(s->engine, &s->defaults.kv);
     s->step_cost = step_cost(s);
+    /* A step of a large model takes minutes on a CPU, which does not hang. */
+    if (cn_config_is_given(s->config, &s->config->health_stall_s) ||
+        !cn_engine_is_on_cpu(s->engine))
+        s->stall_s = s->config->health_stall_s;
     s->defaults.tool_parser = s->config->tool_call_parser;
     s->defaults.json_whitespace = s->config->json_whitespace;
     cn_engine_stats(s->engine, &s->stats);
@@ -121,6 +125,26 @@ bool cn_service_is_healthy(cn_service *s)
     bool failed = s->failed;
     pthread_mutex_unlock(&s->lock);
     return !failed;
+}
+
+double cn_service_turn_s(const cn_service *s, double now_s)
+{
+    const double began_s = atomic_load(&s->turn_began_s);
+    return began_s > 0 && now_s > began_s ? now_s - began_s : 0;
+}
+
+bool cn_service_is_stalled(const cn_service *s, double now_s)
+{
+    const double turn_s = cn_service_turn_s(s, now_s);
+    return turn_s > 0 && s->stall_s > 0 && turn_s > s->stall_s; /* stall_s is set while it is 0 */
+}
+
+void cn_service_stall(const cn_service *s, double now_s, cn_buf *text)
+{
+    const cn_status status =
+        cn_buf_addf(text, "a step of the engine has not ended for %.0f s (--health-stall %.0f)",
+                    cn_service_turn_s(s, now_s), s->stall_s);
+    if (status != CN_OK) cn_buf_clear(text);
 }
 
 void cn_service_engine_stats(cn_service *s, cn_stats *out)

@@ -40,6 +40,13 @@ const cn_api_defaults *cn_service_defaults(const cn_service *s);
 bool cn_service_is_healthy(cn_service *s);
 void cn_service_failure(cn_service *s, cn_buf *text);
 
+/* Seconds since the engine began its turn, one step and the messages before it; 0 while it waits
+ * for requests. now_s: cn_now_s(). */
+double cn_service_turn_s(const cn_service *s, double now_s);
+/* True when that exceeds --health-stall. _stall appends the reason to text. */
+bool cn_service_is_stalled(const cn_service *s, double now_s);
+void cn_service_stall(const cn_service *s, double now_s, cn_buf *text);
+
 /* Copies the engine's statistics after its last step; returns the server's counters. */
 void cn_service_engine_stats(cn_service *s, cn_stats *out);
 cn_serve_stats *cn_service_serve_stats(cn_service *s);

@@ -77,6 +77,7 @@ struct cn_service {
     cn_served_names names;
     uint32_t max_model_len;
     cn_step_cost step_cost;
+    double stall_s; /* a longer turn of the engine thread is a stall; 0: none is */
     cn_serve_stats *serve_stats;
     cn_budget memory;
 
@@ -97,8 +98,9 @@ struct cn_service {
     cn_mailbox *engine_box;
     cn_mail engine_stop_mail;
     bool engine_stop, engine_idle;
-    bool untrimmed; /* requests have come since memory was last returned to the system */
-    cn_list active; /* calls that the engine has accepted and not ended */
+    _Atomic double turn_began_s; /* cn_now_s; 0: it waits for mail */
+    bool untrimmed;     /* requests have come since memory was last returned to the system */
+    cn_list active;     /* calls that the engine has accepted and not ended */
     uint32_t n_threads; /* started */
 
     pthread_mutex_t lock; /* protects the fields below */
