@@ -173,6 +173,36 @@ static void a_prompt_may_be_truncated_to_the_room(void **state)
     cn_api_request_free(&r);
 }
 
+/* What an answer without content, or without anything, sends back. */
+static void an_assistant_may_say_nothing(void **state)
+{
+    (void)state;
+    static const char *const messages[] = {"", "\"content\": null, ",
+                                           "\"content\": null, \"tool_calls\": [], "
+                                           "\"reasoning\": null, \"refusal\": null, "};
+    for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "{\"messages\": [{%s\"role\": \"assistant\"}]}", messages[i]);
+        cn_api_request r;
+        assert_int_equal(parse(&r, CN_API_CHAT, text), CN_OK);
+        assert_string_equal(chat_text(&r.params, 0, "content"), "");
+        assert_null(r.warnings);
+        cn_api_request_free(&r);
+    }
+}
+
+static void the_best_of_n_are_all(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"best_of\": 3, \"n\": 3");
+    assert_int_equal(r.params.sampling.n, 3);
+    cn_api_request_free(&r);
+    assert_int_equal(parse(&r, CN_API_COMPLETION,
+                           "{\"n\": null, \"best_of\": 1.0, \"prompt\": \"a\"}"), CN_OK);
+    cn_api_request_free(&r);
+}
+
 static void completions_have_many_prompts_and_scores(void **state)
 {
     (void)state;
@@ -578,7 +608,8 @@ static const struct refusal {
     {CN_API_CHAT, "\"bad_words\": [\"\"]", "bad_words", "non-empty"},
     {CN_API_CHAT, "\"allowed_token_ids\": []", "allowed_token_ids", "at least one"},
     {CN_API_CHAT, "\"allowed_token_ids\": [-1]", "allowed_token_ids", "-1"},
-    {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
+    {CN_API_CHAT, "\"n\": 2, \"best_of\": 4", "best_of", "4"},
+    {CN_API_CHAT, "\"n\": 2, \"best_of\": 1", "best_of", "1"},
     {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
     {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},
     {CN_API_CHAT, "\"tools\": [" TOOL ", {\"type\": \"web\"}]", "tools", "tools[1]"},
@@ -714,6 +745,8 @@ int main(void)
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(unknown_fields_bring_warnings),
         cmocka_unit_test(unknown_members_of_messages_bring_a_warning),
+        cmocka_unit_test(an_assistant_may_say_nothing),
+        cmocka_unit_test(the_best_of_n_are_all),
         cmocka_unit_test(completions_have_many_prompts_and_scores),
         cmocka_unit_test(a_prompt_may_be_truncated_to_the_room),
         cmocka_unit_test(members_of_kv_without_effect_bring_warnings),

@@ -100,7 +100,7 @@ static cn_status read_reasoning(const char *where, json_t *message, json_t *out)
     return put(out, "reasoning", json_incref(found));
 }
 
-static cn_status read_content(const char *where, json_t *content, bool optional, json_t *out)
+static cn_status read_content(const char *where, json_t *content, json_t *out)
 {
     size_t i;
     json_t *part;
@@ -112,11 +112,10 @@ static cn_status read_content(const char *where, json_t *content, bool optional,
                                  json_is_object(part) && type ? json_object_get(part, "type")
                                                               : part);
     }
-    if (optional && json_is_null(content)) content = NULL;
-    if (!content && !optional) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
-    if (content && !json_is_string(content) && !json_is_array(content))
+    if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
+    if (!json_is_string(content) && !json_is_array(content))
         return cn_api_refuse(where, "content as a string or text parts", content);
-    return put(out, "content", content ? json_incref(content) : json_null());
+    return put(out, "content", json_incref(content));
 }
 
 static cn_status read_string(const char *where, json_t *object, const char *key, json_t *out)
@@ -202,10 +201,15 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     CN_TRY(check_members(where, message, role->bit, unknown, warnings));
     CN_TRY(put(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
-    const bool reasons = !is_nothing(json_object_get(message, "reasoning")) ||
-                         !is_nothing(json_object_get(message, "reasoning_content"));
-    CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls) || reasons,
-                        out));
+    const json_t *content = json_object_get(message, "content");
+    const bool is_answer = role->bit == ASSISTANT, is_empty = !content || json_is_null(content);
+    const bool has_other = !is_nothing(calls) ||
+                           !is_nothing(json_object_get(message, "reasoning")) ||
+                           !is_nothing(json_object_get(message, "reasoning_content"));
+    if (is_answer && is_empty)
+        CN_TRY(put(out, "content", has_other ? json_null() : json_string("")));
+    else
+        CN_TRY(read_content(where, json_object_get(message, "content"), out));
     CN_TRY(read_string(where, message, "name", out));
     CN_TRY(read_string(where, message, "tool_call_id", out));
     if (role->bit != ASSISTANT) return CN_OK;

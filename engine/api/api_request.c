@@ -333,6 +333,7 @@ static const struct field {
     {"max_completion_tokens", CHAT, set_later},
     {"max_tokens", COMPLETION, set_completion_tokens},
     {"echo", COMPLETION, set_echo},
+    {"best_of", ALL, set_later},
     {"prompt_logprobs", ALL, set_prompt_logprobs},
     {"return_token_ids", ALL, set_return_token_ids},
     {"truncate_prompt_tokens", ALL, set_truncate},
@@ -372,7 +373,6 @@ static const char *const harmless[] = {
 static const struct neutral {
     const char *key, *value;
 } neutrals[] = {
-    {"best_of", "1"},
     {"detokenize", "true"},
     {"early_stopping", "false"},
     {"echo", "false"},
@@ -536,6 +536,17 @@ static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
 }
 
 static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+/* All samples are returned, so the best of n are those n. */
+static cn_status check_best_of(const cn_api_request *r, const char *key, const json_t *v)
+{
+    int64_t n;
+    char shown[SHOWN_BYTES];
+    const uint32_t samples = r->params.sampling.n;
+    if (!v || json_is_null(v) || cn_json_as_i64(v, samples, samples, &n)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "%s: only the value of n, which is %u, is supported, got %s", key,
+                   samples, cn_json_describe(v, shown, sizeof shown));
+}
+
                            const char **key)
 {
     json_t *v;
@@ -548,6 +559,8 @@ static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser p
     default: CN_TRY(finish_completion(r, key));
     }
     CN_TRY(cn_api_finish_structure(r, *key = "structured_outputs"));
+    *key = "best_of";
+    CN_TRY(check_best_of(r, *key, json_object_get(body, *key)));
     *key = "stream_options";
     if ((r->stream_usage || r->chunk_usage) && !r->stream)
         return cn_fail(CN_ERR_ARG, "%s: needs \"stream\": true", *key);
