@@ -170,18 +170,22 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
 {
     const cn_sampling *s = &p->sampling;
     size_t n_prompt = e->prompt.len;
-    if (n_prompt >= e->max_model_len)
+    /* Without output the prompt may fill the context. */
+    if (n_prompt >= (size_t)e->max_model_len + p->no_output)
         return cn_fail_param(cn_prompt_param(p),
                              CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu, which leaves no "
                              "room for output: shorten it or raise --max-model-len",
                              e->max_model_len, n_prompt);
     uint32_t room = e->max_model_len - (uint32_t)n_prompt;
-    if (s->max_tokens > room)
+    if (p->no_output ? s->min_tokens > 0 : s->min_tokens > room)
+        return cn_fail_param("min_tokens", "min_tokens is %u: expected at most %u, the tokens that "
+                             "can be generated", s->min_tokens, p->no_output ? 0 : room);
+    if (s->max_tokens > room && !p->cut_max_tokens && !p->no_output)
         return cn_fail_param("max_tokens",
                              CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu and max_tokens "
-                             "is %u: lower max_tokens to %u",
+                             "is %u: lower max_tokens to %u, or start with --cap-max-tokens",
                              e->max_model_len, n_prompt, s->max_tokens, room);
-    *max_output = s->max_tokens ? s->max_tokens : room;
+    *max_output = s->max_tokens ? cn_min_u32(s->max_tokens, room) : room;
     if (p->no_output)
         *max_output = 1;
     else if (s->max_tokens == 0 && e->default_max_tokens > 0)
@@ -241,9 +245,19 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
     return CN_OK;
 }
 
-cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
+/* The parameters, with a max_tokens that may be cut within the context. */
+static cn_request_params fit_params(const cn_engine *e, const cn_request_params *given)
+{
+    cn_request_params p = *given;
+    if (p.cut_max_tokens && p.sampling.max_tokens > e->max_model_len)
+        p.sampling.max_tokens = e->max_model_len;
+    return p;
+}
+
+cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_event_fn fn, void *user,
                            uint64_t *request)
 {
+    const cn_request_params fitted = fit_params(e, given), *p = &fitted;
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     CN_TRY(check_samples(e, p));

@@ -148,7 +148,7 @@ static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_
                        "kv home %s, but the engine has no such home; declare it with --kv-homes",
                        cn_kv_home_name(home));
     if (form->trigger == CN_NEVER) return CN_OK;
-    const uint32_t max_tokens = p->n_prompt + p->max_output;
+    const uint32_t max_tokens = cn_min_u32(p->n_prompt + p->max_output, s->o.max_model_len);
     form->n_home = (uint32_t)cn_ceil_div(max_tokens, s->o.block_tokens);
     if (form->n_home <= n_blocks) return CN_OK;
     return cn_fail_param("max_tokens",
@@ -224,7 +224,9 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "%u prompt tokens, %u output tokens, %u samples: expected at least one of "
                        "each",
                        p->n_prompt, p->max_output, p->n);
-    if (p->n_prompt > o->max_model_len || p->max_output > o->max_model_len - p->n_prompt)
+    /* The last token of the output is not computed, so one always fits. */
+    if (p->n_prompt > o->max_model_len ||
+        p->max_output > cn_max_u32(o->max_model_len - p->n_prompt, 1))
         return cn_fail(CN_ERR_ARG,
                        "prompt of %u tokens and output of %u exceed the context length of %u: "
                        "shorten one of them or raise --max-model-len",

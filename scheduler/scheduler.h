@@ -59,7 +59,7 @@ void cn_scheduler_free(cn_scheduler *s);
 typedef struct cn_group_params {
     const uint32_t *prompt; /* [n_prompt], n_prompt >= 1; copied */
     uint32_t n_prompt;
-    uint32_t max_output;    /* >= 1; n_prompt + max_output <= max_model_len */
+    uint32_t max_output;    /* >= 1; n_prompt + max_output <= max_model_len, or max_output 1 */
     uint32_t n;             /* samples */
     cn_class klass;
     int32_t priority;

@@ -576,7 +576,7 @@ static const struct refusal {
     {CN_API_CHAT, "\"temperature\": \"hot\"", "temperature", "\"hot\""},
     {CN_API_CHAT, "\"temperature\": -1", "temperature", "-1"},
     {CN_API_CHAT, "\"max_tokens\": 1.5", "max_tokens", "1.5"},
-    {CN_API_CHAT, "\"max_completion_tokens\": 0", "max_completion_tokens", "0"},
+    {CN_API_CHAT, "\"max_completion_tokens\": -1", "max_completion_tokens", "-1"},
     {CN_API_CHAT, "\"n\": true", "n", "true"},
     {CN_API_CHAT, "\"seed\": 1.25", "seed", "1.25"},
     {CN_API_CHAT, "\"stop\": 5", "stop", "5"},

@@ -312,8 +312,8 @@ static void openapi_has_every_body_option_with_its_bounds(void **state)
         for (int r = 0; r < 2 && o->json; r++, seen++) {
             const json_t *schema = property(schemas, requests[r], o->json);
             if (!schema) fail_msg("%s has no %s", requests[r], o->json);
-            /* A completion may ask for the scores of its prompt alone. */
-            const bool zero = r == 1 && strcmp(o->json, "max_tokens") == 0;
+            /* A request may ask for the scores of its prompt alone. */
+            const bool zero = strcmp(o->json, "max_tokens") == 0;
             if (o->type == CN_OPTION_ENUM)
                 expect_names(o, schema);
             else if (o->type != CN_OPTION_BOOL)

@@ -286,14 +286,17 @@ static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
 }
 
 /* 0: only the prompt is computed. */
-static cn_status set_completion_tokens(cn_api_request *r, const char *key, json_t *v)
+static cn_status set_max_tokens(cn_api_request *r, const char *key, json_t *v)
 {
     bool known;
     int64_t zero;
+    r->params.cut_max_tokens = r->cap_max_tokens;
     r->params.no_output = cn_json_as_i64(v, 0, 0, &zero);
     if (r->params.no_output) return CN_OK;
-    return cn_request_set_json(&r->params.sampling, &r->params.kv, CN_SECTION_SAMPLING, key, v,
-                               &known);
+    const cn_status status = cn_request_set_json(&r->params.sampling, &r->params.kv,
+                                                 CN_SECTION_SAMPLING, "max_tokens", v, &known);
+    return status != CN_OK && strcmp(key, "max_tokens") != 0 ? cn_fail_within(status, "%s", key)
+                                                             : status;
 }
 
 /* The field is read once all other fields are known. */
@@ -331,7 +334,7 @@ static const struct field {
     {"logprobs", COMPLETION, set_completion_logprobs},
     {"top_logprobs", CHATS, set_later},
     {"max_completion_tokens", CHAT, set_later},
-    {"max_tokens", COMPLETION, set_completion_tokens},
+    {"max_tokens", BOTH, set_max_tokens},
     {"echo", COMPLETION, set_echo},
     {"best_of", ALL, set_later},
     {"prompt_logprobs", ALL, set_prompt_logprobs},
@@ -471,11 +474,8 @@ cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_par
 
 cn_status cn_api_set_length(cn_api_request *r, const char *key, json_t *v)
 {
-    bool known;
     if (!v || json_is_null(v)) return CN_OK;
-    if (cn_request_set_json(&r->params.sampling, &r->params.kv, CN_SECTION_SAMPLING, "max_tokens",
-                            v, &known))
-        return cn_fail_within(CN_ERR_ARG, "%s", key);
+    CN_TRY(set_max_tokens(r, key, v));
     r->length_key = key;
     return CN_OK;
 }
@@ -510,7 +510,7 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
 {
     cn_sampling *s = &r->params.sampling;
     r->params.whole_text = true;
-    if (s->max_tokens == 0)
+    if (s->max_tokens == 0 && !r->params.no_output)
         s->max_tokens = cn_max_u32(CN_API_DEFAULT_COMPLETION_TOKENS, s->min_tokens);
     *key = "prompt";
     return r->prompts ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
@@ -535,7 +535,6 @@ static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
     return CN_OK;
 }
 
-static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
 /* All samples are returned, so the best of n are those n. */
 static cn_status check_best_of(const cn_api_request *r, const char *key, const json_t *v)
 {
@@ -547,6 +546,7 @@ static cn_status check_best_of(const cn_api_request *r, const char *key, const j
                    samples, cn_json_describe(v, shown, sizeof shown));
 }
 
+static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                            const char **key)
 {
     json_t *v;
@@ -608,12 +608,16 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     *out = (cn_api_request){
         .endpoint = endpoint,
         .unknown = defaults->unknown,
+        .cap_max_tokens = defaults->cap_max_tokens,
         .prompt_logprobs = -1,
         .n_prompts = 1,
         .whitespace = defaults->json_whitespace == CN_OPT_JSON_WHITESPACE_ANY
                           ? CN_JSON_WHITESPACE_ANY
                           : NULL,
-        .params = {.enable_thinking = -1, .sampling = defaults->sampling, .kv = defaults->kv},
+        .params = {.enable_thinking = -1,
+                   .cut_max_tokens = true,
+                   .sampling = defaults->sampling,
+                   .kv = defaults->kv},
         .keep = json_array(),
     };
     const char *key = "";

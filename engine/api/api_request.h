@@ -42,6 +42,7 @@ typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
     cn_opt_tool_parser tool_parser; /* none: tools are refused */
+    bool cap_max_tokens; /* a max_tokens of the body is cut to the room too */
     cn_opt_json_whitespace json_whitespace;
     cn_api_unknown *unknown; /* NULL: unknown fields are refused */
 } cn_api_defaults;
@@ -63,6 +64,7 @@ typedef struct cn_api_request {
     cn_api_endpoint endpoint;
     cn_request_params params; /* the caller sets custom_id and klass */
     bool stream;
+    bool cap_max_tokens; /* while it is parsed */
     bool stream_usage; /* stream_options.include_usage */
     cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
     cn_api_tool_choice tool_choice;

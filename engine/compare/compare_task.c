@@ -51,6 +51,7 @@ static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_read
 {
     const cn_config *c = cn_engine_config(e);
     cn_api_defaults defaults = {.tool_parser = c->tool_call_parser,
+                                .cap_max_tokens = c->cap_max_tokens,
                                 .json_whitespace = c->json_whitespace,
                                 .unknown = unknown};
     cn_engine_default_sampling(e, &defaults.sampling);

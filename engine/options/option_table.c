@@ -313,6 +313,9 @@ static const cn_option options[] = {
         .help = "white space between the values and marks of JSON that a request forces, unless "
                 "it sets disable_any_whitespace or whitespace_pattern: none, or any that a model "
                 "writes; --resume keeps that of the run"),
+    ROW(BODIES, "cap-max-tokens", BOOL, cap_max_tokens, "false", .flags = RESULT,
+        .help = "cut the max_tokens of a request to the room that its prompt leaves in the context "
+                "instead of refusing it; a default is always cut"),
 
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),

@@ -149,6 +149,7 @@ struct cn_config {
     /* bodies */
     cn_opt_unknown unknown_fields;
     cn_opt_json_whitespace json_whitespace;
+    bool cap_max_tokens; /* also those that a request sets */
 
     /* prompts */
     char *input_file; /* "-" = standard input */

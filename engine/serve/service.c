@@ -51,6 +51,7 @@ cn_status cn_service_load(cn_service *s)
         !cn_engine_is_on_cpu(s->engine))
         s->stall_s = s->config->health_stall_s;
     s->defaults.tool_parser = s->config->tool_call_parser;
+    s->defaults.cap_max_tokens = s->config->cap_max_tokens;
     s->defaults.json_whitespace = s->config->json_whitespace;
     cn_engine_stats(s->engine, &s->stats);
     CN_TRY(cn_intake_open(s));

@@ -65,7 +65,9 @@ static uint32_t most_tokens(const cn_prompt_maker *m, const cn_request_params *p
 {
     if (p->truncate_prompt != CN_TRUNCATE_TO_ROOM) return p->truncate_prompt;
     const cn_sampling *s = &p->sampling;
-    const uint32_t room = s->max_tokens ? s->max_tokens : cn_max_u32(s->min_tokens, 1);
+    const uint32_t room = p->no_output    ? 0
+                          : s->max_tokens ? s->max_tokens
+                                          : cn_max_u32(s->min_tokens, 1);
     return m->max_model_len > room ? m->max_model_len - room : m->max_model_len > 0;
 }
 
