@@ -180,6 +180,7 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
         return cn_fail(error, "%s: %zu bytes of JSON exceed the limit of %zu", what, n, max_bytes);
     flags |= JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t e;
+    errno = 0;
     json_t *tree = json_loadb(text, n, flags, &e);
     cn_buf marked = {0};
     cn_status status = CN_OK;
@@ -189,6 +190,9 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
         n = marked.len;
         if (!status) tree = json_loadb(text, n, flags, &e);
     }
+    /* The library takes some failures for faults of the text. */
+    if (!status && !tree && errno == ENOMEM)
+        status = cn_fail(CN_ERR_MEMORY, "%s: out of memory for its JSON", what);
     if (!status && !tree) status = fail_syntax(error, what, text, n, &e);
     cn_buf_free(&marked);
     if (status) return status;

@@ -1,12 +1,44 @@
 /* main.c - the cinch program: finds the subcommand and runs it. */
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
 #include "engine/cpu_check.h"
+
+/* ---- processors ---- */
+
+/* OpenBLAS starts a thread for each processor when it is loaded. With little memory these threads
+ * never start their work, and the exit waits for them. cinch has its own threads for products. The
+ * process therefore has one processor until its libraries are initialised. */
+static cpu_set_t processors;
+static long processors_bytes; /* 0: not changed */
+
+__attribute__((no_sanitize("address", "thread", "undefined"))) static void hide_processors(void)
+{
+    cpu_set_t one = processors;
+    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof processors, &processors);
+    if (bytes <= 0) return;
+    for (size_t i = 0, found = 0; i < CPU_SETSIZE; i++) {
+        if (!CPU_ISSET(i, &processors) || found++) continue;
+        CPU_SET(i, &one);
+    }
+    if (syscall(SYS_sched_setaffinity, 0, (size_t)bytes, &one) == 0) processors_bytes = bytes;
+}
+/* The only functions that run before those of the libraries. */
+__attribute__((section(".preinit_array"),
+               used)) static void (*const before)(void) = hide_processors;
+
+static void show_processors(void)
+{
+    if (processors_bytes) syscall(SYS_sched_setaffinity, 0, (size_t)processors_bytes, &processors);
+}
+
+/* ---- the command ---- */
 
 static bool any_of(const char *word, const char *a, const char *b, const char *c)
 {
@@ -27,6 +59,7 @@ static bool open_standard_streams(void)
 
 int main(int argc, char **argv)
 {
+    show_processors();
     if (!open_standard_streams()) return CN_EXIT_FAILED;
     if (!cn_cpu_check(stderr, cn_cpu_needs)) return CN_EXIT_FAILED;
     if (argc < 2) {

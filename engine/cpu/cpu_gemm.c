@@ -21,7 +21,9 @@
  * parallel. */
 #include <cblas.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/cpu/cpu_ops.h"
 
@@ -31,6 +33,7 @@ enum {
     MAX_TILE = 64,
     MAX_HEIGHTS = 8,
     PROBE_SUMS = 512,
+    STREAM_THREADS = 2,     /* of a model and of its events: they multiply beside the pool */
     MIN_TASK_MULS = 1 << 17 /* with less work a task costs more to start than it saves */
 };
 
@@ -71,6 +74,35 @@ static void fill_random(float *p, size_t n, uint32_t seed)
     }
 }
 
+/* OpenBLAS has these functions, and not every library of its interface. */
+extern void *blas_memory_alloc(int place) __attribute__((weak));
+extern void blas_memory_free(void *buffer) __attribute__((weak));
+
+/* A product takes a buffer of OpenBLAS, which tries forever when there is no memory for a new one.
+ * Makes all that n threads can need, if there is memory for them. */
+static cn_status make_buffers(uint32_t n)
+{
+    enum { MAX_BUFFERS = 64 };
+    static const size_t buffer_bytes = (128 << 20) + (64 << 10);
+    static atomic_bool made;
+    void *buffers[MAX_BUFFERS];
+    n = cn_min_u32(n, MAX_BUFFERS);
+    if (!blas_memory_alloc || !blas_memory_free || atomic_exchange(&made, true)) return CN_OK;
+    void *room =
+        mmap(NULL, n * buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) {
+        atomic_store(&made, false);
+        return cn_fail(CN_ERR_MEMORY,
+                       "no address space for the buffers of matrix products in %u threads, %zu MiB "
+                       "(raise ulimit -v, or lower --threads)",
+                       n, n * buffer_bytes >> 20);
+    }
+    munmap(room, n * buffer_bytes);
+    for (uint32_t i = 0; i < n; i++) buffers[i] = blas_memory_alloc(0);
+    for (uint32_t i = 0; i < n; i++) blas_memory_free(buffers[i]);
+    return CN_OK;
+}
+
 cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers)
 {
     static const uint32_t low[] = {8, 7, 6, 5, 4, 3, 2, 1}, high[] = {64, 32, 16, 8, 4, 2, 1};
@@ -82,7 +114,7 @@ cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers)
     if (!g->scratch) {
         cn_cpu_gemm_free(g);
         *out = NULL;
-        return cn_fail(CN_ERR_MEMORY, "gemm: out of memory for %u threads", n_workers);
+        return cn_fail(CN_ERR_MEMORY, "gemm: out of memory for %u threads; use fewer", n_workers);
     }
     bool small = has_small_matrix_kernels();
     g->rows_in_lanes = !small;
@@ -90,7 +122,13 @@ cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers)
     memcpy(g->heights, small ? low : high, g->n_heights * sizeof *g->heights);
     openblas_set_num_threads(1);
     fill_random(g->probe_weight, PANEL * CHUNK, 0x9e3779b9);
-    return CN_OK;
+    /* Small products take no buffer. */
+    cn_status status =
+        small ? CN_OK : make_buffers(n_workers - CN_CPU_MAX_STREAMS + STREAM_THREADS - 1);
+    if (status == CN_OK) return CN_OK;
+    cn_cpu_gemm_free(g);
+    *out = NULL;
+    return status;
 }
 
 void cn_cpu_gemm_free(cn_cpu_gemm *g)
