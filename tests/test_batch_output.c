@@ -108,19 +108,48 @@ static void a_line_has_openais_format(void **state)
                      CN_OK);
     assert_string_equal(
         line.data,
-        "{\"id\":\"cinch-00000000000000010000000000000004\",\"custom_id\":null,\"response\":"
-        "{\"status_code\":400,\"request_id\":\"cinch-batch-00000000000000010000000000000004\","
+        "{\"id\":\"cinch-00000000000000010000000000000004-0000000000000000\",\"custom_id\":null,"
+        "\"response\":{\"status_code\":400,"
+        "\"request_id\":\"cinch-batch-00000000000000010000000000000004-0000000000000000-"
+        "0000000000000000\","
         "\"body\":{\"error\":{\"message\":\"bad\",\"line\":3}}},\"error\":null}\n");
-    const cn_batch_notes notes = {.request_hash = 0xbeef};
+    const cn_batch_notes notes = {.request_hash = 0xbeef, .run = 0xabc};
     cn_buf_clear(&line);
     assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400, error_body(), &notes),
                      CN_OK);
     assert_non_null(strstr(line.data, "\"request_id\":\"cinch-batch-0000000000000001000000000000"
-                                      "0004-000000000000beef\""));
+                                      "0004-000000000000beef-0000000000000abc\""));
+    assert_non_null(strstr(line.data, "0004-0000000000000abc\",\"custom_id\""));
     cn_buf_clear(&line);
     assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, "a", 200, NULL, &none),
                      CN_ERR_MEMORY);
     cn_buf_free(&line);
+}
+
+/* With and without the number of a run. */
+static void lines_of_earlier_versions_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *id, *request_id;
+        uint64_t hash;
+    } lines[] = {
+        {"cinch-00000000000000010000000000000004", "", 0},
+        {"cinch-00000000000000010000000000000004",
+         "cinch-batch-00000000000000010000000000000004-000000000000beef", 0xbeef},
+        {"cinch-00000000000000010000000000000004-0123456789abcdef",
+         "cinch-batch-00000000000000010000000000000004-000000000000beef-0123456789abcdef", 0xbeef},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        cn_batch_line_figures f;
+        cn_buf text = {0};
+        cn_buf_addf(&text, "{\"id\": \"%s\", \"response\": {\"status_code\": 200, "
+                           "\"request_id\": \"%s\"}}", lines[i].id, lines[i].request_id);
+        assert_int_equal(cn_batch_line_parse(&f, text.data, text.len), CN_OK);
+        assert_true(f.id.hi == 1 && f.id.lo == 4);
+        assert_int_equal(f.request_hash, lines[i].hash);
+        cn_buf_free(&text);
+    }
 }
 
 static void an_incomplete_tail_of_any_length_is_cut(void **state)
@@ -348,6 +377,8 @@ static void an_unknown_line_is_refused_with_its_number(void **state)
     static const char *const lines[] = {
         "{\"id\":\"vllm-1\",\"response\":{\"status_code\":200}}\n", "not json\n", "{}\n",
         "{\"id\":\"cinch-0123456789abcdef0123456789abcde0\"}\n",
+        "{\"id\":\"cinch-0123456789abcdef0123456789abcde0-1\","
+        "\"response\":{\"status_code\":200}}\n",
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         put(path, "", 0);
@@ -535,6 +566,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_line_has_openais_format),
+        cmocka_unit_test(lines_of_earlier_versions_are_read),
         IN_DIR(an_incomplete_tail_of_any_length_is_cut),
         IN_DIR(a_full_disk_leaves_complete_lines),
         IN_DIR(a_failed_record_write_names_the_cause),

@@ -22,16 +22,25 @@ static cn_status append_part(cn_buf *out, json_t *part, size_t n_first, size_t n
     return status;
 }
 
+void cn_batch_answer_id(cn_id id, uint64_t run, char text[CN_ANSWER_ID_BYTES])
+{
+    cn_id_format(id, text);
+    snprintf(text + CN_ID_TEXT_BYTES - 1, CN_ANSWER_ID_BYTES - CN_ID_TEXT_BYTES + 1, "-%016llx",
+             (unsigned long long)run);
+}
+
 cn_status cn_batch_line_begin(cn_buf *out, cn_id id, const char *custom_id, int status_code,
                               const cn_batch_notes *notes)
 {
-    char id_text[CN_ID_TEXT_BYTES], hash[1 + HASH_DIGITS + 1] = "";
-    cn_id_format(id, id_text);
-    if (notes->request_hash)
-        snprintf(hash, sizeof hash, "-%016llx", (unsigned long long)notes->request_hash);
-    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:{s:i, s:s++}}", "id", id_prefix, id_text,
+    char answer[CN_ANSWER_ID_BYTES], request[CN_ID_TEXT_BYTES + 2 * (1 + HASH_DIGITS)];
+    cn_batch_answer_id(id, notes->run, answer);
+    cn_id_format(id, request);
+    snprintf(request + CN_ID_TEXT_BYTES - 1, sizeof request - CN_ID_TEXT_BYTES + 1,
+             "-%016llx-%016llx", (unsigned long long)notes->request_hash,
+             (unsigned long long)notes->run);
+    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:{s:i, s:s+}}", "id", id_prefix, answer,
                                       "custom_id", custom_id, "response", "status_code",
-                                      status_code, "request_id", request_prefix, id_text, hash),
+                                      status_code, "request_id", request_prefix, request),
                        0, 2));
     return cn_buf_addf(out, ",\"body\":");
 }
@@ -66,12 +75,13 @@ cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int
     return cn_batch_line_end(out, notes);
 }
 
-cn_status cn_batch_line_format_unsubmitted(cn_buf *out, cn_id id, const char *custom_id,
-                                           const char *code, const char *message)
+cn_status cn_batch_line_format_unsubmitted(cn_buf *out, cn_id id, uint64_t run,
+                                           const char *custom_id, const char *code,
+                                           const char *message)
 {
-    char id_text[CN_ID_TEXT_BYTES];
-    cn_id_format(id, id_text);
-    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, id_text,
+    char answer[CN_ANSWER_ID_BYTES];
+    cn_batch_answer_id(id, run, answer);
+    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, answer,
                                       "custom_id", custom_id, "response", "error", "code", code,
                                       "message", message),
                        0, 0));
@@ -90,14 +100,25 @@ static uint64_t count_of(const json_t *v)
     return json_is_integer(v) && json_integer_value(v) > 0 ? (uint64_t)json_integer_value(v) : 0;
 }
 
-/* The hash at the end of a request_id; 0 if it has none. */
+/* The hash after the id in a request_id; 0 if it has none. */
 static uint64_t hash_of(const char *request_id)
 {
     const size_t before = sizeof request_prefix - 1 + CN_ID_TEXT_BYTES - 1;
-    if (!request_id || strlen(request_id) != before + 1 + HASH_DIGITS) return 0;
+    if (!request_id || strlen(request_id) < before + 1 + HASH_DIGITS) return 0;
     char *end;
     const uint64_t hash = strtoull(request_id + before + 1, &end, 16);
-    return request_id[before] == '-' && !*end ? hash : 0;
+    return request_id[before] == '-' && (!*end || *end == '-') ? hash : 0;
+}
+
+/* Reads the id of a line, without the number of its run. */
+static bool read_id(const char *text, cn_id *out)
+{
+    char id[CN_ID_TEXT_BYTES];
+    const size_t n_prefix = sizeof id_prefix - 1;
+    if (!text || strncmp(text, id_prefix, n_prefix) != 0) return false;
+    snprintf(id, sizeof id, "%s", text + n_prefix);
+    const char *rest = text + n_prefix + strlen(id);
+    return cn_id_parse(id, out) && (!*rest || (*rest == '-' && strlen(rest) == 1 + HASH_DIGITS));
 }
 
 /* A response has other names for the same figures. */
@@ -118,11 +139,9 @@ static void read_usage(cn_batch_line_figures *out, const json_t *usage)
 
 static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
 {
-    const char *id = json_string_value(json_object_get(line, "id"));
     const json_t *status_code = member(line, "response", "status_code", NULL);
     const json_t *usage = member(line, "response", "body", "usage");
-    if (!id || strncmp(id, id_prefix, sizeof id_prefix - 1) != 0 ||
-        !cn_id_parse(id + sizeof id_prefix - 1, &out->id))
+    if (!read_id(json_string_value(json_object_get(line, "id")), &out->id))
         return cn_fail(CN_ERR_ARG, "its id was not made by cinch");
     const bool unsubmitted = json_is_null(json_object_get(line, "response")) &&
                              json_is_object(json_object_get(line, "error"));

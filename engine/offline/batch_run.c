@@ -149,6 +149,13 @@ static void fail_for_one_reason(cn_batch_run *run)
     run->totals.graded = run->totals.matched = 0;
 }
 
+cn_status cn_batch_run_number(cn_batch_run *run, uint64_t *number)
+{
+    while (run->number == 0) CN_TRY(cn_random_bytes(&run->number, sizeof run->number));
+    *number = run->number;
+    return CN_OK;
+}
+
 /* Writes an error line; under --strict drains the run instead. False: the run is paused, try again
  * later. */
 static bool reject(cn_batch_run *run, const cn_batch_job *job, int http_status,
@@ -162,13 +169,17 @@ static bool reject(cn_batch_run *run, const cn_batch_job *job, int http_status,
         return true;
     }
     json_t *body = cn_api_error_body(http_status, message, job->at_fault.data, job->code, line);
-    const cn_batch_notes notes = {
+    cn_batch_notes notes = {
         .request_hash = item->request_hash, .reference = item->reference, .of = 1};
+    cn_status status = cn_batch_run_number(run, &notes.run);
     run->port->fault(run->port->user, run, line, message);
     cn_batch_output *to = run->errors ? run->errors : run->output;
     cn_buf_clear(&run->line);
-    cn_status status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status,
-                                            body, &notes);
+    if (status == CN_OK)
+        status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status, body,
+                                      &notes);
+    else
+        json_decref(body);
     if (!put_line(run, to, status, &notes)) return !run->paused;
     run->n_errors++;
     run->totals.errors++;
@@ -190,12 +201,12 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
 }
 
 /* Makes run->line from the result of a job. */
-static cn_status format_answer(cn_batch_run *run, const cn_batch_job *job,
-                               const cn_batch_notes *notes)
+static cn_status format_answer(cn_batch_run *run, const cn_batch_job *job, cn_batch_notes *notes)
 {
-    char id[CN_ID_TEXT_BYTES];
+    char id[CN_ANSWER_ID_BYTES];
     bool done;
-    cn_id_format(job->item.id, id);
+    CN_TRY(cn_batch_run_number(run, &notes->run));
+    cn_batch_answer_id(job->item.id, notes->run, id);
     cn_api_writer w = {.id = id,
                        .model = run->port->model,
                        .created = (int64_t)time(NULL),
@@ -212,12 +223,12 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     cn_usage u, first = {0};
     cn_api_result_usage(job->result, &u);
     if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
-    const cn_batch_notes notes = {.request_hash = job->item.request_hash,
-                                  .reference = job->item.reference,
-                                  .matched = count_matches(run, job),
-                                  .of = cn_api_result_n_choices(job->result),
-                                  .rescued_by = job->rescued_by,
-                                  .first = &first};
+    cn_batch_notes notes = {.request_hash = job->item.request_hash,
+                            .reference = job->item.reference,
+                            .matched = count_matches(run, job),
+                            .of = cn_api_result_n_choices(job->result),
+                            .rescued_by = job->rescued_by,
+                            .first = &first};
     if (!put_line(run, run->output, format_answer(run, job, &notes), &notes)) return !run->paused;
     run->n_warned += cn_api_result_has_warnings(job->result);
     run->n_rescued += job->rescued_by != NULL;

@@ -127,6 +127,7 @@ struct cn_batch_run {
     cn_batch_totals totals; /* of the whole file, earlier runs included */
 
     /* Set by the run. */
+    uint64_t number; /* random, in the ids of its lines; 0: not chosen */
     cn_batch_state state;
     bool paused;
     bool refused;           /* the engine was BUSY at the last admission, or a job came back BUSY */
@@ -165,6 +166,8 @@ void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Stops the run immediately. */
 void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why);
+/* Sets *number to the run's, which it chooses at the first call. */
+cn_status cn_batch_run_number(cn_batch_run *run, uint64_t *number);
 /* Tries to continue after a pause. May pause the run again immediately. */
 void cn_batch_run_retry(cn_batch_run *run);
 

@@ -316,10 +316,13 @@ static cn_status write_expired(cn_batch *b, const cn_line *line)
     const bool done = cn_id_set_marks(&run->ids, item.id) & CN_ID_DONE;
     if (status == CN_ERR_ARG) status = CN_OK; /* an invalid line still has the id of its line */
     if (status == CN_OK && !done) {
+        uint64_t number = 0;
         cn_buf_clear(&run->line);
-        status = cn_batch_line_format_unsubmitted(
-            &run->line, item.id, item.custom_id, "batch_expired",
-            "This request could not be executed before the completion window expired.");
+        status = cn_batch_run_number(run, &number);
+        if (status == CN_OK)
+            status = cn_batch_line_format_unsubmitted(
+                &run->line, item.id, number, item.custom_id, "batch_expired",
+                "This request could not be executed before the completion window expired.");
         if (status == CN_OK)
             status = cn_batch_output_append(run->errors, run->line.data, run->line.len);
         if (status == CN_OK) status = cn_id_set_add(&run->ids, item.id, CN_ID_DONE);

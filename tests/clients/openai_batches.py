@@ -97,11 +97,24 @@ def a_batch_is_cancelled(client):
     assert b.request_counts.completed < 40
 
 
+def answers_of_two_batches_have_their_own_ids(client):
+    file = upload(client, [line("a", "Sort: 3 1 2", max_tokens=1), line("b", "Sort: 1", n=0)])
+    seen = []
+    for _ in range(2):
+        b = wait(client, start(client, file.id), "completed")
+        for name in (b.output_file_id, b.error_file_id):
+            found = json.loads(client.files.content(name).content)
+            seen += [found["id"], found["response"]["request_id"]]
+            if name == b.output_file_id:
+                seen.append(found["response"]["body"]["id"])
+    assert len(set(seen)) == len(seen) == 10, seen
+
+
 def main():
     url, key = sys.argv[1:]
     client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
     for use in (files, a_batch_runs_to_its_end, a_failed_batch_names_the_faulty_line,
-                a_batch_is_cancelled):
+                a_batch_is_cancelled, answers_of_two_batches_have_their_own_ids):
         use(client)
         print(use.__name__)
 
