@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs lm-eval, guidellm and schemathesis from PyPI and Debian's promtool against a running server.
+# Runs lm-eval, guidellm, openai-agents, pydantic-ai and schemathesis from PyPI and Debian's promtool
+# against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
 # many bodies schemathesis draws for each route, from SEED; 500 make more than 5,000 cases.
@@ -39,14 +40,22 @@ assert len(requests["successful"]) >= 6 and not requests["errored"], {k: len(v) 
 P
 echo "guidellm: ok"
 
-# A short context keeps the answers to random bodies short.
 stop
+schemas=$bin/schemathesis
+need_python agents openai-agents==0.24.0 "pydantic-ai-slim[openai]==2.68.0"
+serve --kv-cache-memory-bytes 64M --tool-call-parser hermes --reasoning-parser qwen3 \
+    --chat-template qwen3
+"$python" tests/clients/agents_responses.py "$url" a-key 2>"$dir/agents.log" ||
+    { cat "$dir/agents.log"; exit 1; }
+stop
+
+# A short context keeps the answers to random bodies short.
 serve --kv-cache-memory-bytes 64M --spool "$dir/spool" --max-model-len 64 --tool-call-parser hermes
 # Requests that are valid may still be refused for what the schemas do not say: schema_refusals.py has
 # these reasons and replaces positive_data_acceptance, which knows none.
 export SCHEMATHESIS_HOOKS=schema_refusals PYTHONPATH="$root/tests/clients"
 cd "$dir" # where schemathesis leaves files
-"$bin/schemathesis" run "$url/openapi.json" --url "$url" --checks all --phases fuzzing,coverage \
+"$schemas" run "$url/openapi.json" --url "$url" --checks all --phases fuzzing,coverage \
     --exclude-checks ignored_auth,positive_data_acceptance --max-examples "${EXAMPLES:-120}" \
     --request-timeout 60 --seed "${SEED:-7}" >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
 grep generated "$dir/schema.log"

@@ -38,6 +38,14 @@ for parser in hermes llama3_json; do
     stop
 done
 rm "$dir/access.log"
+serve --tool-call-parser hermes --chat-template qwen3 --reasoning-parser qwen3 --spool "$dir/spool" \
+    --api-key-file "$dir/keys" --kv-cache-memory-bytes 64M
+"$clients" tests/clients/openai_responses.py "$url" $key
+"$python" tests/clients/framework_responses.py "$url" $key >"$dir/frameworks.log" 2>&1 ||
+    { cat "$dir/frameworks.log"; exit 1; }
+grep "^l.*_responses$" "$dir/frameworks.log"
+stop
+rm "$dir/access.log"
 serve --served-model-name tiny,alias,org/name:1 --api-key-file "$dir/keys" --root-path /llm \
     --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M
 "$python" tests/clients/http_surface.py "$url" $key "$dir/access.log"
