@@ -1,12 +1,7 @@
 /* bpe.c - byte-pair merges of one word. See bpe.h. */
-#include "engine/text/bpe.h"
+#include "engine/text/bpe_state.h"
 
 #include <string.h>
-
-/* An entry of the merge table (open addressing); empty if result is CN_BPE_NO_TOKEN. */
-typedef struct merge {
-    uint32_t left, right, rank, result;
-} merge;
 
 /* An entry of the `ignore_merges` table (open addressing); empty if n is 0. */
 typedef struct whole_word {
@@ -26,31 +21,6 @@ typedef struct cache_line {
     uint16_t n_bytes, n_ids; /* n_bytes 0: empty */
 } cache_line;
 _Static_assert(sizeof(cache_line) == 64, "one cache line");
-
-/* A symbol of the word being merged. `rank` is the rank of the pair that it forms with its right
- * neighbour. It is NO_RANK if that pair does not merge, or if the symbol has become part of its
- * left neighbour. */
-enum { NO_RANK = 0xFFFFFFFF, NOWHERE = 0xFFFFFFFF };
-typedef struct symbol {
-    uint32_t id, prev, next, rank;
-} symbol;
-
-struct cn_bpe {
-    cn_bpe_bytes bytes;
-    uint32_t most_symbols; /* that a byte becomes */
-    merge *merges;         /* [merge_mask + 1] */
-    size_t merge_mask;
-    uint32_t n_merges, max_merges;
-    uint32_t *results; /* [max_merges] by rank */
-    whole_word *words; /* [word_cap], NULL without ignore_merges */
-    size_t n_words, word_cap;
-    cn_buf word_text;
-    cache_line *cache; /* [CACHE_LINES] */
-    symbol *symbols;   /* [symbol_cap] */
-    size_t symbol_cap;
-    uint64_t *heap; /* [heap_cap] rank << 32 | index of the pair's left symbol */
-    size_t heap_len, heap_cap;
-};
 
 /* Smallest power of two with room for n entries at half load. */
 static size_t table_size(size_t n)
@@ -93,17 +63,17 @@ void cn_bpe_free(cn_bpe *b)
     cn_free(b->words);
     cn_buf_free(&b->word_text);
     cn_free(b->cache);
-    cn_free(b->symbols);
-    cn_free(b->heap);
+    cn_bpe_work_free(&b->work);
+    cn_bpe_work_free(&b->probe);
     cn_free(b);
 }
 
 /* Returns the entry of the pair, or the empty entry where it belongs. */
-static merge *find_merge(const cn_bpe *b, uint32_t left, uint32_t right)
+static cn_bpe_merge *find_merge(const cn_bpe *b, uint32_t left, uint32_t right)
 {
     uint64_t h = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
     for (size_t i = h >> 32;; i++) {
-        merge *m = &b->merges[i & b->merge_mask];
+        cn_bpe_merge *m = &b->merges[i & b->merge_mask];
         if (m->result == CN_BPE_NO_TOKEN || (m->left == left && m->right == right)) return m;
     }
 }
@@ -112,7 +82,8 @@ void cn_bpe_add_merge(cn_bpe *b, uint32_t left, uint32_t right, uint32_t result)
 {
     CN_ASSERT(b->n_merges < b->max_merges && result != CN_BPE_NO_TOKEN);
     uint32_t rank = b->n_merges++;
-    *find_merge(b, left, right) = (merge){left, right, rank, result};
+    b->cuts = CN_BPE_CUTS_UNKNOWN;
+    *find_merge(b, left, right) = (cn_bpe_merge){left, right, rank, result};
     b->results[rank] = result;
 }
 
@@ -194,110 +165,104 @@ cn_status cn_bpe_add_word(cn_bpe *b, const char *word, size_t n, uint32_t id)
 
 /* ---- merging ---- */
 
-static void heap_push(cn_bpe *b, uint64_t key)
+static void heap_push(cn_bpe_work *w, uint64_t key)
 {
-    CN_ASSERT(b->heap_len < b->heap_cap);
-    size_t i = b->heap_len++;
-    for (; i > 0 && b->heap[(i - 1) / 2] > key; i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
-    b->heap[i] = key;
+    CN_ASSERT(w->heap_len < 3 * w->cap);
+    size_t i = w->heap_len++;
+    for (; i > 0 && w->heap[(i - 1) / 2] > key; i = (i - 1) / 2) w->heap[i] = w->heap[(i - 1) / 2];
+    w->heap[i] = key;
 }
 
-static uint64_t heap_pop(cn_bpe *b)
+static uint64_t heap_pop(cn_bpe_work *w)
 {
-    uint64_t top = b->heap[0], last = b->heap[--b->heap_len];
+    uint64_t top = w->heap[0], last = w->heap[--w->heap_len];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < b->heap_len; i = child) {
-        if (child + 1 < b->heap_len && b->heap[child + 1] < b->heap[child]) child++;
-        if (b->heap[child] >= last) break;
-        b->heap[i] = b->heap[child];
+    for (size_t child; (child = 2 * i + 1) < w->heap_len; i = child) {
+        if (child + 1 < w->heap_len && w->heap[child + 1] < w->heap[child]) child++;
+        if (w->heap[child] >= last) break;
+        w->heap[i] = w->heap[child];
     }
-    b->heap[i] = last;
+    w->heap[i] = last;
     return top;
 }
 
 /* A heap of 3n entries is enough for n symbols: each adds at most one pair, and each of the at most
  * n - 1 merges adds at most two. */
-static cn_status reserve_scratch(cn_bpe *b, size_t n)
+cn_status cn_bpe_reserve(cn_bpe_work *w, size_t n_symbols)
 {
-    if (n <= b->symbol_cap) return CN_OK;
-    size_t cap = b->symbol_cap ? b->symbol_cap : 256;
-    while (cap < n) cap *= 2;
-    symbol *symbols = cn_realloc(b->symbols, cap, sizeof *symbols);
-    if (symbols) b->symbols = symbols;
-    uint64_t *heap = symbols ? cn_realloc(b->heap, 3 * cap, sizeof *heap) : NULL;
-    if (!heap) return cn_fail(CN_ERR_MEMORY, "out of memory to merge a word of %zu bytes", n);
-    b->heap = heap;
-    b->heap_cap = 3 * cap;
-    b->symbol_cap = cap;
-    return CN_OK;
+    if (n_symbols <= w->cap) return CN_OK;
+    size_t cap = w->cap ? w->cap : 256;
+    while (cap < n_symbols) cap *= 2;
+    cn_bpe_work_free(w);
+    w->ids = cn_realloc(NULL, cap, sizeof *w->ids);
+    w->symbols = cn_realloc(NULL, cap, sizeof *w->symbols);
+    w->heap = cn_realloc(NULL, 3 * cap, sizeof *w->heap);
+    w->cap = cap;
+    if (w->ids && w->symbols && w->heap) return CN_OK;
+    cn_bpe_work_free(w);
+    return cn_fail(CN_ERR_MEMORY, "out of memory to merge a word of %zu symbols", n_symbols);
+}
+
+void cn_bpe_work_free(cn_bpe_work *w)
+{
+    cn_free(w->ids);
+    cn_free(w->symbols);
+    cn_free(w->heap);
+    *w = (cn_bpe_work){0};
 }
 
 /* Updates the rank of the pair that starts at symbol i and adds the pair to the heap if it
  * merges. */
-static void rank_pair(cn_bpe *b, uint32_t i)
+static void rank_pair(const cn_bpe *b, cn_bpe_work *w, uint32_t i)
 {
-    symbol *s = &b->symbols[i];
-    s->rank = NO_RANK;
-    if (s->next == NOWHERE) return;
-    const merge *m = find_merge(b, s->id, b->symbols[s->next].id);
+    cn_bpe_symbol *s = &w->symbols[i];
+    s->rank = CN_BPE_NO_RANK;
+    if (s->next == CN_BPE_NOWHERE) return;
+    const cn_bpe_merge *m = find_merge(b, s->id, w->symbols[s->next].id);
     if (m->result == CN_BPE_NO_TOKEN) return;
     s->rank = m->rank;
-    heap_push(b, (uint64_t)m->rank << 32 | i);
+    heap_push(w, (uint64_t)m->rank << 32 | i);
 }
 
-/* Writes the ids of the symbols that a word begins as; returns their number. As in the tokenizers
- * package, an unknown token is added when the next token or the end of the word is reached, so
- * substitutes pass it. */
-static uint32_t first_symbols(cn_bpe *b, const char *word, size_t n)
+void cn_bpe_merge_symbols(const cn_bpe *b, cn_bpe_work *w, const uint32_t *ids, size_t n)
 {
-    const cn_bpe_bytes *bytes = &b->bytes;
-    uint32_t len = 0;
-    bool is_unknown = false; /* an unknown token has not been added yet */
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char byte = (unsigned char)word[i];
-        const uint32_t id = bytes->ids[byte], *substitutes = bytes->substitutes[byte];
-        if (id == CN_BPE_NO_TOKEN && substitutes[0] != CN_BPE_NO_TOKEN) {
-            b->symbols[len++].id = substitutes[0];
-            if (substitutes[1] != CN_BPE_NO_TOKEN) b->symbols[len++].id = substitutes[1];
-        } else if (id == CN_BPE_NO_TOKEN) {
-            if (is_unknown && !bytes->fuse_unknown) b->symbols[len++].id = bytes->unknown;
-            is_unknown = bytes->unknown != CN_BPE_NO_TOKEN;
-        } else {
-            if (is_unknown) b->symbols[len++].id = bytes->unknown;
-            is_unknown = false;
-            b->symbols[len++].id = id;
-        }
-    }
-    if (is_unknown) b->symbols[len++].id = bytes->unknown;
-    return len;
-}
-
-static cn_status merge_word(cn_bpe *b, const char *word, size_t n_bytes, cn_tokens *out)
-{
-    CN_TRY(reserve_scratch(b, b->most_symbols * n_bytes));
-    b->heap_len = 0;
-    const uint32_t n = first_symbols(b, word, n_bytes);
-    if (n == 0) return CN_OK;
+    CN_ASSERT(n <= w->cap);
+    w->heap_len = 0;
     for (uint32_t i = 0; i < n; i++)
-        b->symbols[i] =
-            (symbol){b->symbols[i].id, i ? i - 1 : NOWHERE, i + 1 < n ? i + 1 : NOWHERE, NO_RANK};
-    for (uint32_t i = 0; i < n; i++) rank_pair(b, i);
-    while (b->heap_len) {
-        uint64_t key = heap_pop(b);
+        w->symbols[i] = (cn_bpe_symbol){ids[i], i ? i - 1 : CN_BPE_NOWHERE,
+                                        i + 1 < n ? i + 1 : CN_BPE_NOWHERE, CN_BPE_NO_RANK};
+    for (uint32_t i = 0; i < n; i++) rank_pair(b, w, i);
+    while (w->heap_len) {
+        uint64_t key = heap_pop(w);
         uint32_t i = (uint32_t)key, rank = (uint32_t)(key >> 32);
-        symbol *left = &b->symbols[i];
+        cn_bpe_symbol *left = &w->symbols[i];
         if (left->rank != rank) continue; /* the pair has changed since it was queued */
-        symbol *right = &b->symbols[left->next];
+        cn_bpe_symbol *right = &w->symbols[left->next];
         left->id = b->results[rank];
         left->next = right->next;
-        right->rank = NO_RANK;
-        if (left->next != NOWHERE) b->symbols[left->next].prev = i;
-        rank_pair(b, i);
-        if (left->prev != NOWHERE) rank_pair(b, left->prev);
+        right->rank = CN_BPE_NO_RANK;
+        if (left->next != CN_BPE_NOWHERE) w->symbols[left->next].prev = i;
+        rank_pair(b, w, i);
+        if (left->prev != CN_BPE_NOWHERE) rank_pair(b, w, left->prev);
     }
-    for (uint32_t i = 0; i != NOWHERE; i = b->symbols[i].next)
-        CN_TRY(cn_tokens_add(out, &b->symbols[i].id, 1));
+}
+
+cn_status cn_bpe_add_symbols(const cn_bpe_work *w, uint32_t end, cn_tokens *out)
+{
+    for (uint32_t i = 0; i != end; i = w->symbols[i].next)
+        CN_TRY(cn_tokens_add(out, &w->symbols[i].id, 1));
     return CN_OK;
+}
+
+static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    CN_TRY(cn_bpe_reserve(&b->work, b->most_symbols * n));
+    cn_bpe_reader r = {.ids = b->work.ids};
+    for (size_t i = 0; i < n; i++) cn_bpe_read_byte(&b->bytes, &r, word[i]);
+    cn_bpe_read_end(&b->bytes, &r);
+    if (r.len == 0) return CN_OK;
+    cn_bpe_merge_symbols(b, &b->work, r.ids, r.len);
+    return cn_bpe_add_symbols(&b->work, CN_BPE_NOWHERE, out);
 }
 
 /* Encodes a word that is not in the cache. */
@@ -308,9 +273,17 @@ static cn_status encode_anew(cn_bpe *b, const char *word, size_t n, cn_tokens *o
     return merge_word(b, word, n, out);
 }
 
+static cn_status encode_long(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    for (size_t at = 0, used; at < n; at += used)
+        CN_TRY(cn_bpe_encode_part(b, word + at, n - at, out, &used));
+    return CN_OK;
+}
+
 cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
 {
     CN_ASSERT(n > 0 && n < (size_t)1 << 30);
+    if (n > CN_BPE_LONG_BYTES) return encode_long(b, word, n, out);
     if (n > CACHE_WORD_BYTES) return encode_anew(b, word, n, out);
     word_key key = make_key(word, n);
     cache_line *line = &b->cache[key_line(&key, n)];

@@ -2,8 +2,8 @@
  *
  * The first symbols of a word are its bytes. The pair of neighbours with the lowest merge rank is
  * joined (of equal pairs the leftmost), until no pair has a rank. A heap of pairs makes this
- * O(n log n), so a word of a megabyte costs little more than the same bytes in many words. A small
- * cache holds the words of ordinary text. */
+ * O(n log n). A long word is encoded in parts (bpe_part.c), so that its length bounds neither the
+ * memory nor the time of one call. A small cache holds the words of ordinary text. */
 #ifndef CN_BPE_H
 #define CN_BPE_H
 
@@ -39,5 +39,12 @@ cn_status cn_bpe_add_word(cn_bpe *b, const char *word, size_t n, uint32_t id);
 
 /* Appends the tokens of a word of n > 0 bytes, n < 2^30. */
 cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out);
+
+/* Appends the tokens of the first part of a word, which is not looked up as a whole
+ * (`ignore_merges`). *used > 0 is the length of the part. The rest, encoded by this function until
+ * nothing is left, has the other tokens. A word of at most CN_BPE_LONG_BYTES is one part.
+ * cn_bpe_encode encodes a longer one in parts. */
+enum { CN_BPE_LONG_BYTES = 64 << 10 };
+cn_status cn_bpe_encode_part(cn_bpe *b, const char *word, size_t n, cn_tokens *out, size_t *used);
 
 #endif
