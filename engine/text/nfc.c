@@ -1,7 +1,6 @@
 /* nfc.c - normalization form C. See nfc.h. */
 #include "engine/text/nfc.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
 
@@ -67,36 +66,46 @@ static cn_status reserve(cn_nfc *w, size_t n)
     while (cap < n) cap *= 2;
     int32_t *cps = cn_realloc(w->cps, cap, sizeof *cps);
     if (cps) w->cps = cps;
-    uint64_t *keys = cps ? cn_realloc(w->keys, cap, sizeof *keys) : NULL;
-    if (!keys) return cn_fail(CN_ERR_MEMORY, "out of memory to normalize %zu characters", n);
-    w->keys = keys;
+    int32_t *sorted = cps ? cn_realloc(w->sorted, cap, sizeof *sorted) : NULL;
+    if (!sorted) return cn_fail(CN_ERR_MEMORY, "out of memory to normalize %zu characters", n);
+    w->sorted = sorted;
     w->cap = cap;
     return CN_OK;
 }
 
-static int compare_keys(const void *a, const void *b)
+static unsigned class_of(int32_t cp)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+    return (unsigned)utf8proc_get_property(cp)->combining_class;
 }
 
-/* Sorts every run of marks into canonical order: by combining class, and within a class in their
- * original order. A key is class, index in the run (which makes the sort stable), code point. */
+/* Sorts marks into canonical order: by combining class, and within a class in their original
+ * order. */
+static void sort_marks(cn_nfc *w, size_t from, size_t to)
+{
+    size_t starts[256] = {0}, sum = 0;
+    for (size_t i = from; i < to; i++) starts[class_of(w->cps[i])]++;
+    for (int class = 0; class < 256; class++) {
+        const size_t n = starts[class];
+        starts[class] = sum;
+        sum += n;
+    }
+    for (size_t i = from; i < to; i++) w->sorted[starts[class_of(w->cps[i])]++] = w->cps[i];
+    memcpy(w->cps + from, w->sorted, (to - from) * sizeof *w->cps);
+}
+
+/* Orders every run of marks. */
 static void order_marks(cn_nfc *w, size_t n)
 {
-    for (size_t from = 0, to; from < n; from = to) {
-        size_t marks = 0;
+    for (size_t from = 0, to; from < n; from = to + 1) {
+        bool in_order = true;
+        unsigned last = 0;
         for (to = from; to < n; to++) {
-            uint64_t class = (uint64_t)utf8proc_get_property(w->cps[to])->combining_class;
+            const unsigned class = class_of(w->cps[to]);
             if (class == 0) break;
-            w->keys[marks] = class << 56 | (uint64_t)marks << 24 | (uint32_t)w->cps[to];
-            marks++;
+            in_order = in_order && last <= class;
+            last = class;
         }
-        if (marks > 1) {
-            qsort(w->keys, marks, sizeof *w->keys, compare_keys);
-            for (size_t i = 0; i < marks; i++) w->cps[from + i] = (int32_t)(w->keys[i] & 0xFFFFFF);
-        }
-        if (to == from) to++;
+        if (!in_order) sort_marks(w, from, to);
     }
 }
 
@@ -180,10 +189,16 @@ cn_status cn_nfc_apply(cn_nfc *w, const char *s, size_t n, const char **out, siz
     return CN_OK;
 }
 
-void cn_nfc_free(cn_nfc *w)
+void cn_nfc_free_scratch(cn_nfc *w)
 {
     cn_free(w->cps);
-    cn_free(w->keys);
+    cn_free(w->sorted);
+    w->cps = w->sorted = NULL;
+    w->cap = 0;
+}
+
+void cn_nfc_free(cn_nfc *w)
+{
+    cn_nfc_free_scratch(w);
     cn_buf_free(&w->text);
-    *w = (cn_nfc){0};
 }

@@ -2,8 +2,8 @@
  * Owner: cn_tokenizer. One thread at a time (the scratch buffers).
  *
  * utf8proc orders combining marks by repeated swaps, which is quadratic in the length of a run of
- * marks. A hostile text of a megabyte would block a server for minutes. Here a stable sort orders
- * the marks first, and utf8proc gets only the stretches that can change. Most text is copied or not
+ * marks. A hostile text of a megabyte would block a server for minutes. Here a counting sort
+ * orders the marks first, and utf8proc gets only the stretches that can change. Most text is copied or not
  * touched at all. */
 #ifndef CN_NFC_H
 #define CN_NFC_H
@@ -11,8 +11,8 @@
 #include "engine/base.h"
 
 typedef struct cn_nfc {
-    int32_t *cps;   /* [cap] one stretch, decomposed */
-    uint64_t *keys; /* [cap] sort keys of its marks */
+    int32_t *cps;    /* [cap] one stretch, decomposed */
+    int32_t *sorted; /* [cap] its marks in canonical order */
     size_t cap;
     cn_buf text;
 } cn_nfc;
@@ -21,6 +21,7 @@ typedef struct cn_nfc {
  * owned by w, valid until the next call. Zero-initialise w; free it with cn_nfc_free.
  * CN_ERR_MEMORY. */
 cn_status cn_nfc_apply(cn_nfc *w, const char *s, size_t n, const char **out, size_t *n_out);
+void cn_nfc_free_scratch(cn_nfc *w); /* all but the normalized text */
 void cn_nfc_free(cn_nfc *w);
 
 /* True if normalization never changes cp and never joins it to the character before it, so that

@@ -87,7 +87,6 @@ void cn_tokenizer_free(cn_tokenizer *t)
     cn_tokens_free(&t->prefix);
     cn_tokens_free(&t->suffix);
     cn_nfc_free(&t->nfc_scratch);
-    cn_buf_free(&t->lossy);
     cn_free(t);
 }
 
@@ -115,59 +114,110 @@ bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
     return t && cn_vocab_find(&t->vocab, content, strlen(content), id);
 }
 
+/* One text. */
 typedef struct encode_job {
-    cn_bpe *bpe;
+    cn_tokenizer *t;
+    const cn_encode_opts *o;
     cn_tokens *out;
+    size_t first;    /* out->len at the start */
+    size_t since;    /* bytes since the last pause */
+    uint64_t n_left; /* tokens that were not kept */
 } encode_job;
+
+enum { PAUSE_BYTES = 32 << 10, SPARE_TOKENS = 64 << 10 };
+
+/* Drops all but the last o->keep tokens, now and then. */
+static void forget_first(encode_job *j, size_t spare)
+{
+    const size_t keep = j->o->keep, len = j->out->len - j->first;
+    if (keep == 0 || len <= keep || len - keep < spare) return;
+    uint32_t *ids = j->out->ids + j->first;
+    memmove(ids, ids + len - keep, keep * sizeof *ids);
+    j->out->len = j->first + keep;
+    j->n_left += len - keep;
+}
+
+static cn_status note_work(encode_job *j, size_t n)
+{
+    j->since += n;
+    if (j->since < PAUSE_BYTES) return CN_OK;
+    j->since = 0;
+    forget_first(j, SPARE_TOKENS + j->o->keep);
+    return j->o->pause ? j->o->pause(j->o->context) : CN_OK;
+}
 
 static cn_status encode_word(void *job, const char *word, size_t n)
 {
-    return cn_bpe_encode(((encode_job *)job)->bpe, word, n, ((encode_job *)job)->out);
+    encode_job *j = job;
+    if (n <= CN_BPE_LONG_BYTES) {
+        CN_TRY(cn_bpe_encode(j->t->bpe, word, n, j->out));
+        return note_work(j, n);
+    }
+    for (size_t at = 0, used; at < n; at += used) {
+        CN_TRY(cn_bpe_encode_part(j->t->bpe, word + at, n - at, j->out, &used));
+        CN_TRY(note_work(j, used));
+    }
+    return CN_OK;
 }
 
 /* Encodes text that contains no added token. */
-static cn_status encode_words(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
+static cn_status encode_words(encode_job *j, const char *text, size_t n)
 {
-    encode_job job = {t->bpe, out};
-    return cn_word_steps_run(t->words, text, n, encode_word, &job);
+    if (j->o->enter) CN_TRY(j->o->enter(j->o->context));
+    const cn_status status = cn_word_steps_run(j->t->words, text, n, encode_word, j);
+    if (j->o->leave) j->o->leave(j->o->context);
+    return status;
+}
+
+static cn_status encode_normal(encode_job *j, const char *text, size_t n)
+{
+    cn_added_scan scan = {.set = &j->t->normalized, .text = text, .n = n};
+    const cn_added_token *token;
+    for (size_t start, end; cn_added_scan_next(&scan, &start, &end, &token);) {
+        if (token)
+            CN_TRY(cn_tokens_add(j->out, &token->id, 1));
+        else
+            CN_TRY(encode_words(j, text + start, end - start));
+    }
+    return CN_OK;
 }
 
 /* Encodes the text between two added tokens that match raw text. */
-static cn_status encode_piece(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
+static cn_status encode_piece(encode_job *j, const char *text, size_t n)
 {
-    if (t->nfc) CN_TRY(cn_nfc_apply(&t->nfc_scratch, text, n, &text, &n));
-    cn_added_scan scan = {.set = &t->normalized, .text = text, .n = n};
+    cn_nfc nfc = {0};
+    cn_status status = j->t->nfc ? cn_nfc_apply(&nfc, text, n, &text, &n) : CN_OK;
+    cn_nfc_free_scratch(&nfc);
+    if (status == CN_OK) status = encode_normal(j, text, n);
+    cn_nfc_free(&nfc);
+    return status;
+}
+
+static cn_status encode_valid(encode_job *j, const char *text, size_t n)
+{
+    cn_added_scan scan = {.set = &j->t->raw, .text = text, .n = n};
     const cn_added_token *token;
     for (size_t start, end; cn_added_scan_next(&scan, &start, &end, &token);) {
         if (token)
-            CN_TRY(cn_tokens_add(out, &token->id, 1));
+            CN_TRY(cn_tokens_add(j->out, &token->id, 1));
         else
-            CN_TRY(encode_words(t, text + start, end - start, out));
+            CN_TRY(encode_piece(j, text + start, end - start));
     }
     return CN_OK;
 }
 
-static cn_status encode_text(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
+static cn_status encode_text(encode_job *j, const char *text, size_t n)
 {
-    if (cn_utf8_valid_prefix(text, n) < n) {
-        cn_buf_clear(&t->lossy);
-        CN_TRY(cn_utf8_add_lossy(&t->lossy, text, n));
-        text = t->lossy.data;
-        n = t->lossy.len;
-    }
-    cn_added_scan scan = {.set = &t->raw, .text = text, .n = n};
-    const cn_added_token *token;
-    for (size_t start, end; cn_added_scan_next(&scan, &start, &end, &token);) {
-        if (token)
-            CN_TRY(cn_tokens_add(out, &token->id, 1));
-        else
-            CN_TRY(encode_piece(t, text + start, end - start, out));
-    }
-    return CN_OK;
+    if (cn_utf8_valid_prefix(text, n) == n) return encode_valid(j, text, n);
+    cn_buf lossy = {0};
+    cn_status status = cn_utf8_add_lossy(&lossy, text, n);
+    if (status == CN_OK) status = encode_valid(j, lossy.data, lossy.len);
+    cn_buf_free(&lossy);
+    return status;
 }
 
-cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes, bool add_special,
-                              cn_tokens *out)
+cn_status cn_tokenizer_encode_by(cn_tokenizer *t, const char *text, size_t n_bytes,
+                                 const cn_encode_opts *o, cn_tokens *out, uint64_t *n_tokens)
 {
     if (!t)
         return cn_fail(CN_ERR_ARG, "there is no tokenizer.json: send token ids instead of text, or "
@@ -176,11 +226,22 @@ cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes,
     if (n_bytes > max_bytes)
         return cn_fail(CN_ERR_ARG, "text of %zu bytes exceeds the tokenizer's limit of %zu bytes",
                        n_bytes, max_bytes);
-    size_t before = out->len;
+    encode_job j = {.t = t, .o = o, .out = out, .first = out->len};
     cn_status status = CN_OK;
-    if (add_special) status = cn_tokens_add(out, t->prefix.ids, t->prefix.len);
-    if (status == CN_OK) status = encode_text(t, text, n_bytes, out);
-    if (status == CN_OK && add_special) status = cn_tokens_add(out, t->suffix.ids, t->suffix.len);
-    if (status != CN_OK) out->len = before;
+    if (o->add_special) status = cn_tokens_add(out, t->prefix.ids, t->prefix.len);
+    if (status == CN_OK) status = encode_text(&j, text, n_bytes);
+    if (status == CN_OK && o->add_special)
+        status = cn_tokens_add(out, t->suffix.ids, t->suffix.len);
+    forget_first(&j, 0);
+    *n_tokens = j.n_left + out->len - j.first;
+    if (status != CN_OK) out->len = j.first;
     return status;
+}
+
+cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes, bool add_special,
+                              cn_tokens *out)
+{
+    uint64_t n;
+    return cn_tokenizer_encode_by(t, text, n_bytes, &(cn_encode_opts){.add_special = add_special},
+                                  out, &n);
 }

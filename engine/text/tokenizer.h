@@ -42,6 +42,23 @@ uint32_t cn_tokenizer_vocab_size(const cn_tokenizer *t); /* largest id + 1 */
 cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes, bool add_special,
                               cn_tokens *out);
 
+/* How a long text is encoded beside others. Only steps 4 and 5 use memory of the tokenizer: they
+ * run between `enter` and `leave`, and call `pause` between words after some 32 KiB of text. While
+ * a text is outside, or in `pause`, the tokenizer may encode another one, also on another thread.
+ * Each function may be NULL. A failure of `enter` or `pause` ends the encoding. */
+typedef struct cn_encode_opts {
+    bool add_special; /* run the post-processor (BOS, EOS) */
+    size_t keep;      /* append only the last tokens; 0: all */
+    cn_status (*enter)(void *context);
+    cn_status (*pause)(void *context);
+    void (*leave)(void *context);
+    void *context;
+} cn_encode_opts;
+
+/* cn_tokenizer_encode with options. *n_tokens: of the text, kept or not. */
+cn_status cn_tokenizer_encode_by(cn_tokenizer *t, const char *text, size_t n_bytes,
+                                 const cn_encode_opts *o, cn_tokens *out, uint64_t *n_tokens);
+
 /* The bytes that a token decodes to; they may end inside a UTF-8 character. Valid while t lives.
  * Returns false and writes nothing for an id without a token. */
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,

@@ -21,8 +21,7 @@ struct cn_tokenizer {
     char *added_text;        /* the texts that they match, concatenated */
     bool nfc;
     cn_tokens prefix, suffix; /* what the post-processor adds */
-    cn_nfc nfc_scratch;
-    cn_buf lossy; /* scratch: a text with invalid UTF-8 replaced */
+    cn_nfc nfc_scratch; /* of loading */
 };
 
 /* Fills a zeroed tokenizer from the parsed file; on failure the caller frees it. */

@@ -19,7 +19,6 @@ typedef struct word_step {
     cn_word_regex *regex; /* STEP_SPLIT */
     cn_split_behavior behavior;
     bool invert;
-    cn_buf text; /* STEP_PREFIX, STEP_BYTES: the changed piece */
 } word_step;
 
 struct cn_word_steps {
@@ -27,10 +26,16 @@ struct cn_word_steps {
     uint32_t n;
     bool has_byte_level;
     bool is_mapped; /* a step follows ByteLevel: words have to be mapped back to bytes */
-    cn_buf word;    /* scratch */
+};
+
+/* One text. `each` may run another one. */
+typedef struct word_run {
+    cn_word_steps *w;
     cn_word_fn *each;
     void *context;
-};
+    cn_buf word;             /* a word as bytes */
+    cn_buf texts[MAX_STEPS]; /* the changed piece of STEP_PREFIX and STEP_BYTES */
+} word_run;
 
 cn_status cn_word_steps_create(cn_word_steps **out)
 {
@@ -44,9 +49,7 @@ void cn_word_steps_free(cn_word_steps *w)
     for (uint32_t i = 0; i < w->n; i++) {
         cn_pretoken_free(w->steps[i].rule);
         cn_word_regex_free(w->steps[i].regex);
-        cn_buf_free(&w->steps[i].text);
     }
-    cn_buf_free(&w->word);
     cn_free(w);
 }
 
@@ -142,26 +145,26 @@ bool cn_word_steps_has_byte_level(const cn_word_steps *w) { return w->has_byte_l
 
 /* ---- running ---- */
 
-static cn_status run_from(cn_word_steps *w, uint32_t index, const char *text, size_t n);
+static cn_status run_from(word_run *r, uint32_t index, const char *text, size_t n);
 
-static cn_status emit(cn_word_steps *w, const char *text, size_t n)
+static cn_status emit(word_run *r, const char *text, size_t n)
 {
-    if (!w->is_mapped) return w->each(w->context, text, n);
-    cn_buf_clear(&w->word);
+    if (!r->w->is_mapped) return r->each(r->context, text, n);
+    cn_buf_clear(&r->word);
     for (size_t at = 0, len; at < n; at += len) {
         uint32_t cp;
         cn_utf8_read(text + at, n - at, &cp, &len);
         const char byte = (char)cn_vocab_char_byte(cp);
-        CN_TRY(cn_buf_add(&w->word, &byte, 1));
+        CN_TRY(cn_buf_add(&r->word, &byte, 1));
     }
-    return w->each(w->context, w->word.data, w->word.len);
+    return r->each(r->context, r->word.data, r->word.len);
 }
 
-static cn_status run_rule(cn_word_steps *w, uint32_t index, const char *text, size_t n)
+static cn_status run_rule(word_run *r, uint32_t index, const char *text, size_t n)
 {
     for (size_t at = 0, end; at < n; at = end) {
-        CN_TRY(cn_pretoken_next(w->steps[index].rule, text, n, at, &end));
-        CN_TRY(run_from(w, index + 1, text + at, end - at));
+        CN_TRY(cn_pretoken_next(r->w->steps[index].rule, text, n, at, &end));
+        CN_TRY(run_from(r, index + 1, text + at, end - at));
     }
     return CN_OK;
 }
@@ -209,9 +212,9 @@ static bool joins(cn_split_behavior behavior, const segment *s, const segment *n
     return false;
 }
 
-static cn_status run_split(cn_word_steps *w, uint32_t index, const char *text, size_t n)
+static cn_status run_split(word_run *r, uint32_t index, const char *text, size_t n)
 {
-    const word_step *step = &w->steps[index];
+    const word_step *step = &r->w->steps[index];
     cursor c = {.step = step, .text = text, .n = n};
     segment piece, next;
     bool more;
@@ -224,42 +227,42 @@ static cn_status run_split(cn_word_steps *w, uint32_t index, const char *text, s
             CN_TRY(next_segment(&c, &next, &more));
         }
         if (step->behavior != CN_SPLIT_REMOVED || !piece.hit)
-            CN_TRY(run_from(w, index + 1, text + piece.start, piece.end - piece.start));
+            CN_TRY(run_from(r, index + 1, text + piece.start, piece.end - piece.start));
         piece = next;
     }
     return CN_OK;
 }
 
-static cn_status run_prefix(cn_word_steps *w, uint32_t index, const char *text, size_t n)
+static cn_status run_prefix(word_run *r, uint32_t index, const char *text, size_t n)
 {
-    cn_buf *changed = &w->steps[index].text;
-    if (*text == ' ') return run_from(w, index + 1, text, n);
+    cn_buf *changed = &r->texts[index];
+    if (*text == ' ') return run_from(r, index + 1, text, n);
     cn_buf_clear(changed);
     CN_TRY(cn_buf_add(changed, " ", 1));
     CN_TRY(cn_buf_add(changed, text, n));
-    return run_from(w, index + 1, changed->data, changed->len);
+    return run_from(r, index + 1, changed->data, changed->len);
 }
 
-static cn_status run_bytes(cn_word_steps *w, uint32_t index, const char *text, size_t n)
+static cn_status run_bytes(word_run *r, uint32_t index, const char *text, size_t n)
 {
-    cn_buf *changed = &w->steps[index].text;
+    cn_buf *changed = &r->texts[index];
     cn_buf_clear(changed);
     for (size_t i = 0; i < n; i++) {
         char utf8[4];
         const size_t len = cn_utf8_write(utf8, cn_vocab_byte_char((unsigned char)text[i]));
         CN_TRY(cn_buf_add(changed, utf8, len));
     }
-    return run_from(w, index + 1, changed->data, changed->len);
+    return run_from(r, index + 1, changed->data, changed->len);
 }
 
-static cn_status run_from(cn_word_steps *w, uint32_t index, const char *text, size_t n)
+static cn_status run_from(word_run *r, uint32_t index, const char *text, size_t n)
 {
-    if (index == w->n) return emit(w, text, n);
-    switch (w->steps[index].kind) {
-    case STEP_RULE: return run_rule(w, index, text, n);
-    case STEP_SPLIT: return run_split(w, index, text, n);
-    case STEP_PREFIX: return run_prefix(w, index, text, n);
-    case STEP_BYTES: return run_bytes(w, index, text, n);
+    if (index == r->w->n) return emit(r, text, n);
+    switch (r->w->steps[index].kind) {
+    case STEP_RULE: return run_rule(r, index, text, n);
+    case STEP_SPLIT: return run_split(r, index, text, n);
+    case STEP_PREFIX: return run_prefix(r, index, text, n);
+    case STEP_BYTES: return run_bytes(r, index, text, n);
     }
     return CN_OK;
 }
@@ -267,7 +270,9 @@ static cn_status run_from(cn_word_steps *w, uint32_t index, const char *text, si
 cn_status cn_word_steps_run(cn_word_steps *w, const char *text, size_t n, cn_word_fn *each,
                             void *context)
 {
-    w->each = each;
-    w->context = context;
-    return n ? run_from(w, 0, text, n) : CN_OK;
+    word_run r = {.w = w, .each = each, .context = context};
+    const cn_status status = n ? run_from(&r, 0, text, n) : CN_OK;
+    cn_buf_free(&r.word);
+    for (uint32_t i = 0; i < w->n; i++) cn_buf_free(&r.texts[i]);
+    return status;
 }

@@ -42,8 +42,8 @@ bool cn_word_steps_has_byte_level(const cn_word_steps *w);
 typedef cn_status cn_word_fn(void *context, const char *word, size_t n);
 
 /* Calls `each` with the words of text[0 .. n), well-formed UTF-8, in order. Words are not empty;
- * they are the bytes of the text. Returns the first failure of `each`; CN_ERR_ARG if a text is too
- * hard for an expression. */
+ * they are the bytes of the text. While `each` runs, another text may be cut. Returns the first
+ * failure of `each`; CN_ERR_ARG if a text is too hard for an expression. */
 cn_status cn_word_steps_run(cn_word_steps *w, const char *text, size_t n, cn_word_fn *each,
                             void *context);
 
