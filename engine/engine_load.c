@@ -10,6 +10,7 @@
 #include "engine/start_line.h"
 #include "engine/start_plan.h"
 #include "engine/step_graph.h"
+#include "engine/text/prompt.h"
 
 /* ---- the checkpoint, without its weights ---- */
 
@@ -33,7 +34,9 @@ static cn_status load_tokenizer(cn_engine *e, const char *dir)
     cn_buf_free(&path);
     if (!there && e->config->load_format == CN_OPT_LOAD_DUMMY && !e->config->tokenizer)
         return CN_OK;
-    return cn_tokenizer_load(&e->tokenizer, dir);
+    CN_TRY(cn_tokenizer_load(&e->tokenizer, dir));
+    e->longest_token = cn_prompt_longest_token(e->tokenizer);
+    return CN_OK;
 }
 
 static cn_status load_checkpoint_texts(cn_engine *e)
@@ -417,7 +420,6 @@ void cn_engine_free(cn_engine *e)
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);
     cn_tokens_free(&e->prompt);
-    cn_buf_free(&e->prompt_text);
     cn_config_free(e->config);
     cn_free(e);
 }

@@ -170,12 +170,7 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
 {
     const cn_sampling *s = &p->sampling;
     size_t n_prompt = e->prompt.len;
-    /* Without output the prompt may fill the context. */
-    if (n_prompt >= (size_t)e->max_model_len + p->no_output)
-        return cn_fail_param(cn_prompt_param(p),
-                             CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu, which leaves no "
-                             "room for output: shorten it or raise --max-model-len",
-                             e->max_model_len, n_prompt);
+    CN_TRY(cn_prompt_check_length(p, e->max_model_len, n_prompt));
     uint32_t room = e->max_model_len - (uint32_t)n_prompt;
     if (p->no_output ? s->min_tokens > 0 : s->min_tokens > room)
         return cn_fail_param("min_tokens", "min_tokens is %u: expected at most %u, the tokens that "
@@ -268,8 +263,11 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
                              "prompt_logprobs: expected at most %d alternatives, got %u",
                              CN_MAX_LOGPROBS, p->n_prompt_top);
     e->prompt.len = 0;
-    const cn_prompt_maker maker = {e->tokenizer, e->chat, e->model_config.vocab, e->max_model_len,
-                                   &e->prompt_text};
+    const cn_prompt_maker maker = {.tokenizer = e->tokenizer,
+                                   .chat = e->chat,
+                                   .vocab = e->model_config.vocab,
+                                   .max_model_len = e->max_model_len,
+                                   .longest_token = e->longest_token};
     CN_TRY(cn_prompt_tokens(&maker, p, &e->prompt));
     uint32_t max_output = 0;
     CN_TRY(check_lengths(e, p, &max_output));

@@ -151,7 +151,7 @@ struct cn_engine {
     cn_list requests; /* all live requests, in order of arrival */
     uint64_t next_id;
     cn_tokens prompt; /* scratch of cn_engine_submit */
-    cn_buf prompt_text;
+    size_t longest_token; /* bytes */
     cn_stats *stats; /* owned by the scheduler */
 };
 

@@ -10,6 +10,7 @@ set -u
 # Programs that run alone, after the others, and why.
 alone="
 test_serve_attacks       limits the time of an answer during attacks
+test_serve_intake        times small requests beside large ones
 test_serve_limits        compares timeouts with the clock
 test_serve_stop          compares timeouts with the clock
 bench_check.sh           times steps and requests

@@ -22,7 +22,6 @@ typedef struct loader {
     cn_bench_dataset *out;
     const cn_config *c;
     const cn_bench_model *m;
-    cn_buf text; /* scratch */
     bool output_len_given;
     uint64_t n_dropped; /* too long for the engine */
 } loader;
@@ -58,7 +57,7 @@ static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
 static cn_status encode(loader *l, const char *text, cn_tokens *out)
 {
     const cn_request_params p = {.text = text, .enable_thinking = -1};
-    const cn_prompt_maker maker = {l->m->tokenizer, NULL, l->m->vocab, 0, &l->text};
+    const cn_prompt_maker maker = {.tokenizer = l->m->tokenizer, .vocab = l->m->vocab};
     return cn_prompt_tokens(&maker, &p, out);
 }
 
@@ -226,7 +225,6 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
         status = load_sharegpt(&l);
     else
         status = load_lines(&l, c->dataset_path, add_custom);
-    cn_buf_free(&l.text);
     if (status == CN_OK && l.n_dropped && out->n)
         cn_log(CN_LOG_WARN, "%llu prompts left out: prompt and output exceed %u tokens",
                (unsigned long long)l.n_dropped, m->max_model_len);

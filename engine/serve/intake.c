@@ -1,30 +1,13 @@
-/* intake.c - the thread that parses bodies and tokenises prompts, one request at a time: short
- * interactive requests first, then long ones and batch requests. See service.h. */
+/* intake.c - the thread that parses bodies and tokenises prompts, one request at a time, and starts
+ * threads for the large ones (intake_long.c): interactive requests before batch requests. See
+ * service.h. */
 #include <string.h>
 
 #include "engine/json.h"
 #include "engine/serve/service_state.h"
 #include "engine/text/prompt.h"
 
-enum {
-    BYTES_PER_TOKEN_SLACK = 4, /* NFC normalization may make a text shorter */
-    OTHER_VALUES = 1 << 20     /* JSON values of a body besides the ids of one prompt */
-};
-
-/* Returns the bytes of the longest text that could fit the context. A longer one is refused without
- * tokenising it. Without a tokenizer there is no limit: any text is refused later. */
-static size_t longest_prompt(const cn_service *s)
-{
-    size_t longest = 1;
-    if (!s->tokenizer) return SIZE_MAX;
-    for (uint32_t id = 0; id < cn_tokenizer_vocab_size(s->tokenizer); id++) {
-        const char *bytes;
-        size_t n;
-        bool special;
-        if (cn_tokenizer_token(s->tokenizer, id, &bytes, &n, &special) && n > longest) longest = n;
-    }
-    return longest * s->max_model_len * BYTES_PER_TOKEN_SLACK;
-}
+enum { OTHER_VALUES = 1 << 20 }; /* JSON values of a body besides the ids of one prompt */
 
 cn_status cn_intake_open(cn_service *s)
 {
@@ -33,42 +16,11 @@ cn_status cn_intake_open(cn_service *s)
     if (cn_engine_tokenizer(s->engine)) CN_TRY(cn_tokenizer_load(&s->tokenizer, dir));
     CN_TRY(cn_chat_template_load(&s->chat, dir, c->chat_template));
     s->vocab = cn_engine_model_config(s->engine)->vocab;
-    s->max_prompt_bytes = longest_prompt(s);
+    s->longest_token = cn_prompt_longest_token(s->tokenizer);
     s->json_limits = (cn_json_limits){.max_bytes = SIZE_MAX,
                                       .max_values = (size_t)s->max_model_len + OTHER_VALUES,
                                       .max_depth = CN_API_MAX_DEPTH};
     return CN_OK;
-}
-
-/* Bytes of all strings in a value, whose depth the parser of the body has limited. */
-static size_t text_bytes(json_t *v)
-{
-    size_t n = json_string_length(v), i;
-    const char *key;
-    json_t *item;
-    json_array_foreach(v, i, item) n += text_bytes(item);
-    json_object_foreach(v, key, item)
-        if (strcmp(key, "reasoning") != 0) n += text_bytes(item); /* a copy of reasoning_content */
-    return n;
-}
-
-/* A template may leave out parts of a chat, but hardly most of it. */
-static size_t prompt_bytes(const cn_request_params *p)
-{
-    json_t *messages = json_object_get(p->chat, "messages");
-    return (p->text ? strlen(p->text) : 0) + text_bytes(messages);
-}
-
-cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
-{
-    if (prompt_bytes(p) > s->max_prompt_bytes && p->truncate_prompt == 0)
-        return cn_fail_param(cn_prompt_param(p),
-                             CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu bytes: shorten "
-                             "it or raise --max-model-len",
-                             s->max_model_len, prompt_bytes(p));
-    const cn_prompt_maker maker = {s->tokenizer, s->chat, s->vocab, s->max_model_len,
-                                   &s->prompt_text};
-    return cn_prompt_tokens(&maker, p, out);
 }
 
 /* Refuses a request for another model: its client has reached the wrong server. */
@@ -191,8 +143,16 @@ static cn_status take_memory(cn_call *call)
     return CN_OK;
 }
 
-static cn_status make_tokens(cn_service *s, cn_call *call)
+static cn_status make_tokens(cn_service *s, cn_call *call, bool is_long)
 {
+    const cn_intake_turn turn = {s, &call->cancelled, is_long};
+    const cn_encode_opts turns = cn_intake_encode_opts(&turn);
+    const cn_prompt_maker maker = {.tokenizer = s->tokenizer,
+                                   .chat = s->chat,
+                                   .vocab = s->vocab,
+                                   .max_model_len = s->max_model_len,
+                                   .longest_token = s->longest_token,
+                                   .turns = &turns};
     cn_request_params p = call->request->params;
     const uint32_t n = call->request->n_prompts;
     call->tokens = cn_calloc(n, sizeof *call->tokens);
@@ -200,25 +160,24 @@ static cn_status make_tokens(cn_service *s, cn_call *call)
     call->n_tokens = n;
     for (uint32_t i = 0; i < n; i++) {
         cn_api_request_set_prompt(call->request, i, &p);
-        const cn_status status = cn_intake_tokens(s, &p, &call->tokens[i]);
+        const cn_status status = cn_prompt_tokens(&maker, &p, &call->tokens[i]);
         if (status != CN_OK)
             return n > 1 ? cn_fail_within(status, "prompt %u of %u", i + 1, n) : status;
     }
     return CN_OK;
 }
 
-void cn_intake_take(cn_mail *mail)
+static void read_call(cn_call *call, bool is_long)
 {
-    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
     cn_status status = CN_OK;
-    if (s->intake_stop || atomic_load(&call->cancelled))
+    if (atomic_load(&s->intake_stop) || atomic_load(&call->cancelled))
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
     if (status == CN_OK) status = check_priority(call);
     if (status == CN_OK)
         status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
-    if (status == CN_OK) status = make_tokens(s, call);
+    if (status == CN_OK) status = make_tokens(s, call, is_long);
     if (status == CN_OK) status = take_memory(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
@@ -231,6 +190,30 @@ void cn_intake_take(cn_mail *mail)
                     &call->mail);
 }
 
+static void read_long_call(void *call) { read_call(call, true); }
+
+static size_t call_bytes(const cn_call *call)
+{
+    if (!call->request) return call->body.len;
+    cn_request_params p = call->request->params;
+    size_t n = 0;
+    for (uint32_t i = 0; i < call->request->n_prompts; i++) {
+        cn_api_request_set_prompt(call->request, i, &p);
+        n += cn_prompt_bytes(&p);
+    }
+    return n;
+}
+
+void cn_intake_take(cn_mail *mail)
+{
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
+    const cn_intake_long o = {call->owner, call->klass, call_bytes(call)};
+    if (o.bytes > CN_LARGE_BODY_BYTES)
+        cn_intake_run_long(call->service, &o, read_long_call, call);
+    else
+        read_call(call, false);
+}
+
 /* ---- /tokenize and /detokenize ---- */
 
 static void open_done(cn_mail *mail)
@@ -239,12 +222,12 @@ static void open_done(cn_mail *mail)
     job->done(job);
 }
 
-static void take_token_job(cn_mail *mail)
+static void read_token_job(cn_token_job *job, bool is_long)
 {
-    cn_token_job *job = CN_CONTAINER_OF(mail, cn_token_job, mail);
     cn_service *s = job->service;
-    job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server is stopping")
-                                 : cn_intake_token_job(job);
+    job->status = atomic_load(&s->intake_stop)
+                      ? cn_fail(CN_ERR_CANCELLED, "the server is stopping")
+                      : cn_intake_token_job(job, is_long);
     if (job->status != CN_OK) {
         const char *text = cn_last_error(), *param = cn_last_param();
         if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
@@ -252,6 +235,18 @@ static void take_token_job(cn_mail *mail)
     }
     job->mail.open = open_done;
     cn_mailbox_post(job->reply_to, CN_LANE_EXPRESS, &job->mail);
+}
+
+static void read_long_token_job(void *job) { read_token_job(job, true); }
+
+static void take_token_job(cn_mail *mail)
+{
+    cn_token_job *job = CN_CONTAINER_OF(mail, cn_token_job, mail);
+    const cn_intake_long o = {job->owner, CN_CLASS_INTERACTIVE, job->body.len};
+    if (o.bytes > CN_LARGE_BODY_BYTES)
+        cn_intake_run_long(job->service, &o, read_long_token_job, job);
+    else
+        read_token_job(job, false);
 }
 
 bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
@@ -268,7 +263,7 @@ bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
 static void open_stop(cn_mail *mail)
 {
     cn_service *s = CN_CONTAINER_OF(mail, cn_service, intake_stop_mail);
-    s->intake_stop = true;
+    atomic_store(&s->intake_stop, true);
 }
 
 void cn_intake_stop(cn_service *s)
@@ -284,9 +279,9 @@ void *cn_intake_main(void *service)
         cn_mail *mail = cn_mailbox_take(s->intake_box);
         if (mail)
             mail->open(mail);
-        else if (s->intake_stop)
+        else if (atomic_load(&s->intake_stop) && s->n_long == 0)
             return NULL;
         else
-            cn_mailbox_wait(s->intake_box, -1);
+            cn_intake_rest(s);
     }
 }

@@ -3,12 +3,13 @@
  *     -> {"count", "max_model_len", "tokens", "token_strs"}
  *   {"tokens": [1, 2]} -> {"prompt": "text"}
  * with "model" in all, and "warnings" in the reply about unknown fields.
- * Thread: intake. Stage: 1 and 2. */
+ * Thread: intake, or that of a large body. Stage: 1 and 2. */
 #include <string.h>
 
 #include "engine/json.h"
 #include "engine/serve/service_state.h"
 #include "engine/text/detok.h"
+#include "engine/text/prompt.h"
 
 /* ---- fields ---- */
 
@@ -25,6 +26,18 @@ static cn_status finish_reply(cn_token_job *job, json_t *reply, json_t *warnings
 
 /* ---- tokenize ---- */
 
+/* A prompt may have more tokens than the context, but not more bytes. */
+static cn_prompt_maker prompt_maker(const cn_service *s, const cn_encode_opts *turns)
+{
+    return (cn_prompt_maker){.tokenizer = s->tokenizer,
+                             .chat = s->chat,
+                             .vocab = s->vocab,
+                             .max_model_len = s->max_model_len,
+                             .longest_token = s->longest_token,
+                             .any_length = true,
+                             .turns = turns};
+}
+
 /* Reads a boolean member and removes it from the body, because the rest is parsed as a prompt. */
 static cn_status take_switch(json_t *body, const char *key, bool *out)
 {
@@ -34,24 +47,26 @@ static cn_status take_switch(json_t *body, const char *key, bool *out)
     return CN_OK;
 }
 
-static cn_status text_tokens(cn_service *s, const json_t *body, bool add_special, cn_tokens *out,
-                             json_t **warnings)
+static cn_status text_tokens(cn_service *s, const cn_prompt_maker *maker, const json_t *body,
+                             bool add_special, cn_tokens *out, json_t **warnings)
 {
     static const char *const known[] = {"prompt", "model"};
     CN_TRY(cn_api_unknown_members(s->defaults.unknown, body, known, sizeof known / sizeof *known,
                                   warnings));
     const char *text = json_string_value(json_object_get(body, "prompt"));
     const cn_request_params p = {.text = text};
-    if (add_special) return cn_intake_tokens(s, &p, out);
-    if (strlen(text) > s->max_prompt_bytes) return cn_intake_tokens(s, &p, out); /* refuses */
-    return cn_tokenizer_encode(s->tokenizer, text, strlen(text), false, out);
+    if (add_special) return cn_prompt_tokens(maker, &p, out);
+    uint64_t n_tokens;
+    CN_TRY(cn_prompt_check_text(maker, &p, text, strlen(text)));
+    return cn_tokenizer_encode_by(s->tokenizer, text, strlen(text), maker->turns, out, &n_tokens);
 }
 
-static cn_status chat_tokens(cn_service *s, json_t *body, cn_tokens *out, json_t **warnings)
+static cn_status chat_tokens(cn_service *s, const cn_prompt_maker *maker, json_t *body,
+                             cn_tokens *out, json_t **warnings)
 {
     cn_api_request request;
     CN_TRY(cn_api_request_parse(&request, CN_API_CHAT, body, &s->defaults));
-    cn_status status = cn_intake_tokens(s, &request.params, out);
+    cn_status status = cn_prompt_tokens(maker, &request.params, out);
     *warnings = json_incref(request.warnings);
     cn_api_request_free(&request);
     return status;
@@ -77,9 +92,12 @@ static json_t *tokens_reply(const cn_service *s, const cn_tokens *tokens, bool s
                      (json_int_t)s->max_model_len, "tokens", ids, "token_strs", texts);
 }
 
-static cn_status encode(cn_token_job *job, json_t *body)
+static cn_status encode(cn_token_job *job, bool is_long, json_t *body)
 {
     cn_service *s = job->service;
+    const cn_intake_turn turn = {.service = s, .is_long = is_long};
+    const cn_encode_opts turns = cn_intake_encode_opts(&turn);
+    const cn_prompt_maker maker = prompt_maker(s, &turns);
     const cn_json_at at = {body, "body", CN_ERR_ARG};
     bool add_special = true, strings = false;
     const char *text = NULL;
@@ -91,8 +109,8 @@ static cn_status encode(cn_token_job *job, json_t *body)
         return cn_fail(CN_ERR_ARG, "body: expected prompt or messages, got both");
     cn_tokens tokens = {0};
     json_t *warnings = NULL;
-    cn_status status = text ? text_tokens(s, body, add_special, &tokens, &warnings)
-                            : chat_tokens(s, body, &tokens, &warnings);
+    cn_status status = text ? text_tokens(s, &maker, body, add_special, &tokens, &warnings)
+                            : chat_tokens(s, &maker, body, &tokens, &warnings);
     if (status == CN_OK) status = finish_reply(job, tokens_reply(s, &tokens, strings), warnings);
     json_decref(warnings);
     cn_tokens_free(&tokens);
@@ -135,21 +153,21 @@ static cn_status decode(cn_token_job *job, json_t *body)
     return status;
 }
 
-static cn_status take_body(cn_token_job *job, json_t *body)
+static cn_status take_body(cn_token_job *job, bool is_long, json_t *body)
 {
     const cn_service *s = job->service;
     if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
     CN_TRY(cn_api_model_check(&s->names, json_object_get(body, "model")));
     if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
-    return job->decode ? decode(job, body) : encode(job, body);
+    return job->decode ? decode(job, body) : encode(job, is_long, body);
 }
 
-cn_status cn_intake_token_job(cn_token_job *job)
+cn_status cn_intake_token_job(cn_token_job *job, bool is_long)
 {
     json_t *body;
     uint64_t bytes;
     CN_TRY(cn_intake_parse(job->service, &job->body, &body, &bytes));
-    cn_status status = take_body(job, body);
+    cn_status status = take_body(job, is_long, body);
     json_decref(body);
     cn_budget_give(&job->service->memory, bytes);
     return status;

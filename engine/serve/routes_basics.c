@@ -62,7 +62,10 @@ static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return;
     }
+    cn_call_opts of_key = {0};
+    cn_server_set_owner(server, cn_exchange_key_name(x), &of_key);
     r->job = (cn_token_job){
+        .owner = of_key.owner,
         .decode = decode,
         .body = cn_exchange_take_body(x),
         .reply_to = cn_server_mailbox(server),

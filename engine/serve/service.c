@@ -26,6 +26,7 @@ static cn_status open_service(cn_service *s, const cn_config *config)
     s->memory.most = config->max_buffered_bytes;
     CN_TRY(cn_serve_stats_create(&s->serve_stats));
     CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
+    CN_TRY(cn_turns_create(&s->turns));
     return cn_mailbox_create(&s->engine_box, UINT32_MAX);
 }
 
@@ -94,7 +95,7 @@ void cn_service_free(cn_service *s)
     cn_mailbox_free(s->intake_box);
     cn_mailbox_free(s->engine_box);
     cn_serve_stats_free(s->serve_stats);
-    cn_buf_free(&s->prompt_text);
+    cn_turns_free(s->turns);
     cn_buf_free(&s->failure);
     cn_config_free(s->config);
     cn_served_names_free(&s->names);

@@ -6,7 +6,8 @@
  *
  * Why an intake thread: parsing and tokenising a body of several megabytes takes longer than a
  * step. Neither the HTTP loop nor decoding requests may wait for that. The intake thread has its
- * own tokenizer. It takes short interactive requests before long ones and batch requests. */
+ * own tokenizer. It takes short interactive requests before batch requests, and starts a thread for
+ * each long one (intake_long.c). */
 #ifndef CN_SERVICE_H
 #define CN_SERVICE_H
 
@@ -59,7 +60,8 @@ typedef struct cn_token_job cn_token_job;
 struct cn_token_job {
     cn_mail mail; /* mail and service are set by the service */
     cn_service *service;
-    bool decode;   /* /detokenize */
+    uint32_t owner; /* cn_request_params.owner */
+    bool decode;    /* /detokenize */
     cn_buf body;   /* JSON text; the caller frees it, after done() */
     json_t *reply; /* out, with CN_OK; the caller drops the reference */
     cn_status status;

@@ -12,6 +12,7 @@
 
 #include "engine/json.h"
 #include "engine/serve/service.h"
+#include "engine/serve/turns.h"
 #include "engine/text/chat_template.h"
 
 /* A larger body is read after the smaller ones that wait. */
@@ -38,7 +39,8 @@ struct cn_call {
     void *user;
     bool released;
 
-    /* the intake thread's, then the engine thread's; read-only when the call is over */
+    /* the thread's that reads the request, then the engine thread's; read-only when the call is
+     * over */
     cn_buf body;
     cn_api_endpoint endpoint;
     char *custom_id;
@@ -85,13 +87,18 @@ struct cn_service {
     pthread_t intake_thread;
     cn_mailbox *intake_box;
     cn_mail intake_stop_mail;
-    bool intake_stop;
-    cn_tokenizer *tokenizer; /* not the engine's: encoding uses scratch memory */
+    bool intake_untrimmed; /* large requests have ended since memory was last returned */
+    cn_list long_waiting, long_running; /* large requests */
+    uint32_t n_long;                    /* of both */
+
+    /* of the intake thread and those of large requests, which only read all but the turns */
+    atomic_bool intake_stop;
+    cn_tokenizer *tokenizer; /* not the engine's; it encodes in turns */
+    cn_turns *turns;
     cn_chat_template *chat;
     uint32_t vocab;
     cn_json_limits json_limits; /* of a body */
-    size_t max_prompt_bytes; /* a longer prompt cannot fit the context, whatever its tokens */
-    cn_buf prompt_text;      /* scratch */
+    size_t longest_token;       /* bytes */
 
     /* the engine thread's */
     pthread_t engine_thread;
@@ -126,11 +133,32 @@ void cn_intake_take(cn_mail *mail); /* opens the message of a call */
 /* Parses a body. *bytes: what its tree takes from the budget of memory beyond the text, which the
  * exchange has taken; the caller gives it back. CN_ERR_BUSY: the budget has no room now. */
 cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes);
-/* Makes the tokens of a prompt. CN_ERR_ARG: it is too long to fit the context, or invalid. */
-cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out);
+
+/* Who encodes texts at the intake. */
+typedef struct cn_intake_turn {
+    cn_service *service;
+    const atomic_bool *cancelled; /* NULL: never */
+    bool is_long;
+} cn_intake_turn;
+
+/* intake_long.c */
+
+typedef struct cn_intake_long {
+    uint32_t owner;
+    cn_class klass;
+    size_t bytes; /* of the body, or of the texts */
+} cn_intake_long;
+/* Calls run(object), on a thread of its own, when the large requests of this owner and class that
+ * came before have ended. Intake thread. */
+void cn_intake_run_long(cn_service *s, const cn_intake_long *o, void (*run)(void *object),
+                        void *object);
+/* Waits for mail. A second after the last large request returns its memory. Intake thread. */
+void cn_intake_rest(cn_service *s);
+/* How a text is encoded. `turn` is borrowed. */
+cn_encode_opts cn_intake_encode_opts(const cn_intake_turn *turn);
 
 /* intake_tokens.c */
-cn_status cn_intake_token_job(cn_token_job *job);
+cn_status cn_intake_token_job(cn_token_job *job, bool is_long);
 
 /* engine_thread.c */
 void *cn_engine_thread_main(void *service);

@@ -50,7 +50,8 @@ bool cn_nfc_is_boundary(uint32_t cp)
      * utf8proc drops it after a syllable without a final consonant. As a boundary it never gets
      * into such a stretch. */
     static const range safe[] = {
-        {0x0000, 0x02FF}, {0x0400, 0x0482},   {0x05D0, 0x05EA}, {0x0620, 0x064A}, {0x0904, 0x0928},
+        {0x0000, 0x02FF}, {0x0376, 0x037D},   {0x0388, 0x0482}, {0x048A, 0x0587},
+        {0x05D0, 0x05EA}, {0x0620, 0x064A}, {0x0904, 0x0928},
         {0x0E01, 0x0E37}, {0x10A0, 0x10FF},   {0x11A7, 0x11A7}, {0x1E00, 0x1EFF}, {0x2010, 0x2027},
         {0x2030, 0x205E}, {0x20A0, 0x20C0},   {0x2190, 0x2328}, {0x232B, 0x2ADB}, {0x2ADD, 0x2BFF},
         {0x3000, 0x3029}, {0x3030, 0x3098},   {0x309B, 0x30FF}, {0x3400, 0x4DBF}, {0x4E00, 0x9FFF},
@@ -65,10 +66,8 @@ static cn_status reserve(cn_nfc *w, size_t n)
     size_t cap = w->cap ? w->cap : 256;
     while (cap < n) cap *= 2;
     int32_t *cps = cn_realloc(w->cps, cap, sizeof *cps);
-    if (cps) w->cps = cps;
-    int32_t *sorted = cps ? cn_realloc(w->sorted, cap, sizeof *sorted) : NULL;
-    if (!sorted) return cn_fail(CN_ERR_MEMORY, "out of memory to normalize %zu characters", n);
-    w->sorted = sorted;
+    w->cps = cps ? cps : w->cps;
+    if (!cps) return cn_fail(CN_ERR_MEMORY, "out of memory to normalize %zu characters", n);
     w->cap = cap;
     return CN_OK;
 }
@@ -80,21 +79,25 @@ static unsigned class_of(int32_t cp)
 
 /* Sorts marks into canonical order: by combining class, and within a class in their original
  * order. */
-static void sort_marks(cn_nfc *w, size_t from, size_t to)
+static cn_status sort_marks(cn_nfc *w, size_t from, size_t to)
 {
     size_t starts[256] = {0}, sum = 0;
+    int32_t *sorted = cn_calloc(to - from, sizeof *sorted);
+    if (!sorted) return cn_fail(CN_ERR_MEMORY, "out of memory to sort %zu marks", to - from);
     for (size_t i = from; i < to; i++) starts[class_of(w->cps[i])]++;
     for (int class = 0; class < 256; class++) {
         const size_t n = starts[class];
         starts[class] = sum;
         sum += n;
     }
-    for (size_t i = from; i < to; i++) w->sorted[starts[class_of(w->cps[i])]++] = w->cps[i];
-    memcpy(w->cps + from, w->sorted, (to - from) * sizeof *w->cps);
+    for (size_t i = from; i < to; i++) sorted[starts[class_of(w->cps[i])]++] = w->cps[i];
+    memcpy(w->cps + from, sorted, (to - from) * sizeof *sorted);
+    cn_free(sorted);
+    return CN_OK;
 }
 
 /* Orders every run of marks. */
-static void order_marks(cn_nfc *w, size_t n)
+static cn_status order_marks(cn_nfc *w, size_t n)
 {
     for (size_t from = 0, to; from < n; from = to + 1) {
         bool in_order = true;
@@ -105,8 +108,9 @@ static void order_marks(cn_nfc *w, size_t n)
             in_order = in_order && last <= class;
             last = class;
         }
-        if (!in_order) sort_marks(w, from, to);
+        if (!in_order) CN_TRY(sort_marks(w, from, to));
     }
+    return CN_OK;
 }
 
 /* Decomposes, orders and composes one stretch and appends it to w->text. */
@@ -124,7 +128,7 @@ static cn_status add_stretch(cn_nfc *w, const char *s, size_t n)
         CN_ASSERT(got > 0 && got <= LONGEST_DECOMPOSITION);
         count += (size_t)got;
     }
-    order_marks(w, count);
+    CN_TRY(order_marks(w, count));
     utf8proc_ssize_t composed = utf8proc_normalize_utf32(w->cps, (utf8proc_ssize_t)count,
                                                          UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     CN_ASSERT(composed >= 0);
@@ -192,8 +196,7 @@ cn_status cn_nfc_apply(cn_nfc *w, const char *s, size_t n, const char **out, siz
 void cn_nfc_free_scratch(cn_nfc *w)
 {
     cn_free(w->cps);
-    cn_free(w->sorted);
-    w->cps = w->sorted = NULL;
+    w->cps = NULL;
     w->cap = 0;
 }
 

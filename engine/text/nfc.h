@@ -2,8 +2,8 @@
  * Owner: cn_tokenizer. One thread at a time (the scratch buffers).
  *
  * utf8proc orders combining marks by repeated swaps, which is quadratic in the length of a run of
- * marks. A hostile text of a megabyte would block a server for minutes. Here a counting sort
- * orders the marks first, and utf8proc gets only the stretches that can change. Most text is copied or not
+ * marks. A hostile text of a megabyte would block a server for minutes. Here a counting sort orders
+ * the marks first, and utf8proc gets only the stretches that can change. Most text is copied or not
  * touched at all. */
 #ifndef CN_NFC_H
 #define CN_NFC_H
@@ -11,8 +11,7 @@
 #include "engine/base.h"
 
 typedef struct cn_nfc {
-    int32_t *cps;    /* [cap] one stretch, decomposed */
-    int32_t *sorted; /* [cap] its marks in canonical order */
+    int32_t *cps; /* [cap] one stretch, decomposed */
     size_t cap;
     cn_buf text;
 } cn_nfc;
