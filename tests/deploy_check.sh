@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks the files in docs/DEPLOY.md: systemd accepts the unit, cinch accepts its command line, and
-# nginx with this configuration passes a stream through TLS without buffering it. BUILD is the
-# build directory. Prints SKIPPED for each program that is not installed; with REQUIRE_REFERENCES=1
+# nginx and haproxy with this configuration pass a stream on without buffering it. BUILD is the build
+# directory. Prints SKIPPED for each program that is not installed; with REQUIRE_REFERENCES=1
 # a missing program is a failure.
 set -eu
 dir=$(mktemp -d)
@@ -23,6 +23,60 @@ block() {
 grep -oE '[^a-z-]--[a-z][a-z-]+' $doc | sed 's/.*--/--/' | sort -u | while read -r option; do
     grep -q "^| \`$option\`" "$dir/config.md" || { echo "$doc: there is no $option"; exit 1; }
 done
+
+# free_port: prints a port that nothing uses.
+free_port() {
+    "${PYTHON:-python3}" -c 'import socket
+s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# until_ok URL LOG: waits until the URL is answered; prints the log if it is not.
+until_ok() {
+    tries=0
+    until curl -skf "$1" >"$dir/health"; do
+        tries=$((tries + 1))
+        [ $tries -lt 50 ] || { cat "$2"; exit 1; }
+        sleep 0.1
+    done
+}
+
+# end_proxy: ends the proxy.
+end_proxy() {
+    kill "$proxy"
+    wait "$proxy" || true
+    proxy=""
+}
+
+# is_prompt URL: a stream through a proxy comes in pieces while the answer is made.
+is_prompt() {
+    "${PYTHON:-python3}" - "$1" <<'P'
+import http.client, json, ssl, sys, time, urllib.parse
+place = urllib.parse.urlparse(sys.argv[1])
+if place.scheme == "https":
+    c = http.client.HTTPSConnection(place.hostname, place.port, timeout=60,
+                                    context=ssl._create_unverified_context())
+else:
+    c = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+# A short answer fits a buffer of the proxy, a long one does not.
+for n in 16, 300:
+    started = time.time()
+    c.request("POST", "/v1/completions", json.dumps(
+        {"prompt": "Sort: 3 1 2", "max_tokens": n, "ignore_eos": True, "stream": True}),
+        {"Content-Type": "application/json", "Authorization": "Bearer a-key-for-the-test"})
+    r = c.getresponse()
+    assert r.status == 200 and r.getheader("Content-Type").startswith("text/event-stream"), r.status
+    times, last = [], b""
+    while line := r.readline():
+        if line.startswith(b"data:"):
+            times.append(time.time())
+            last = line
+    assert last == b"data: [DONE]\n" and len(times) > n / 4, (last, len(times))
+    # Pieces came while the answer was made, not together at its end.
+    middle = (times[0] + times[-1]) / 2
+    assert sum(t < middle for t in times) > len(times) / 10, times
+    assert times[-1] - times[0] > (times[-1] - started) / 4, (n, started, times)
+P
+}
 
 # ---- the unit ----
 
@@ -69,8 +123,7 @@ command -v nginx >/dev/null && command -v openssl >/dev/null || skip "no nginx, 
 serve --api-key a-key-for-the-test
 openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1 -keyout "$dir/tls.key" \
     -out "$dir/tls.pem" 2>/dev/null
-port=$("${PYTHON:-python3}" -c 'import socket
-s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_port)
 {
     echo "daemon off; pid $dir/nginx.pid; error_log $dir/nginx.log; events {} http { access_log off;"
     for kind in client_body proxy fastcgi uwsgi scgi; do echo "${kind}_temp_path $dir/$kind;"; done
@@ -81,39 +134,57 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 nginx -t -q -c "$dir/nginx.conf"
 nginx -c "$dir/nginx.conf" &
 proxy=$!
-tries=0
-until curl -sk "https://127.0.0.1:$port/health" >"$dir/health"; do
-    tries=$((tries + 1))
-    [ $tries -lt 50 ] || { cat "$dir/nginx.log"; exit 1; }
-    sleep 0.1
-done
+until_ok "https://127.0.0.1:$port/health" "$dir/nginx.log"
 grep -q '"ok"' "$dir/health"
-"${PYTHON:-python3}" - "$port" <<'P'
-import http.client, json, ssl, sys, time
-context = ssl._create_unverified_context()
-c = http.client.HTTPSConnection("127.0.0.1", int(sys.argv[1]), context=context, timeout=60)
-c.request("POST", "/v1/completions", json.dumps(
-    {"prompt": "Sort: 3 1 2", "max_tokens": 300, "ignore_eos": True, "stream": True}),
-    {"Content-Type": "application/json", "Authorization": "Bearer a-key-for-the-test"})
-r = c.getresponse()
-assert r.status == 200 and r.getheader("Content-Type").startswith("text/event-stream"), r.status
-times, last = [], b""
-while line := r.readline():
-    if line.startswith(b"data:"):
-        times.append(time.time())
-        last = line
-assert last == b"data: [DONE]\n" and len(times) > 20, (last, len(times))
-# Pieces came while the answer was made, not together at its end.
-early = sum(t < (times[0] + times[-1]) / 2 for t in times)
-assert times[-1] - times[0] > 0.05 and early > len(times) / 10, (times[-1] - times[0], early)
-P
+is_prompt "https://127.0.0.1:$port"
 [ "$(curl -sk -o "$dir/out" -w '%{http_code}' "https://127.0.0.1:$port/v1/models")" = 401 ]
 # A burst beyond the limit is answered 429 by nginx.
 curl -sk --parallel --parallel-max 40 -o /dev/null -w '%{http_code}\n' \
     "https://127.0.0.1:$port/health?[1-600]" >"$dir/codes" 2>/dev/null
 grep -q 429 "$dir/codes" || { echo "nginx limits no requests"; sort "$dir/codes" | uniq -c; exit 1; }
-kill "$proxy"
-wait "$proxy" || true
-proxy=""
+end_proxy
+
+# nginx's defaults buffer replies and speak HTTP/1.0 to the server. Streams come at once all the same.
+port=$(free_port)
+{
+    sed -n '/^daemon off/,/_temp_path/p' "$dir/nginx.conf"
+    sed -n '/_temp_path/p' "$dir/nginx.conf" | tail -n +2
+    echo "server { listen 127.0.0.1:$port; location / { proxy_pass $url; } } }"
+} >"$dir/plain.conf"
+nginx -c "$dir/plain.conf" &
+proxy=$!
+until_ok "http://127.0.0.1:$port/health" "$dir/nginx.log"
+is_prompt "http://127.0.0.1:$port"
+end_proxy
+
+# ---- haproxy ----
+
+command -v haproxy >/dev/null || skip "no haproxy"
+# check_state: the state of the server in the view of haproxy, such as UP and L7OK.
+check_state() {
+    curl -s "http://127.0.0.1:$stats/;csv" | awk -F, '$1 == "cinch" && $2 == "one" { print $18, $37 }'
+}
+# The check of the page, and the one without a path.
+for check in "GET /health" ""; do
+    port=$(free_port)
+    stats=$(free_port)
+    block haproxy 1 | sed "s|bind :8080|bind 127.0.0.1:$port|; s|127.0.0.1:8000|${url#*//}|
+        s|option httpchk GET /health|option httpchk $check|; s|inter 2s|inter 100ms|" >"$dir/haproxy.cfg"
+    printf 'frontend stats\n    bind 127.0.0.1:%s\n    stats enable\n    stats uri /\n' "$stats" \
+        >>"$dir/haproxy.cfg"
+    haproxy -c -q -f "$dir/haproxy.cfg"
+    haproxy -db -f "$dir/haproxy.cfg" >"$dir/haproxy.log" 2>&1 &
+    proxy=$!
+    until_ok "http://127.0.0.1:$port/health" "$dir/haproxy.log"
+    is_prompt "http://127.0.0.1:$port"
+    sleep 0.5
+    [ "$(check_state)" = "UP L7OK" ] || { check_state; cat "$dir/haproxy.log"; exit 1; }
+    [ -n "$check" ] || break
+    end_proxy
+done
+# A server that has stopped is down.
 stop
+sleep 1
+case $(check_state) in DOWN*) ;; *) check_state; exit 1 ;; esac
+end_proxy
 echo "deploy: ok"

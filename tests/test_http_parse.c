@@ -84,6 +84,7 @@ static void targets_in_absolute_form_are_read(void **state)
         {"GET HTTPS://H:8000/v1/models HTTP/1.1\r\nHost: h:8000\r\n\r\n", "/v1/models", ""},
         {"GET http://h HTTP/1.1\r\nHost: other\r\n\r\n", "/", ""},
         {"GET http://h?x HTTP/1.0\r\n\r\n", "/", "x"},
+        {"GET http://h//a HTTP/1.0\r\n\r\n", "/a", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_http_head h;
@@ -93,6 +94,26 @@ static void targets_in_absolute_form_are_read(void **state)
         assert_string_equal(h.query, cases[i].query);
         free(keep);
     }
+}
+
+/* Slashes that clients add when they join a base URL and a path do not matter. */
+static void paths_have_single_slashes(void **state)
+{
+    (void)state;
+    static const char *const paths[][2] = {
+        {"//", "/"}, {"/a/", "/a"}, {"//a///b//", "/a/b"}, {"/%2Fa%2F", "/a"}, {"/a/?b=//", "/a"}};
+    cn_http_head h;
+    char *keep;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "GET %s HTTP/1.0\r\n\r\n", paths[i][0]);
+        assert_int_equal(parse(text, &h, &keep), 0);
+        assert_string_equal(h.path, paths[i][1]);
+        free(keep);
+    }
+    assert_int_equal(parse("OPTIONS * HTTP/1.0\r\n\r\n", &h, &keep), 0);
+    assert_string_equal(h.path, "/");
+    free(keep);
 }
 
 static void ambiguous_heads_are_refused(void **state)
@@ -254,6 +275,7 @@ int main(void)
         cmocka_unit_test(a_head_is_read),
         cmocka_unit_test(versions_and_keep_alive),
         cmocka_unit_test(targets_in_absolute_form_are_read),
+        cmocka_unit_test(paths_have_single_slashes),
         cmocka_unit_test(ambiguous_heads_are_refused),
         cmocka_unit_test(request_lines_are_strict),
         cmocka_unit_test(too_many_fields_are_refused),

@@ -109,11 +109,24 @@ static char *after_authority(cn_http_head *h, char *target)
     return target + scheme + h->n_authority;
 }
 
+/* Removes slashes after a slash, and one at the end: clients join a base URL and a path carelessly.
+ */
+static void drop_slashes(char *path)
+{
+    char *to = path;
+    for (const char *from = path; *from; from++)
+        if (*from != '/' || to == path || to[-1] != '/') *to++ = *from;
+    if (to - path > 1 && to[-1] == '/') to--;
+    *to = '\0';
+}
+
 static int parse_target(cn_http_head *h, char *target, const char **why)
 {
     *why = "expected a path, or an http URL without a user, as the request target";
     for (const char *p = target; *p; p++)
         if (*p <= ' ' || *p > '~' || *p == '#') return CN_HTTP_BAD_REQUEST;
+    /* The server as a whole (RFC 9110, 9.3.7). */
+    if (h->method == CN_HTTP_OPTIONS && strcmp(target, "*") == 0) *target = '/';
     char *path = after_authority(h, target);
     if (!path) return CN_HTTP_BAD_REQUEST;
     char *query = strchr(path, '?');
@@ -122,7 +135,9 @@ static int parse_target(cn_http_head *h, char *target, const char **why)
     if (!*path) path = strcpy(target, "/"); /* in place of the scheme */
     h->path = path;
     *why = "invalid percent-encoding in the path";
-    return cn_http_decode(path, strlen(path), false, path) ? 0 : CN_HTTP_BAD_REQUEST;
+    if (!cn_http_decode(path, strlen(path), false, path)) return CN_HTTP_BAD_REQUEST;
+    drop_slashes(path);
+    return 0;
 }
 
 static int parse_version(cn_http_head *h, const char *version, const char **why)

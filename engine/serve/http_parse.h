@@ -36,7 +36,8 @@ typedef struct cn_http_field {
 
 typedef struct cn_http_head {
     cn_http_method method;
-    char *path;  /* decoded; begins with '/', holds no NUL */
+    char *path;  /* decoded; begins with '/', has no two in a row and none at its end
+                  * unless it is "/"; holds no NUL */
     char *query; /* the raw text after '?', or "" */
     const char *authority; /* of a target in absolute form, not terminated; else NULL. It counts
                             * instead of the Host field. */

@@ -100,23 +100,27 @@ static bool is_named_before(const cn_http_server *s, size_t i)
     return k < i;
 }
 
-/* Names the paths that exist. */
+/* Says what to use instead, or names the paths that exist. */
 static void refuse_path(cn_exchange *x)
 {
     const cn_http_server *s = x->conn->server;
+    const char *hint = http_hint(own_path(x));
     cn_buf message = {0};
     const cn_route *r;
-    bool ok = cn_buf_addf(&message, "no such path: expected one of") == CN_OK;
-    for (size_t i = 0; ok && (r = cn_http_server_route(s, i)); i++)
+    bool ok = cn_buf_addf(&message, "no such path: %s", hint ? hint : "expected one of") == CN_OK;
+    for (size_t i = 0; !hint && ok && (r = cn_http_server_route(s, i)); i++)
         if (!is_named_before(s, i))
             ok = cn_buf_addf(&message, "%s %s", i > 0 ? "," : "", r->path) == CN_OK;
     cn_exchange_error(x, CN_HTTP_NOT_FOUND, ok ? message.data : "no such path", NULL, "not_found");
     cn_buf_free(&message);
 }
 
-static void refuse_method(cn_exchange *x, uint32_t methods)
+/* The path has no such method, of which OPTIONS asks for those that it has. */
+static void answer_method(cn_exchange *x, uint32_t methods)
 {
-    char allow[64] = "";
+    char allow[64] = "", message[128];
+    if (methods >> CN_HTTP_GET & 1) methods |= 1U << CN_HTTP_HEAD;
+    methods |= 1U << CN_HTTP_OPTIONS;
     for (int m = 0; m < CN_HTTP_OTHER; m++) {
         if (!(methods >> m & 1)) continue;
         size_t n = strlen(allow);
@@ -124,7 +128,10 @@ static void refuse_method(cn_exchange *x, uint32_t methods)
                  cn_http_method_name((cn_http_method)m));
     }
     cn_exchange_set_header(x, "Allow", allow);
-    char message[128];
+    if (x->head.method == CN_HTTP_OPTIONS) {
+        cn_exchange_reply(x, CN_HTTP_OK, "text/plain", "", 0);
+        return;
+    }
     snprintf(message, sizeof message, "method not allowed for this path: expected %s", allow);
     cn_exchange_error(x, CN_HTTP_METHOD_NOT_ALLOWED, message, NULL, "method_not_allowed");
 }
@@ -211,7 +218,7 @@ bool http_route(cn_exchange *x)
     if (!open && !has_key(x)) return refuse_key(x);
     if (!open && !http_origin_is_allowed(x)) return false;
     if (!found && methods) {
-        refuse_method(x, methods);
+        answer_method(x, methods);
     } else if (!found) {
         refuse_path(x);
     } else if (x->head.content_length > http_body_limit(x)) {

@@ -153,6 +153,11 @@ bool http_accept_long(cn_exchange *x);
  * has been made. */
 bool http_route(cn_exchange *x);
 
+/* ---- http_hints.c ---- */
+
+/* What a client of another server is to use in place of the path; NULL if that is not known. */
+const char *http_hint(const char *path);
+
 /* ---- http_origin.c ---- */
 
 /* Without API keys, checks the Host and the Origin of the request. False: refused, and the reply

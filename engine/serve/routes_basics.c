@@ -6,7 +6,7 @@
 
 typedef struct basics_part {
     cn_server *server;
-    cn_route routes[4];
+    cn_route routes[5];
 } basics_part;
 
 /* ---- tokens ---- */
@@ -102,9 +102,9 @@ static void refuse_stalled(cn_exchange *x, const cn_service *service, double now
     cn_buf_free(&why);
 }
 
-static void handle_health(void *user, cn_exchange *x)
+/* False: the server cannot answer requests, and the reply has been made. */
+static bool is_well(cn_server *server, cn_exchange *x)
 {
-    cn_server *server = ((basics_part *)user)->server;
     cn_service *service = cn_server_service(server);
     const double now_s = cn_now_s();
     if (!cn_service_is_healthy(service))
@@ -114,7 +114,22 @@ static void handle_health(void *user, cn_exchange *x)
     else if (cn_server_is_draining(server))
         cn_exchange_refuse_draining(x);
     else
+        return true;
+    return false;
+}
+
+static void handle_health(void *user, cn_exchange *x)
+{
+    if (is_well(((basics_part *)user)->server, x))
         cn_exchange_reply_json(x, CN_HTTP_OK, json_pack("{s:s}", "status", "ok"));
+}
+
+/* The check of load balancers that are given no path, such as haproxy. */
+static void handle_options(void *user, cn_exchange *x)
+{
+    if (!is_well(((basics_part *)user)->server, x)) return;
+    cn_exchange_set_header(x, "Allow", "GET, HEAD, OPTIONS");
+    cn_exchange_reply(x, CN_HTTP_OK, "text/plain", "", 0);
 }
 
 static void handle_version(void *user, cn_exchange *x)
@@ -139,6 +154,7 @@ static cn_status open_part(cn_server *server, void **out)
             {CN_HTTP_POST, "/tokenize", limited, handle_tokenize, most, NULL, NULL},
             {CN_HTTP_POST, "/detokenize", limited, handle_detokenize, most, NULL, NULL},
             {CN_HTTP_GET, "/health", CN_ROUTE_OPEN | CN_ROUTE_WATCH, handle_health, 0, NULL, NULL},
+            {CN_HTTP_OPTIONS, "/", CN_ROUTE_OPEN | CN_ROUTE_WATCH, handle_options, 0, NULL, NULL},
             {CN_HTTP_GET, "/version", 0, handle_version, 0, NULL, NULL},
         },
     };

@@ -183,6 +183,8 @@ static void begin_stream(reply *r)
 {
     if (r->begun) return;
     cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
+    /* nginx passes the stream on at once. */
+    cn_exchange_set_header(r->x, "X-Accel-Buffering", "no");
     cn_exchange_begin(r->x, CN_HTTP_OK, "text/event-stream", on_ready);
     r->begun = true;
 }

@@ -58,11 +58,50 @@ def errors_are_in_the_access_log():
 
 
 def unknown_paths_name_the_known_ones():
-    status, _, text = ask("POST", "/v1/embeddings", {})
+    status, _, text = ask("POST", "/v1/unknown", {})
     message = json.loads(text)["error"]["message"]
     assert status == 404 and "/v1/chat/completions" in message and "/tokenize" in message, text
-    status, _, text = ask("POST", "/v1/embeddings", {}, Authorization="Bearer no")
+    status, _, text = ask("POST", "/v1/unknown", {}, Authorization="Bearer no")
     assert status == 401 and "/tokenize" not in text
+
+
+def paths_of_other_servers_name_what_to_use():
+    for path, use in (("/v1/embeddings", "embeddings are not served"),
+                      ("/api/chat", "use POST /v1/chat/completions"),
+                      ("/llm/api/generate/", "use POST /v1/completions"),
+                      ("/generate", "use POST /v1/completions"),
+                      ("/v1/engines/tiny/completions", "use POST /v1/completions"),
+                      ("/chat/completions", "base URL of the client must end with /v1"),
+                      ("/models/tiny", "use GET /v1/models"),
+                      ("/v1/v1/chat/completions", "/v1 twice"),
+                      ("/v1", "base URL"), ("/healthz", "use GET /health"),
+                      ("/v1/messages", "use POST /v1/chat/completions"),
+                      ("/docs", "use GET /openapi.json")):
+        status, _, text = ask("POST", path, {})
+        error = json.loads(text)["error"]
+        assert status == 404 and error["code"] == "not_found", (path, text)
+        assert use in error["message"] and len(error["message"]) < 160, (path, text)
+
+
+def slashes_do_not_matter():
+    for path in ("//v1/models", "/v1/models/", "/v1//models//", "/v1/models/tiny/", "//", "/health/",
+                 "/llm//v1/models/", "//llm/"):
+        assert ask("GET", path)[0] == 200, path
+    assert ask("POST", "//v1/completions/", {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+def options_names_the_methods():
+    for path, methods in (("/", "GET, HEAD, OPTIONS"), ("/v1/models/", "GET, HEAD, OPTIONS"),
+                          ("/v1/completions", "POST, OPTIONS"), ("/llm/health", "GET, HEAD, OPTIONS")):
+        status, h, text = ask("OPTIONS", path)
+        assert (status, h["Allow"], text) == (200, methods, ""), (path, status, h)
+    assert ask("OPTIONS", "/", Authorization="")[0] == 200
+    assert ask("OPTIONS", "/v1/models", Authorization="")[0] == 401
+    assert ask("OPTIONS", "/v1/unknown")[0] == 404
+    for target in ("/", "*"):
+        with socket.create_connection((place.hostname, place.port), timeout=30) as s:
+            s.sendall(b"OPTIONS " + target.encode() + b" HTTP/1.0\r\n\r\n")
+            assert s.recv(4096).startswith(b"HTTP/1.1 200 "), target
 
 
 def origins_are_allowed_by_name():
@@ -96,7 +135,7 @@ def the_model_has_several_names():
     for path in ("alias", "org/name:1", "org%2Fname%3A1"):
         status, _, text = ask("GET", "/v1/models/" + path)
         assert status == 200 and json.loads(text)["id"] == urllib.parse.unquote(path), text
-    for path in ("b", "org", "org/", "org/name", "org%2Fb", "tiny/", "org/name:1/x"):
+    for path in ("b", "org", "org/name", "org%2Fb", "org/name:1/x"):
         status, _, text = ask("GET", "/v1/models/" + path)
         error = json.loads(text)["error"]
         assert status == 404 and error["code"] == "model_not_found", text
@@ -143,7 +182,8 @@ def metric_names_follow_prometheus():
 
 
 for use in (request_ids_are_echoed, errors_are_in_the_access_log,
-            unknown_paths_name_the_known_ones, origins_are_allowed_by_name,
+            unknown_paths_name_the_known_ones, paths_of_other_servers_name_what_to_use,
+            slashes_do_not_matter, options_names_the_methods, origins_are_allowed_by_name,
             paths_may_begin_with_the_root_path, the_model_has_several_names,
             the_preface_of_http2_is_the_clients_error, metric_names_follow_prometheus):
     use()
