@@ -6,6 +6,7 @@
 #include "engine/calibrate.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/select_file.h"
@@ -27,9 +28,11 @@ struct cn_calibrator {
     cn_pools pools;
     uint32_t *ids;       /* the arrays of batch */
     int32_t *unobserved; /* [max_tokens] */
-    /* By (layer, query head, channel): the maximum of |q * k|, or the sum of |q|. With the second,
-     * the sum of |k| by (layer, kv head, channel). */
+    /* k is a key less the mean of its window. By (layer, query head, channel): the maximum of
+     * |q * k|, or the sum of |q|. With the second, the sum of |k| by (layer, kv head, channel). */
     double *by_query, *by_key;
+    double *key_sum; /* [layer, kv head, channel] the sum of keys */
+    double *mean;    /* [head_dim] of the window */
     uint64_t n_tokens;
 };
 
@@ -38,7 +41,7 @@ struct cn_calibrator {
 static void add_head(cn_calibrator *c, double *sums, const float *q, const float *k)
 {
     for (uint32_t i = 0; i < c->config.head_dim; i++) {
-        const double product = fabs((double)q[i] * (double)k[i]);
+        const double product = fabs((double)q[i] * ((double)k[i] - c->mean[i]));
         if (c->importance == CN_OPT_IMPORTANCE_MEAN)
             sums[i] += fabs((double)q[i]);
         else if (product > sums[i])
@@ -53,35 +56,64 @@ static bool are_finite(const float *p, uint32_t n)
     return true;
 }
 
-static cn_status add_token(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t)
+static const float *key_of(const cn_calibrator *c, const cn_rope_store_args *a, uint32_t t,
+                           uint32_t kv_head)
 {
-    const uint32_t n_heads = c->config.n_heads, n_kv = c->config.n_kv_heads;
-    const uint32_t d = c->config.head_dim, group = n_heads / n_kv;
     const uint32_t slot = c->batch.kv_slots[t], b = a->layout.block_tokens;
-    for (uint32_t h = 0; h < n_kv; h++) {
-        const size_t at = cn_kv_at(&a->layout, a->layer, slot / b, h, slot % b, CN_KV_K);
-        const float *k = (const float *)(const void *)((const char *)a->kv + at);
-        const float *q = (const float *)a->q + ((size_t)t * n_heads + (size_t)h * group) * d;
-        double *sums = c->by_key + ((size_t)a->layer * n_kv + h) * d;
-        if (!are_finite(k, d) || !are_finite(q, group * d))
+    const size_t at = cn_kv_at(&a->layout, a->layer, slot / b, kv_head, slot % b, CN_KV_K);
+    return (const float *)(const void *)((const char *)a->kv + at);
+}
+
+static const float *query_of(const cn_rope_store_args *a, uint32_t t, uint32_t head)
+{
+    return (const float *)a->q + ((size_t)t * a->n_heads + head) * a->layout.head_dim;
+}
+
+/* Checks queries and keys of the window, adds the keys to their sum, and computes their mean. */
+static cn_status add_keys(cn_calibrator *c, const cn_rope_store_args *a, uint32_t kv_head)
+{
+    const uint32_t d = c->config.head_dim, n = a->batch->n_tokens;
+    const uint32_t group = c->config.n_heads / c->config.n_kv_heads;
+    double *sum = c->key_sum + ((size_t)a->layer * c->config.n_kv_heads + kv_head) * d;
+    memset(c->mean, 0, d * sizeof *c->mean);
+    for (uint32_t t = 0; t < n; t++) {
+        const float *k = key_of(c, a, t, kv_head);
+        if (!are_finite(k, d) || !are_finite(query_of(a, t, kv_head * group), group * d))
             return cn_fail(CN_ERR_MODEL,
                            "layer %u, kv head %u: a query or key is infinite or NaN: check the "
                            "weights of the checkpoint",
-                           a->layer, h);
-        for (uint32_t i = 0; i < d; i++) sums[i] += fabs((double)k[i]);
-        for (uint32_t g = 0; g < group; g++) {
-            const size_t head = (size_t)a->layer * n_heads + h * group + g;
-            add_head(c, c->by_query + head * d, q + (size_t)g * d, k);
-        }
+                           a->layer, kv_head);
+        for (uint32_t i = 0; i < d; i++) c->mean[i] += (double)k[i];
+    }
+    for (uint32_t i = 0; i < d; i++) {
+        sum[i] += c->mean[i];
+        c->mean[i] /= n;
     }
     return CN_OK;
+}
+
+static void add_products(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t,
+                         uint32_t kv_head)
+{
+    const uint32_t d = c->config.head_dim, group = c->config.n_heads / c->config.n_kv_heads;
+    const float *k = key_of(c, a, t, kv_head);
+    double *sums = c->by_key + ((size_t)a->layer * c->config.n_kv_heads + kv_head) * d;
+    for (uint32_t i = 0; i < d; i++) sums[i] += fabs((double)k[i] - c->mean[i]);
+    for (uint32_t g = 0; g < group; g++) {
+        const uint32_t head = kv_head * group + g;
+        add_head(c, c->by_query + ((size_t)a->layer * c->config.n_heads + head) * d,
+                 query_of(a, t, head), k);
+    }
 }
 
 static cn_status observe(cn_stream *s, const cn_rope_store_args *a)
 {
     cn_calibrator *c = (cn_calibrator *)a->batch;
     CN_TRY(c->rope_store(s, a));
-    for (uint32_t t = 0; t < a->batch->n_tokens; t++) CN_TRY(add_token(c, a, t));
+    for (uint32_t h = 0; h < c->config.n_kv_heads; h++) {
+        CN_TRY(add_keys(c, a, h));
+        for (uint32_t t = 0; t < a->batch->n_tokens; t++) add_products(c, a, t, h);
+    }
     return CN_OK;
 }
 
@@ -111,11 +143,16 @@ static void choose(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uin
     }
 }
 
-void cn_calibrator_channels(const cn_calibrator *c, uint8_t *out)
+void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets)
 {
-    const uint32_t n = cn_label_channels(c->config.head_dim);
+    const uint32_t d = c->config.head_dim, n = cn_label_channels(d);
+    const double n_tokens = (double)c->n_tokens;
     for (uint32_t l = 0; l < c->config.n_layers; l++)
-        for (uint32_t h = 0; h < c->config.n_kv_heads; h++, out += n) choose(c, l, h, out);
+        for (uint32_t h = 0; h < c->config.n_kv_heads; h++, channels += n, offsets += n) {
+            const double *sum = c->key_sum + ((size_t)l * c->config.n_kv_heads + h) * d;
+            choose(c, l, h, channels);
+            for (uint32_t i = 0; i < n; i++) offsets[i] = (float)(sum[channels[i]] / n_tokens);
+        }
 }
 
 /* ---- the model ---- */
@@ -181,7 +218,9 @@ static cn_status make_batch(cn_calibrator *c)
     c->unobserved = cn_calloc(c->max_tokens, sizeof *c->unobserved);
     c->by_query = cn_calloc((size_t)m->n_layers * m->n_heads * m->head_dim, sizeof(double));
     c->by_key = cn_calloc((size_t)m->n_layers * m->n_kv_heads * m->head_dim, sizeof(double));
-    if (!c->ids || !c->unobserved || !c->by_query || !c->by_key)
+    c->key_sum = cn_calloc((size_t)m->n_layers * m->n_kv_heads * m->head_dim, sizeof(double));
+    c->mean = cn_calloc(m->head_dim, sizeof(double));
+    if (!c->ids || !c->unobserved || !c->by_query || !c->by_key || !c->key_sum || !c->mean)
         return cn_fail(CN_ERR_MEMORY, "out of memory for windows of %u tokens", c->max_tokens);
     for (uint32_t t = 0; t < c->max_tokens; t++) {
         c->ids[t] = t;
@@ -244,6 +283,8 @@ void cn_calibrator_free(cn_calibrator *c)
     cn_free(c->unobserved);
     cn_free(c->by_query);
     cn_free(c->by_key);
+    cn_free(c->key_sum);
+    cn_free(c->mean);
     cn_free(c);
 }
 

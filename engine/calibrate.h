@@ -1,5 +1,6 @@
 /* calibrate.h - measures which channels of the keys matter: runs a model densely over text on the
- * CPU and ranks the channels of each kv head by the products of queries and keys.
+ * CPU and ranks the channels of each kv head by the products of queries and keys. The mean of a
+ * channel moves all logits of a query alike, so it is subtracted from keys before.
  *
  * Owner: `cinch calibrate`. Thread: one. Stage: none; no engine exists. */
 #ifndef CN_CALIBRATE_H
@@ -24,8 +25,8 @@ cn_status cn_calibrator_add(cn_calibrator *c, const uint32_t *tokens, uint32_t n
 const cn_model_config *cn_calibrator_config(const cn_calibrator *c);
 uint64_t cn_calibrator_tokens(const cn_calibrator *c); /* added so far */
 
-/* Writes the channels with the largest importance, ascending, to out [n_layers, n_kv_heads,
- * head_dim / 4]. Ties: the lower channel. */
-void cn_calibrator_channels(const cn_calibrator *c, uint8_t *out);
+/* Writes the channels with the largest importance, ascending, and the mean of each of them over all
+ * tokens, to arrays [n_layers, n_kv_heads, head_dim / 4]. Ties: the lower channel. */
+void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets);
 
 #endif

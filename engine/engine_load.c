@@ -180,41 +180,57 @@ static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
     e->pools.digest.n_channels = cn_label_channels(e->model_config.head_dim);
 }
 
-/* The channels of labels: select.safetensors, or the first ones with dummy weights. */
-static cn_status read_channels(const cn_engine *e, uint8_t *channels)
+/* The channels of labels and their offsets: select.safetensors, or the first channels with dummy
+ * weights. */
+static cn_status read_channels(const cn_engine *e, uint8_t *channels, float *offsets)
 {
     const cn_model_config *m = &e->model_config;
     if (e->config->load_format != CN_OPT_LOAD_DUMMY)
-        return cn_select_channels_load(e->config->model, m, channels);
+        return cn_select_channels_load(e->config->model, m, channels, offsets);
     for (size_t i = 0; i < cn_select_channels_n(m); i++)
         channels[i] = (uint8_t)(i % cn_label_channels(m->head_dim));
     return CN_OK;
 }
 
-/* Writes the channels to the digests that have labels: those of the pools, and of homes. */
-static cn_status load_channels(cn_engine *e)
+/* Writes the channels and offsets to the digests that have labels: those of the pools, and of
+ * homes. */
+static cn_status write_channels(cn_engine *e, const uint8_t *channels, const float *offsets)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
     const cn_home *peer = &e->homes.at[CN_HOME_PEER], *host = &e->homes.at[CN_HOME_HOST];
     const struct {
         cn_backend *be;
         cn_stream *stream;
-        const uint8_t *to;
-    } places[] = {{e->backend, e->stream, e->pools.digest.channels},
-                  {peer->be, peer->stream, peer->env.home.digest.channels},
-                  {host->be, host->stream, host->env.home.digest.channels}};
-    if (!places[0].to && !places[1].to && !places[2].to) return CN_OK;
-    uint8_t *channels = cn_calloc(n, 1);
-    if (!channels) return cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
-    cn_status status = read_channels(e, channels);
+        const cn_digest *to;
+    } places[] = {{e->backend, e->stream, &e->pools.digest},
+                  {peer->be, peer->stream, &peer->env.home.digest},
+                  {host->be, host->stream, &host->env.home.digest}};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (!places[i].to) continue;
+        const cn_digest *to = places[i].to;
         cn_backend *be = places[i].be;
-        void *to = (void *)(uintptr_t)places[i].to;
-        if (status == CN_OK) status = be->mem_write(places[i].stream, to, channels, n);
-        if (status == CN_OK) status = be->stream_sync(places[i].stream);
+        cn_stream *s = places[i].stream;
+        if (!to->channels) continue;
+        CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->channels, channels, n));
+        CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->offsets, offsets, n * sizeof *offsets));
+        CN_TRY(be->stream_sync(s));
     }
+    return CN_OK;
+}
+
+static cn_status load_channels(cn_engine *e)
+{
+    const size_t n = cn_select_channels_n(&e->model_config);
+    if (!e->pools.digest.channels && !e->homes.at[CN_HOME_PEER].env.home.digest.channels &&
+        !e->homes.at[CN_HOME_HOST].env.home.digest.channels)
+        return CN_OK;
+    uint8_t *channels = cn_calloc(n, 1);
+    float *offsets = cn_calloc(n, sizeof *offsets);
+    cn_status status = channels && offsets
+                           ? read_channels(e, channels, offsets)
+                           : cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
+    if (status == CN_OK) status = write_channels(e, channels, offsets);
     cn_free(channels);
+    cn_free(offsets);
     return status;
 }
 

@@ -271,9 +271,10 @@ typedef struct cn_count_reset_args {
  * selector needs are NULL. n_channels is cn_label_channels(d), at most 64. */
 typedef struct cn_digest {
     const uint8_t *channels; /* [L, hk, n_channels] the channels of K that a label holds */
+    const float *offsets;    /* [L, hk, n_channels] subtracted from these channels; NULL: 0 */
     uint32_t n_channels;
     uint8_t *labels;   /* CN_PLANE_LABELS [L, n_blocks, hk, b, n_channels / 2] */
-    uint16_t *scales;  /* CN_PLANE_SCALES [L, n_blocks, hk, b] f16, largest |k_c| / 7 */
+    uint16_t *scales;  /* CN_PLANE_SCALES [L, n_blocks, hk, b] f16, largest |k_c - o_c| / 7 */
     void *bounds_16;   /* CN_PLANE_BOUNDS_16 [L, n_blocks, hk, b / 16, min|max, d] */
     void *bounds_64;   /* CN_PLANE_BOUNDS_64 [L, n_blocks, hk, b / 64, min|max, d] */
 } cn_digest;
@@ -351,7 +352,8 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
 
 /* Labels (n_channels values each) and bounds of complete tiles of the KV layout (64 tokens, or a
  * smaller block), all layers. Every plane of pools.digest that is not NULL is written.
- * label_c = round(k_c / scale), -7 to 7 (engine/select_math.h). */
+ * label_c = round((k_c - o_c) / scale), -7 to 7 (engine/select_math.h), with the offset o_c of the
+ * channel in f32. */
 typedef struct cn_digest_tile {
     uint32_t block, tile; /* tile: index in the block, in tiles of the layout */
 } cn_digest_tile;

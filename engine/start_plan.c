@@ -210,9 +210,12 @@ static void add_selection(cn_start_plan *p, const sizes *z)
         add(p, z->be, "predicted queries", CN_PART_STEPS,
             rows * n_selecting * q_elems * cn_dtype_bytes(z->be->act_dtype),
             at + offsetof(cn_select_scratch, predicted));
-    if (needs.labels)
-        add(p, z->be, "label channels", CN_PART_STEPS,
-            cn_select_channels_n(m), offsetof(cn_engine, pools.digest.channels));
+    if (!needs.labels) return;
+    const uint64_t n_channels = cn_select_channels_n(m);
+    add(p, z->be, "label channels", CN_PART_STEPS, n_channels,
+        offsetof(cn_engine, pools.digest.channels));
+    add(p, z->be, "label offsets", CN_PART_STEPS, n_channels * sizeof(float),
+        offsetof(cn_engine, pools.digest.offsets));
 }
 
 /* The offset of a member of a home in cn_engine. */
@@ -262,9 +265,13 @@ static void add_home_steps(cn_start_plan *p, const sizes *z, cn_kv_home home)
     add(p, z->be, "exchanged tokens", part,
         (uint64_t)m->n_layers * c->max_num_seqs * m->n_kv_heads * entries * sizeof(uint32_t),
         HOME_AT(home, env.chosen));
-    if (cn_selectors_need(cn_config_selectors(c)).labels)
-        add(p, z->be, "label channels of the home", part, cn_select_channels_n(m),
+    if (cn_selectors_need(cn_config_selectors(c)).labels) {
+        const uint64_t n_channels = cn_select_channels_n(m);
+        add(p, z->be, "label channels of the home", part, n_channels,
             HOME_AT(home, env.home.digest.channels));
+        add(p, z->be, "label offsets of the home", part, n_channels * sizeof(float),
+            HOME_AT(home, env.home.digest.offsets));
+    }
     for (size_t i = 0; i < CN_FLIGHTS; i++)
         add(p, z->be, "exchange counts", CN_PART_HOST,
             2 * cn_exchange_counts(&step, m->n_kv_heads) * sizeof(uint32_t),

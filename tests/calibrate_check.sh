@@ -36,6 +36,7 @@ grep -q 'b.txt: [0-9]* tokens' "$dir/log"
 tokens=$(sed -n 's/.*txt: \([0-9]*\) tokens$/\1/p' "$dir/log" | awk '{ n += $1 } END { print n }')
 grep -aq '"importance":"max","tokens":"'"$tokens"'"' "$dir/one"
 grep -aq '"channels":{"dtype":"U8","shape":\[6,2,16\]' "$dir/one"
+grep -aq '"offsets":{"dtype":"F32","shape":\[6,2,16\]' "$dir/one"
 
 # The same text gives the same bytes; another rule or other windows give other channels.
 calibrate again --text "$dir/a.txt" "$dir/b.txt"

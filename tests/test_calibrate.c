@@ -46,6 +46,22 @@ static cn_status record(cn_stream *s, const cn_rope_store_args *a)
     return CN_OK;
 }
 
+static double key_at(const cn_model_config *m, uint32_t layer, uint32_t t, uint32_t head,
+                     uint32_t channel)
+{
+    const size_t row = (size_t)layer * N_TOKENS + t;
+    return (double)seen.k[(row * m->n_kv_heads + head) * m->head_dim + channel];
+}
+
+/* The mean of a channel over the tokens [from, to). */
+static double mean_of(const cn_model_config *m, uint32_t layer, uint32_t head, uint32_t channel,
+                      uint32_t from, uint32_t to)
+{
+    double sum = 0;
+    for (uint32_t t = from; t < to; t++) sum += key_at(m, layer, t, head, channel);
+    return sum / (to - from);
+}
+
 static double importance(const cn_model_config *m, cn_opt_importance rule, uint32_t layer,
                          uint32_t head, uint32_t channel)
 {
@@ -56,7 +72,9 @@ static double importance(const cn_model_config *m, cn_opt_importance rule, uint3
         for (uint32_t t = 0; t < N_TOKENS; t++) {
             const size_t row = (size_t)layer * N_TOKENS + t;
             const double q = seen.q[(row * m->n_heads + head * group + g) * d + channel];
-            const double k = seen.k[(row * m->n_kv_heads + head) * d + channel];
+            const uint32_t from = t / WINDOW * WINDOW, to = cn_min_u32(from + WINDOW, N_TOKENS);
+            const double k =
+                key_at(m, layer, t, head, channel) - mean_of(m, layer, head, channel, from, to);
             most = fmax(most, fabs(q * k));
             q_sum += fabs(q) / N_TOKENS;
             k_sum += fabs(k) / N_TOKENS;
@@ -84,6 +102,15 @@ static void check_head(const cn_model_config *m, cn_opt_importance rule, uint32_
     assert_true(least >= most * (1 - 1e-12));
 }
 
+static void check_offsets(const cn_model_config *m, uint32_t layer, uint32_t head,
+                          const uint8_t *channels, const float *offsets)
+{
+    for (uint32_t i = 0; i < m->head_dim / 4; i++) {
+        const double want = mean_of(m, layer, head, channels[i], 0, N_TOKENS);
+        assert_true(fabs((double)offsets[i] - want) <= 1e-6 * (1 + fabs(want)));
+    }
+}
+
 static void check_model(const char *dir, cn_opt_importance rule)
 {
     uint32_t tokens[N_TOKENS];
@@ -106,11 +133,16 @@ static void check_model(const char *dir, cn_opt_importance rule)
     }
     assert_int_equal(cn_calibrator_tokens(c), N_TOKENS);
     uint8_t *channels = cn_calloc(cn_select_channels_n(&m), 1);
-    cn_calibrator_channels(c, channels);
+    float *offsets = cn_calloc(cn_select_channels_n(&m), sizeof *offsets);
+    cn_calibrator_result(c, channels, offsets);
     for (uint32_t l = 0, n = m.head_dim / 4; l < m.n_layers; l++)
-        for (uint32_t h = 0; h < m.n_kv_heads; h++)
-            check_head(&m, rule, l, h, channels + (l * m.n_kv_heads + h) * n);
+        for (uint32_t h = 0; h < m.n_kv_heads; h++) {
+            const uint32_t first = (l * m.n_kv_heads + h) * n;
+            check_head(&m, rule, l, h, channels + first);
+            check_offsets(&m, l, h, channels + first, offsets + first);
+        }
     cn_free(channels);
+    cn_free(offsets);
     cn_calibrator_free(c);
     model_rig_close(r);
     cn_free(seen.q);
@@ -162,6 +194,7 @@ static void windows_above_the_context_are_refused(void **state)
 
 static const cn_model_config shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16};
 enum { N = 2 * 2 * 4 };
+static const float shifts[N] = {0, 1, -2.5f, 211, -0.0f, 1e-9f, 1e30f, 7};
 static const uint8_t good[N] = {0, 1, 2, 3, 12, 13, 14, 15, 1, 5, 6, 9, 0, 4, 8, 15};
 
 typedef struct folder {
@@ -179,10 +212,12 @@ static void what_is_written_is_read_back(void **state)
     (void)state;
     folder f;
     uint8_t channels[N] = {0};
+    float offsets[N];
     open_folder(&f);
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "max", 4711), CN_OK);
-    assert_int_equal(cn_select_channels_load(f.dir, &shape, channels), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "max", 4711), CN_OK);
+    assert_int_equal(cn_select_channels_load(f.dir, &shape, channels, offsets), CN_OK);
     assert_memory_equal(channels, good, N);
+    assert_memory_equal(offsets, shifts, sizeof shifts);
     char text[1024];
     FILE *file = fopen(f.path, "rb");
     assert_non_null(file);
@@ -191,22 +226,46 @@ static void what_is_written_is_read_back(void **state)
     uint64_t length;
     memcpy(&length, text, sizeof length);
     assert_int_equal(length % 8, 0);
-    assert_int_equal(n, 8 + length + N);
+    assert_int_equal(n, 8 + length + sizeof shifts + N);
     text[8 + length] = '\0';
     assert_non_null(strstr(text + 8, "{\"importance\":\"max\",\"tokens\":\"4711\"}"));
-    assert_int_equal(cn_select_channels_write("/nowhere/x", &shape, good, "max", 1), CN_ERR_IO);
+    assert_int_equal(cn_select_channels_write("/nowhere/x", &shape, good, shifts, "max", 1),
+                     CN_ERR_IO);
     remove_folder(f.dir);
 }
 
 static void expect_refusal(const folder *f, const cn_model_config *m, const char *words)
 {
     uint8_t channels[2 * N];
+    float offsets[2 * N];
     char command[128];
     snprintf(command, sizeof command, ": run cinch calibrate --model %s --text FILES", f->dir);
-    assert_int_equal(cn_select_channels_load(f->dir, m, channels), CN_ERR_MODEL);
+    assert_int_equal(cn_select_channels_load(f->dir, m, channels, offsets), CN_ERR_MODEL);
     const char *why = cn_last_error();
     if (!strstr(why, words) || !strstr(why, f->path) || !strstr(why, command))
         fail_msg("\"%s\" lacks \"%s\", the path or the command", why, words);
+}
+
+/* A file of an earlier version has no offsets. */
+static void a_file_without_offsets_has_offsets_0(void **state)
+{
+    (void)state;
+    folder f;
+    cn_buf image = {0};
+    uint8_t channels[N];
+    float offsets[N];
+    static const char header[] =
+        "{\"channels\":{\"dtype\":\"U8\",\"shape\":[2,2,4],\"data_offsets\":[0,16]}}";
+    open_folder(&f);
+    tensor_file_raw(&image, header, N);
+    memcpy(image.data + image.len - N, good, N);
+    write_file(f.path, image.data, image.len);
+    memset(offsets, 0xff, sizeof offsets);
+    assert_int_equal(cn_select_channels_load(f.dir, &shape, channels, offsets), CN_OK);
+    assert_memory_equal(channels, good, N);
+    for (uint32_t i = 0; i < N; i++) assert_true(offsets[i] == 0);
+    cn_buf_free(&image);
+    remove_folder(f.dir);
 }
 
 /* Writes the file with another dtype and shape. */
@@ -239,7 +298,11 @@ static void wrong_files_are_refused(void **state)
     expect_refusal(&f, &shape, "expected U8 [2, 2, 4], got U8 [4, 4]");
     put_tensor(&f, "channels", "U8", "2,2,4,1", N);
     expect_refusal(&f, &shape, "got U8 [2, 2, 4, 1]");
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "max", 1), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "max", 1), CN_OK);
+    float bad[N] = {0};
+    bad[5] = NAN;
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, bad, "max", 1), CN_OK);
+    expect_refusal(&f, &shape, "offsets: element 5 is infinite or NaN");
     cn_model_config other = shape;
     other.head_dim = 32;
     expect_refusal(&f, &other, "expected U8 [2, 2, 8], got U8 [2, 2, 4]");
@@ -268,7 +331,7 @@ static void wrong_channels_are_refused(void **state)
         uint8_t bad[N];
         memcpy(bad, good, N);
         bad[faults[i].at] = faults[i].value;
-        assert_int_equal(cn_select_channels_write(f.path, &shape, bad, "max", 1), CN_OK);
+        assert_int_equal(cn_select_channels_write(f.path, &shape, bad, shifts, "max", 1), CN_OK);
         expect_refusal(&f, &shape, faults[i].words);
     }
     remove_folder(f.dir);
@@ -280,7 +343,7 @@ static void damaged_files_are_refused(void **state)
     (void)state;
     folder f;
     open_folder(&f);
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "mean", 99), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "mean", 99), CN_OK);
     unsigned char image[1024];
     FILE *file = fopen(f.path, "rb");
     assert_non_null(file);
@@ -292,12 +355,14 @@ static void damaged_files_are_refused(void **state)
     }
     for (size_t i = 0; i < n; i++) {
         uint8_t channels[N];
+        float offsets[N];
         image[i] ^= 0x10;
         write_file(f.path, image, n);
         image[i] ^= 0x10;
-        if (cn_select_channels_load(f.dir, &shape, channels) != CN_OK) continue;
+        if (cn_select_channels_load(f.dir, &shape, channels, offsets) != CN_OK) continue;
         for (uint32_t j = 0; j < N; j++)
-            assert_true(channels[j] < 16 && (j % 4 == 0 || channels[j] > channels[j - 1]));
+            assert_true(isfinite(offsets[j]) && channels[j] < 16 &&
+                        (j % 4 == 0 || channels[j] > channels[j - 1]));
     }
     remove_folder(f.dir);
 }
@@ -319,9 +384,11 @@ static void bundled_files_are_valid(void **state)
         cn_model_config m;
         assert_int_equal(cn_model_config_load(&m, dirs[i]), CN_OK);
         uint8_t *channels = cn_calloc(cn_select_channels_n(&m), 1);
-        if (cn_select_channels_load(dirs[i], &m, channels) != CN_OK)
+        float *offsets = cn_calloc(cn_select_channels_n(&m), sizeof *offsets);
+        if (cn_select_channels_load(dirs[i], &m, channels, offsets) != CN_OK)
             fail_msg("%s", cn_last_error());
         cn_free(channels);
+        cn_free(offsets);
     }
 }
 
@@ -332,6 +399,7 @@ int main(void)
         cmocka_unit_test(keys_that_overflow_are_refused),
         cmocka_unit_test(windows_above_the_context_are_refused),
         cmocka_unit_test(what_is_written_is_read_back),
+        cmocka_unit_test(a_file_without_offsets_has_offsets_0),
         cmocka_unit_test(wrong_files_are_refused),
         cmocka_unit_test(wrong_channels_are_refused),
         cmocka_unit_test(damaged_files_are_refused),

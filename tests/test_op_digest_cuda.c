@@ -22,8 +22,8 @@ enum { MAX_TILES = 1024, POISON = 0xa5 };
 
 typedef struct digest_case {
     cn_pools pools; /* the CPU's side */
-    op_tensor kv, channels, labels, scales, bounds_16, bounds_64;
-    bool has_labels, has_16, has_64;
+    op_tensor kv, channels, offsets, labels, scales, bounds_16, bounds_64;
+    bool has_labels, has_offsets, has_16, has_64;
     cn_digest_tile tiles[MAX_TILES];
     uint32_t n_tiles;
 } digest_case;
@@ -58,6 +58,19 @@ static op_tensor draw_channels(op_env *e, const cn_kv_layout *l, uint32_t n_chan
     return t;
 }
 
+/* Offsets of all sizes; many are 0. */
+static op_tensor draw_offsets(op_env *e, const cn_kv_layout *l, uint32_t n_channels)
+{
+    static const float sizes[] = {0, 0, 1, 20, 200, 1e6f, 1e-3f};
+    const size_t n = (size_t)l->n_layers * l->n_kv_heads * n_channels;
+    float *offsets = cn_calloc(n, sizeof *offsets);
+    test_rng_fill(&e->rng, offsets, (uint32_t)n);
+    for (size_t i = 0; i < n; i++) offsets[i] *= sizes[test_rng_below(&e->rng, 7)];
+    op_tensor t = op_floats(e, offsets, n, CN_F32);
+    cn_free(offsets);
+    return t;
+}
+
 static op_tensor poisoned_bytes(op_env *e, size_t bytes)
 {
     void *p = cn_calloc(bytes, 1);
@@ -86,7 +99,9 @@ static void draw_planes(op_env *e, digest_case *c)
     c->has_labels = planes & 1 || l->block_tokens < CN_DIGEST_TILE;
     c->has_16 = planes & 2;
     c->has_64 = planes & 4 && l->block_tokens >= CN_DIGEST_TILE;
+    c->has_offsets = test_rng_below(&e->rng, 3);
     c->channels = draw_channels(e, l, n_channels);
+    c->offsets = draw_offsets(e, l, n_channels);
     c->labels = poisoned_bytes(e, slots * n_channels / 2);
     c->scales = poisoned_bytes(e, slots * sizeof(uint16_t));
     c->bounds_16 = op_poison(e, slots / CN_DIGEST_PAGE * 2 * l->head_dim, CN_BF16);
@@ -94,7 +109,8 @@ static void draw_planes(op_env *e, digest_case *c)
     c->pools.digest.n_channels = n_channels;
     snprintf(e->shape, sizeof e->shape, "layers=%u heads=%u d=%u block=%u tiles=%u planes=%s%s%s",
              l->n_layers, l->n_kv_heads, l->head_dim, l->block_tokens, c->n_tiles,
-             c->has_labels ? "L" : "", c->has_16 ? "P" : "", c->has_64 ? "T" : "");
+             c->has_labels ? c->has_offsets ? "O" : "L" : "", c->has_16 ? "P" : "",
+             c->has_64 ? "T" : "");
 }
 
 static digest_case *digest_create(op_env *e, const cn_kv_layout *l)
@@ -113,7 +129,7 @@ static digest_case *digest_create(op_env *e, const cn_kv_layout *l)
 
 static void digest_free(op_env *e, digest_case *c)
 {
-    op_tensor *const all[] = {&c->kv,     &c->channels,  &c->labels,
+    op_tensor *const all[] = {&c->kv,     &c->channels,  &c->offsets,  &c->labels,
                               &c->scales, &c->bounds_16, &c->bounds_64};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
     cn_free(c);
@@ -133,6 +149,7 @@ static cn_digest_args digest_args(const digest_case *c, bool cuda)
     }
     a.pools.kv = side_of(&c->kv, true, cuda);
     a.pools.digest.channels = side_of(&c->channels, true, cuda);
+    a.pools.digest.offsets = side_of(&c->offsets, c->has_offsets, cuda);
     a.pools.digest.labels = side_of(&c->labels, c->has_labels, cuda);
     a.pools.digest.scales = side_of(&c->scales, c->has_labels, cuda);
     a.pools.digest.bounds_16 = side_of(&c->bounds_16, c->has_16, cuda);

@@ -30,13 +30,16 @@ static void check_label(const select_world *w, uint32_t layer, uint32_t s, uint3
     const float *key = select_key_of(w, layer, s, head, p);
     const uint8_t *channels = select_channels_of(w, layer, head);
     const size_t side = select_side_of(w, layer, s, head, p);
-    double largest = 0;
-    for (uint32_t c = 0; c < g->n_channels; c++)
-        largest = fmax(largest, fabs((double)key[channels[c]]));
+    const float *offsets = g->offsets ? g->offsets + (channels - g->channels) : NULL;
+    double largest = 0, rest[64];
+    for (uint32_t c = 0; c < g->n_channels; c++) {
+        rest[c] = (double)(key[channels[c]] - (offsets ? offsets[c] : 0));
+        largest = fmax(largest, fabs(rest[c]));
+    }
     const double scale = test_nearest_f16((double)((float)largest / 7));
     assert_true((double)cn_f16_value(g->scales[side]) == scale);
     for (uint32_t c = 0; c < g->n_channels; c++) {
-        const double ratio = (double)key[channels[c]] / scale, label = select_label_at(g, side, c);
+        const double ratio = rest[c] / scale, label = select_label_at(g, side, c);
         assert_true(fabs(label) <= 7);
         assert_true(fabs(ratio - label) <= 0.5 + 1e-5 || (fabs(ratio) > 7 && fabs(label) == 7));
     }

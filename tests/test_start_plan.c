@@ -216,6 +216,7 @@ static void selectors_add_their_items(void **state)
     p = plan_of(r, r->cpu);
     has_item(r, &p, "selected tiles", rows * 2 * 9 * 4);
     has_item(r, &p, "label channels", 6 * 2 * 16);
+    has_item(r, &p, "label offsets", 6 * 2 * 16 * 4);
     const uint64_t slots = 6ull * 2 * p.kv.n_blocks * 64;
     has_item(r, &p, "labels", slots * 8);
     has_item(r, &p, "label scales", slots * 2);
@@ -231,8 +232,8 @@ static void selectors_add_their_items(void **state)
     assert_int_equal(p.select_bytes,
                      item_bytes(&p, "selection scores") + item_bytes(&p, "selection logits") +
                          item_bytes(&p, "selected tokens") + item_bytes(&p, "finished lists") +
-                         item_bytes(&p, "predicted queries") +
-                         item_bytes(&p, "label channels"));
+                         item_bytes(&p, "predicted queries") + item_bytes(&p, "label channels") +
+                         item_bytes(&p, "label offsets"));
 
     /* No list is longer than the context. */
     set(r, "select-tokens", "1073741824");
@@ -354,6 +355,7 @@ static void the_plan_is_what_is_allocated(void **state)
     assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
     assert_true(e->pools.kv && e->pools.score && e->pools.q_window && e->swap_memory);
     assert_true(e->pools.digest.labels && e->pools.digest.scales && e->pools.digest.channels);
+    assert_non_null(e->pools.digest.offsets);
     assert_true(e->pools.digest.bounds_16 && e->pools.digest.bounds_64 && e->select.predicted);
     assert_true(e->select.score && e->select.logits && e->select.list && e->select.tiles);
     assert_true(e->weights_memory && e->flights[1].host_top && e->compress_scratch);
@@ -424,6 +426,7 @@ static void a_home_has_its_own_memory(void **state)
         }
         assert_true(home->env.home.kv && e->homes.plane.kv && home->env.chosen);
         assert_true(home->env.home.digest.labels && home->env.home.digest.channels);
+        assert_non_null(home->env.home.digest.offsets);
         assert_null(e->pools.digest.labels); /* no request selects on the device */
         cn_start_plan_free(&p, &be, e);
         assert_int_equal(n_taken, 0);

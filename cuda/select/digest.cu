@@ -40,18 +40,22 @@ __device__ static inline float key_of(const digest_keys &t, uint32_t token, uint
     return __bfloat162float(((const cn_bf16 *)(t.rows + token * t.stride))[channel]);
 }
 
-/* channels[g.n_channels] are those of the tile's layer and head. */
-__device__ static void write_labels(const digest_keys &t, const cn_digest &g,
-                                    const uint8_t *channels)
+/* unit: the layer and kv head, in arrays by both. */
+__device__ static void write_labels(const digest_keys &t, const cn_digest &g, size_t unit)
 {
+    const uint8_t *channels = g.channels + unit * g.n_channels;
+    const float *offsets = g.offsets ? g.offsets + unit * g.n_channels : nullptr;
     const uint32_t lanes = g.n_channels > CN_WARP ? CN_WARP : CN_WARP / 2; /* of a token */
     const uint32_t lane = threadIdx.x % lanes;
     const bool has_channels = 2 * lane < g.n_channels;
     const uint32_t even = has_channels ? channels[2 * lane] : 0;
     const uint32_t odd = has_channels ? channels[2 * lane + 1] : 0;
+    const bool has_offsets = has_channels && offsets;
+    const float even_offset = has_offsets ? offsets[2 * lane] : 0;
+    const float odd_offset = has_offsets ? offsets[2 * lane + 1] : 0;
     /* n is a multiple of 16, so all lanes of a warp make the same iterations. */
     for (uint32_t i = threadIdx.x / lanes; i < t.n; i += BLOCK / lanes) {
-        const float x = key_of(t, i, even), y = key_of(t, i, odd);
+        const float x = key_of(t, i, even) - even_offset, y = key_of(t, i, odd) - odd_offset;
         /* NaN counts as 0, as on the CPU. */
         float largest = has_channels ? fmaxf(fmaxf(fabsf(x), fabsf(y)), 0.0f) : 0.0f;
         for (uint32_t offset = lanes / 2; offset > 0; offset /= 2)
@@ -110,7 +114,7 @@ __global__ static void __launch_bounds__(BLOCK)
                                  cn_kv_at(l, layer, at.block, head, slot, CN_KV_K)));
     __syncthreads();
     if (g.labels)
-        write_labels(t, g, g.channels + ((size_t)layer * l->n_kv_heads + head) * g.n_channels);
+        write_labels(t, g, (size_t)layer * l->n_kv_heads + head);
     if (g.bounds_16) write_bounds(t, g.bounds_16, CN_DIGEST_PAGE);
     if (g.bounds_64) write_bounds(t, g.bounds_64, CN_DIGEST_TILE);
 }

@@ -2,6 +2,7 @@
 #include "engine/checkpoint/select_file.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -27,18 +28,26 @@ static cn_status check_head(const char *path, const uint8_t *channels, const cn_
     return CN_OK;
 }
 
-static cn_status read_tensor(const char *path, const cn_safetensors *file,
-                             const cn_model_config *m, uint8_t *channels)
+static cn_status check_tensor(const char *path, const cn_st_tensor *t, const char *name,
+                              cn_st_dtype dtype, const cn_model_config *m)
+{
+    const uint32_t n = cn_label_channels(m->head_dim);
+    char shape[64];
+    if (t->dtype != dtype || t->n_dims != 3 || t->shape[0] != m->n_layers ||
+        t->shape[1] != m->n_kv_heads || t->shape[2] != n)
+        return cn_fail(CN_ERR_MODEL, "%s: %s: expected %s [%u, %u, %u], got %s %s", path, name,
+                       cn_st_dtype_name(dtype), m->n_layers, m->n_kv_heads, n,
+                       cn_st_dtype_name(t->dtype), cn_st_shape_text(t, shape, sizeof shape));
+    return CN_OK;
+}
+
+static cn_status read_channels(const char *path, const cn_safetensors *file,
+                               const cn_model_config *m, uint8_t *channels)
 {
     const cn_st_tensor *t = cn_safetensors_find(file, "channels");
     const uint32_t n = cn_label_channels(m->head_dim);
-    char shape[64];
     if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor channels, got none", path);
-    if (t->dtype != CN_ST_U8 || t->n_dims != 3 || t->shape[0] != m->n_layers ||
-        t->shape[1] != m->n_kv_heads || t->shape[2] != n)
-        return cn_fail(CN_ERR_MODEL, "%s: channels: expected U8 [%u, %u, %u], got %s %s", path,
-                       m->n_layers, m->n_kv_heads, n, cn_st_dtype_name(t->dtype),
-                       cn_st_shape_text(t, shape, sizeof shape));
+    CN_TRY(check_tensor(path, t, "channels", CN_ST_U8, m));
     memcpy(channels, t->data, t->n_bytes);
     for (uint32_t l = 0; l < m->n_layers; l++)
         for (uint32_t h = 0; h < m->n_kv_heads; h++)
@@ -46,25 +55,43 @@ static cn_status read_tensor(const char *path, const cn_safetensors *file,
     return CN_OK;
 }
 
-static cn_status read_file(const char *path, const cn_model_config *m, uint8_t *channels)
+static cn_status read_offsets(const char *path, const cn_safetensors *file,
+                              const cn_model_config *m, float *offsets)
+{
+    const size_t n = cn_select_channels_n(m);
+    const cn_st_tensor *t = cn_safetensors_find(file, "offsets");
+    memset(offsets, 0, n * sizeof *offsets);
+    if (!t) return CN_OK;
+    CN_TRY(check_tensor(path, t, "offsets", CN_ST_F32, m));
+    memcpy(offsets, t->data, t->n_bytes);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(offsets[i]))
+            return cn_fail(CN_ERR_MODEL, "%s: offsets: element %zu is infinite or NaN", path, i);
+    return CN_OK;
+}
+
+static cn_status read_file(const char *path, const cn_model_config *m, uint8_t *channels,
+                           float *offsets)
 {
     cn_buf image = {0};
     cn_safetensors *file = NULL;
     if (access(path, F_OK) != 0) return cn_fail(CN_ERR_MODEL, "%s: the file is missing", path);
     cn_status status = cn_json_read_file(&image, path, MAX_BYTES);
     if (status == CN_OK) status = cn_safetensors_open_image(&file, image.data, image.len, path);
-    if (status == CN_OK) status = read_tensor(path, file, m, channels);
+    if (status == CN_OK) status = read_channels(path, file, m, channels);
+    if (status == CN_OK) status = read_offsets(path, file, m, offsets);
     cn_safetensors_close(file);
     cn_buf_free(&image);
     return status;
 }
 
-cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels)
+cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels,
+                                  float *offsets)
 {
     char why[TEXT_BYTES];
     cn_buf path = {0};
     CN_TRY(cn_buf_addf(&path, "%s/" CN_SELECT_FILE, dir));
-    cn_status status = read_file(path.data, m, channels);
+    cn_status status = read_file(path.data, m, channels, offsets);
     cn_buf_free(&path);
     if (status == CN_OK || status == CN_ERR_MEMORY) return status;
     snprintf(why, sizeof why, "%s", cn_last_error());
@@ -72,23 +99,28 @@ cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uin
 }
 
 cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
-                                   const uint8_t *channels, const char *importance,
-                                   uint64_t n_tokens)
+                                   const uint8_t *channels, const float *offsets,
+                                   const char *importance, uint64_t n_tokens)
 {
     char header[HEADER_BYTES];
-    const size_t n_bytes = cn_select_channels_n(m);
+    const size_t n_elems = cn_select_channels_n(m), n_offsets = n_elems * sizeof *offsets;
+    const uint32_t n_each = cn_label_channels(m->head_dim);
+    /* The offsets come first, so that they are aligned. */
     size_t n = (size_t)snprintf(
         header, sizeof header,
         "{\"__metadata__\":{\"importance\":\"%s\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
-        "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
-        importance, n_tokens, m->n_layers, m->n_kv_heads, cn_label_channels(m->head_dim), n_bytes);
+        "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[%zu,%zu]},\"offsets\":{"
+        "\"dtype\":\"F32\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
+        importance, n_tokens, m->n_layers, m->n_kv_heads, n_each, n_offsets, n_offsets + n_elems,
+        m->n_layers, m->n_kv_heads, n_each, n_offsets);
     CN_ASSERT(n + HEADER_STEP <= sizeof header);
     while (n % HEADER_STEP) header[n++] = ' ';
     const uint64_t length = n;
     cn_buf image = {0};
     cn_status status = cn_buf_add(&image, &length, sizeof length);
     if (status == CN_OK) status = cn_buf_add(&image, header, n);
-    if (status == CN_OK) status = cn_buf_add(&image, channels, n_bytes);
+    if (status == CN_OK) status = cn_buf_add(&image, offsets, n_offsets);
+    if (status == CN_OK) status = cn_buf_add(&image, channels, n_elems);
     if (status == CN_OK) status = cn_replace_file(path, image.data, image.len);
     cn_buf_free(&image);
     return status;

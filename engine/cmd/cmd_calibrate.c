@@ -57,19 +57,22 @@ static cn_status write_channels(const job *j)
     const cn_model_config *m = cn_calibrator_config(j->calibrator);
     cn_buf path = {0};
     uint8_t *channels = cn_calloc(cn_select_channels_n(m), 1);
-    if (!channels) return cn_fail(CN_ERR_MEMORY, "out of memory for the channels");
-    cn_calibrator_channels(j->calibrator, channels);
-    cn_status status = j->c->calibrate_output
-                           ? cn_buf_addf(&path, "%s", j->c->calibrate_output)
-                           : cn_buf_addf(&path, "%s/" CN_SELECT_FILE, j->c->model);
+    float *offsets = cn_calloc(cn_select_channels_n(m), sizeof *offsets);
+    cn_status status =
+        channels && offsets ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the channels");
+    if (status == CN_OK) cn_calibrator_result(j->calibrator, channels, offsets);
     if (status == CN_OK)
-        status = cn_select_channels_write(path.data, m, channels, names[j->c->importance],
+        status = j->c->calibrate_output ? cn_buf_addf(&path, "%s", j->c->calibrate_output)
+                                        : cn_buf_addf(&path, "%s/" CN_SELECT_FILE, j->c->model);
+    if (status == CN_OK)
+        status = cn_select_channels_write(path.data, m, channels, offsets, names[j->c->importance],
                                           cn_calibrator_tokens(j->calibrator));
     if (status == CN_OK)
         cn_log(CN_LOG_INFO, "%s: %u of %u channels for each of %u kv heads in %u layers",
                path.data, cn_label_channels(m->head_dim), m->head_dim, m->n_kv_heads, m->n_layers);
     cn_buf_free(&path);
     cn_free(channels);
+    cn_free(offsets);
     return status;
 }
 

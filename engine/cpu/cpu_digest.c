@@ -13,22 +13,26 @@ typedef struct digest_tile {
     size_t side; /* of its first slot in arrays by slot (cn_kv_side) */
 } digest_tile;
 
-static void write_labels(const cn_digest *g, const digest_tile *t, const uint8_t *channels)
+static void write_labels(const cn_digest *g, const digest_tile *t, size_t unit)
 {
     const uint32_t n_channels = g->n_channels;
+    const uint8_t *channels = g->channels + unit * n_channels;
+    const float *offsets = g->offsets ? g->offsets + unit * n_channels : NULL;
+    float rest[CN_CPU_MAX_HEAD_DIM / 4];
     for (uint32_t i = 0; i < t->n; i++) {
         const float *key = t->keys + (size_t)i * t->d;
         uint8_t *label = g->labels + (t->side + i) * (n_channels / 2);
         float largest = 0;
         for (uint32_t c = 0; c < n_channels; c++) {
-            const float size = fabsf(key[channels[c]]);
+            rest[c] = key[channels[c]] - (offsets ? offsets[c] : 0);
+            const float size = fabsf(rest[c]);
             largest = size > largest ? size : largest;
         }
         const uint16_t scale = cn_label_scale(largest);
         g->scales[t->side + i] = scale;
         for (uint32_t c = 0; c < n_channels; c += 2)
-            label[c / 2] = cn_label_byte(cn_label_of(key[channels[c]], scale),
-                                         cn_label_of(key[channels[c + 1]], scale));
+            label[c / 2] =
+                cn_label_byte(cn_label_of(rest[c], scale), cn_label_of(rest[c + 1], scale));
     }
 }
 
@@ -68,7 +72,7 @@ static void digest_task(void *ctx, uint32_t task, uint32_t worker)
                            .d = l->head_dim,
                            .side = cn_kv_side(l, layer, at->block, head, slot)};
     const size_t unit = (size_t)layer * l->n_kv_heads + head;
-    if (g->labels) write_labels(g, &t, g->channels + unit * g->n_channels);
+    if (g->labels) write_labels(g, &t, unit);
     if (g->bounds_16) write_bounds(g->bounds_16, &t, CN_DIGEST_PAGE);
     if (g->bounds_64) write_bounds(g->bounds_64, &t, CN_DIGEST_TILE);
 }

@@ -96,7 +96,12 @@ static void open_digests(world *w, cn_pools pools[2])
     memset(labels, WORLD_POISON, slots * (n_channels / 2));
     memset(scales, WORLD_POISON, slots * sizeof *scales);
     cn_pools own = pools[ON_CPU];
-    own.digest = (cn_digest){channels, n_channels, labels, scales, b16, bounds_64 ? b64 : NULL};
+    own.digest = (cn_digest){.channels = channels,
+                             .n_channels = n_channels,
+                             .labels = labels,
+                             .scales = scales,
+                             .bounds_16 = b16,
+                             .bounds_64 = bounds_64 ? b64 : NULL};
     run_digest(w, &own);
     const world_both c = world_keep_bytes(w, channels, all_channels);
     const world_both lb = world_keep_bytes(w, labels, slots * (n_channels / 2));
@@ -105,8 +110,12 @@ static void open_digests(world *w, cn_pools pools[2])
     const world_both p64 = bounds_64 ? keep(w, op_floats(w->env, b64, slots / 64 * 2 * d, CN_BF16))
                                      : (world_both){{NULL, NULL}};
     for (int i = 0; i < 2; i++)
-        pools[i].digest =
-            (cn_digest){c.at[i], n_channels, lb.at[i], sc.at[i], p16.at[i], p64.at[i]};
+        pools[i].digest = (cn_digest){.channels = c.at[i],
+                                      .n_channels = n_channels,
+                                      .labels = lb.at[i],
+                                      .scales = sc.at[i],
+                                      .bounds_16 = p16.at[i],
+                                      .bounds_64 = p64.at[i]};
     cn_free(channels);
     cn_free(labels);
     cn_free(scales);

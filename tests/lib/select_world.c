@@ -37,6 +37,12 @@ void select_open_digest(select_world *w, test_rng *r)
     for (size_t i = 0; i < n_channels; i++)
         channels[i] = (uint8_t)(i % g->n_channels * 4 + test_rng_below(r, 4));
     g->channels = channels;
+    float *offsets = cn_calloc(n_channels, sizeof *offsets);
+    for (size_t i = 0; i < n_channels; i++) offsets[i] = (float)(i * 37 % 101) / 8 - 6;
+    if (l->n_blocks % 2) /* else there are none */
+        g->offsets = offsets;
+    else
+        cn_free(offsets);
     g->labels = poisoned(n * cn_block_plane_bytes(l, CN_PLANE_LABELS));
     g->scales = poisoned(n * cn_block_plane_bytes(l, CN_PLANE_SCALES));
     g->bounds_16 = poisoned(n * cn_block_plane_bytes(l, CN_PLANE_BOUNDS_16));
@@ -160,6 +166,7 @@ void select_world_free(select_world *w)
 {
     cn_digest *g = &w->pools.digest;
     cn_free((void *)(uintptr_t)g->channels);
+    cn_free((void *)(uintptr_t)g->offsets);
     cn_free(g->labels);
     cn_free(g->scales);
     cn_free(g->bounds_16);
