@@ -360,6 +360,7 @@ typedef struct cn_request_params {
      * that only this template has. It must stay valid and unchanged until the call returns. */
     const struct json_t *chat;
     const char *text;
+    size_t text_len; /* bytes of text, which may then contain U+0000; 0: up to its NUL */
     const uint32_t *tokens;
     size_t n_tokens;
     /* Teacher forcing: the first n_forced output tokens are these, whatever the logits. Logprobs

@@ -324,7 +324,14 @@ static bool holds_nul(json_t *value)
     return false;
 }
 
-cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
+static bool is_named(const char *const *names, const char *key)
+{
+    while (names && *names && strcmp(*names, key) != 0) names++;
+    return names && *names;
+}
+
+cn_status cn_json_refuse_nul_except(json_t *value, const char *where, const char *const *exempt,
+                                    cn_status error)
 {
     enum { PATH_BYTES = 256 };
     char path[PATH_BYTES], shown[DESCRIBE_BYTES];
@@ -335,14 +342,21 @@ cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
     json_array_foreach(value, i, child)
     {
         snprintf(path, sizeof path, "%s[%zu]", where, i);
-        CN_TRY(cn_json_refuse_nul(child, path, error));
+        CN_TRY(cn_json_refuse_nul_except(child, path, exempt, error));
     }
     json_object_foreach(value, key, child)
     {
+        if (json_is_string(child) && is_named(exempt, key)) continue;
         snprintf(path, sizeof path, "%s.%s", where, cn_json_printable(key, shown, sizeof shown));
-        CN_TRY(cn_json_refuse_nul(child, path, error));
+        CN_TRY(cn_json_refuse_nul_except(child, path, exempt, error));
     }
+    if (!json_is_string(value)) return CN_OK;
     return cn_fail(error, "%s: a text with a NUL character (\\u0000) is not supported", where);
+}
+
+cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
+{
+    return cn_json_refuse_nul_except(value, where, NULL, error);
 }
 
 /* ---- files ---- */

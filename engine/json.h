@@ -69,6 +69,9 @@ cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const 
 /* Returns `error`, with the path of the string, if a string in value contains a NUL. `where` is the
  * path of value itself. value may be NULL. */
 cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error);
+/* The same, except for strings that are members with one of these names, which end with NULL. */
+cn_status cn_json_refuse_nul_except(json_t *value, const char *where, const char *const *exempt,
+                                    cn_status error);
 
 /* Short text of a value for messages: compact JSON, ASCII only, truncated to fit. Returns buf. */
 const char *cn_json_describe(const json_t *value, char *buf, size_t size);

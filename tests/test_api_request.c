@@ -22,9 +22,8 @@ static const cn_api_defaults defaults = {
 static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *text)
 {
     json_t *body;
-    assert_int_equal(cn_json_parse(&body, text, strlen(text), "body", 1 << 20, CN_API_MAX_DEPTH,
-                                   CN_ERR_ARG),
-                     CN_OK);
+    const cn_json_limits limits = {1 << 20, 1 << 20, CN_API_MAX_DEPTH};
+    assert_int_equal(cn_json_parse_request(&body, text, strlen(text), "body", &limits), CN_OK);
     cn_status status = cn_api_request_parse(r, endpoint, body, &defaults);
     json_decref(body); /* the request must hold its own reference */
     return status;
@@ -161,6 +160,35 @@ static void unknown_fields_bring_warnings(void **state)
     cn_api_request_free(&r);
     json_decref(body);
     cn_api_unknown_destroy(&unknown);
+}
+
+/* Not in names, which are compared. */
+static void a_nul_is_kept_in_the_texts_of_a_prompt(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [\"a\", \"b\\u0000c\"]}"), CN_OK);
+    cn_request_params p = r.params;
+    cn_api_request_set_prompt(&r, 1, &p);
+    assert_int_equal(p.text_len, 3);
+    assert_memory_equal(p.text, "b\0c", 3);
+    cn_api_request_free(&r);
+    assert_int_equal(parse(&r, CN_API_CHAT,
+                           "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": "
+                           "\"text\", \"text\": \"\\u0000\"}]}, {\"role\": \"assistant\", "
+                           "\"content\": \"\\u0000\", \"reasoning_content\": \"\\u0000\"}]}"),
+                     CN_OK);
+    cn_api_request_free(&r);
+    static const char *const refused[] = {
+        "{\"messages\": [{\"role\": \"user\\u0000\", \"content\": \"a\"}]}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"stop\": \"\\u0000\"}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"bad_words\": [\"\\u0000\"]}",
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_int_equal(parse(&r, CN_API_CHAT, refused[i]), CN_ERR_ARG);
+        assert_non_null(strstr(cn_last_error(), "a text with a NUL"));
+        cn_api_request_free(&r);
+    }
 }
 
 static void a_prompt_may_be_truncated_to_the_room(void **state)
@@ -749,6 +777,7 @@ int main(void)
         cmocka_unit_test(the_best_of_n_are_all),
         cmocka_unit_test(completions_have_many_prompts_and_scores),
         cmocka_unit_test(a_prompt_may_be_truncated_to_the_room),
+        cmocka_unit_test(a_nul_is_kept_in_the_texts_of_a_prompt),
         cmocka_unit_test(members_of_kv_without_effect_bring_warnings),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),

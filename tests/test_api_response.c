@@ -241,7 +241,8 @@ static void parts_of_a_character_have_its_offset(void **state)
 static void expect_offsets(const cn_event *ev, const char *echo, bool echoes, const int *want,
                            size_t n)
 {
-    struct cn_api_prompt prompt = {.text = (char *)(uintptr_t)echo};
+    struct cn_api_prompt prompt = {.text = (char *)(uintptr_t)echo,
+                                   .text_len = echo ? strlen(echo) : 0};
     const cn_api_request request = {.endpoint = CN_API_COMPLETION,
                                     .echo = echoes,
                                     .prompts = &prompt,

@@ -168,6 +168,34 @@ static void expect_nuls(const json_t *text, size_t n)
     for (size_t i = 0; i < n; i++) assert_int_equal(json_string_value(text)[i], '\0');
 }
 
+/* A NUL is a token like any other, in a chat and in a prompt. */
+static void a_nul_of_a_prompt_reaches_the_model(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\": \"a\\u0000b\", \"max_tokens\": 1, \"return_token_ids\": true, "
+        "\"echo\": true}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}], \"max_tokens\": 1, "
+        "\"return_token_ids\": true}"};
+    for (int chat = 0; chat < 2; chat++) {
+        json_t *r = http_ask_json(rig.port, "POST",
+                                  chat ? "/v1/chat/completions" : "/v1/completions", bodies[chat],
+                                  200);
+        const json_t *choice = json_array_get(json_object_get(r, "choices"), 0);
+        const json_t *ids = json_object_get(chat ? r : choice, "prompt_token_ids");
+        size_t n = 0, i;
+        const json_t *id;
+        json_array_foreach(ids, i, id) n += json_integer_value(id) == 188;
+        assert_int_equal(n, 1);
+        const char *text = json_string_value(json_object_get(choice, "text"));
+        if (!chat) assert_memory_equal(text, "a\0b", 3);
+        json_decref(r);
+    }
+    json_t *r = http_ask_json(rig.port, "POST", "/tokenize", "{\"prompt\": \"\\u0000\"}", 200);
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(r, "tokens"), 0)), 188);
+    json_decref(r);
+}
+
 static void a_nul_is_kept_in_whole_and_streamed_replies(void **state)
 {
     (void)state;
@@ -603,6 +631,7 @@ int main(void)
         cmocka_unit_test(a_stream_equals_a_whole_reply),
         cmocka_unit_test(streamed_logprobs_are_complete),
         cmocka_unit_test(a_nul_is_kept_in_whole_and_streamed_replies),
+        cmocka_unit_test(a_nul_of_a_prompt_reaches_the_model),
         cmocka_unit_test(a_completion_has_all_its_text),
         cmocka_unit_test(stop_strings_and_kv_options_work),
         cmocka_unit_test(detokenize_inverts_tokenize),

@@ -92,6 +92,7 @@ static cn_status read_prompt(const char *key, json_t *v, struct cn_api_prompt *o
         if (json_string_length(v) == 0)
             return cn_fail(CN_ERR_ARG, "%s: expected a non-empty string", key);
         out->text = json_string_value(v);
+        out->text_len = json_string_length(v);
         return CN_OK;
     }
     if (json_array_size(v) == 0) return cn_api_refuse(key, "a string or token ids", v);
@@ -418,9 +419,23 @@ static cn_status check_neutral(cn_api_request *r, const char *key, const json_t 
     return cn_api_unknown_take(r->unknown, key, v, &r->warnings);
 }
 
+/* U+0000 is accepted in the texts that become the prompt, whose lengths are read. */
+static cn_status check_nuls(const char *key, json_t *v)
+{
+    static const char *const keys[] = {"messages", "prompt", "input", "instructions"};
+    static const char *const texts[] = {"content", "text", "reasoning", "reasoning_content",
+                                        "arguments", "output", NULL};
+    bool is_prompt = false;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        is_prompt = is_prompt || strcmp(key, keys[i]) == 0;
+    if (!is_prompt) return cn_json_refuse_nul(v, key, CN_ERR_ARG);
+    if (json_is_string(v) || strcmp(key, "prompt") == 0) return CN_OK;
+    return cn_json_refuse_nul_except(v, key, texts, CN_ERR_ARG);
+}
+
 static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 {
-    CN_TRY(cn_json_refuse_nul(v, key, CN_ERR_ARG));
+    CN_TRY(check_nuls(key, v));
     bool known = false;
     if (json_is_null(v)) return CN_OK;
     if (r->endpoint == CN_API_RESPONSES) CN_TRY(cn_responses_set(r, key, v, &known));
@@ -641,6 +656,7 @@ void cn_api_request_set_prompt(const cn_api_request *r, uint32_t i, cn_request_p
     if (!r->prompts) return;
     CN_ASSERT(i < r->n_prompts);
     io->text = r->prompts[i].text;
+    io->text_len = r->prompts[i].text_len;
     io->tokens = r->prompts[i].tokens;
     io->n_tokens = r->prompts[i].n_tokens;
 }

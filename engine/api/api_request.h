@@ -80,7 +80,8 @@ typedef struct cn_api_request {
     /* The prompts of a completion; params has the first. Each becomes an engine request of its own
      * and params.sampling.n choices. */
     struct cn_api_prompt {
-        const char *text; /* NULL: tokens */
+        const char *text; /* [text_len] may contain U+0000; NULL: tokens */
+        size_t text_len;
         uint32_t *tokens;
         size_t n_tokens;
     } *prompts;

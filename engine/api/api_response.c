@@ -19,8 +19,9 @@ static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, u
     bool ok = r->prompts != NULL;
     const bool whole = request->params.truncate_prompt == 0;
     for (uint32_t i = 0; ok && request->echo && whole && i < n; i++) {
-        const char *text = request->prompts[i].text;
-        ok = !text || (r->prompts[i].echo = cn_strdup(text));
+        const struct cn_api_prompt *p = &request->prompts[i];
+        cn_buf *echo = &r->prompts[i].echo;
+        ok = !p->text || cn_buf_add(echo, p->text, p->text_len) == CN_OK;
     }
     const cn_buf *repeated = &request->repeated;
     if (ok && repeated->len > 0)
@@ -83,7 +84,7 @@ void cn_api_result_free(cn_api_result *r)
         cn_free(c->stop_reason);
     }
     for (uint32_t i = 0; r->prompts && i < r->n_choices / r->n_samples; i++) {
-        cn_free(r->prompts[i].echo);
+        cn_buf_free(&r->prompts[i].echo);
         cn_buf_free(&r->prompts[i].token_ids);
         cn_api_logprobs_free(&r->prompts[i].logprobs);
     }
@@ -111,7 +112,7 @@ static cn_api_prompt_data *prompt_of(const cn_api_result *r, uint32_t i)
 static cn_status add_echo(const cn_api_result *r, const cn_api_prompt_data *p, const cn_event *ev,
                           cn_buf *out)
 {
-    if (p->echo) return cn_buf_add(out, p->echo, strlen(p->echo));
+    if (p->echo.data) return cn_buf_add(out, p->echo.data, p->echo.len);
     cn_buf raw = {0};
     cn_status status = CN_OK;
     for (uint32_t i = 0; status == CN_OK && i < ev->n_prompt; i++) {
@@ -142,11 +143,11 @@ static cn_status add_prompt(cn_api_result *r, cn_api_prompt_data *p, const cn_ev
 static uint32_t count_added(const cn_api_result *r, const cn_api_prompt_data *p, const cn_event *ev)
 {
     uint32_t i = 0;
-    for (; p->echo && i < ev->n_prompt; i++) {
+    for (; p->echo.data && i < ev->n_prompt; i++) {
         size_t n = 0;
         bool special = false;
         const char *bytes = r->form.token_bytes(r->form.user, ev->prompt[i], &n, &special);
-        if (!bytes || !special || strncmp(p->echo, bytes, n) == 0) break;
+        if (!bytes || !special || strncmp(p->echo.data, bytes, n) == 0) break;
     }
     return i;
 }

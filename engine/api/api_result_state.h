@@ -30,7 +30,7 @@ typedef struct cn_api_choice {
 
 /* One of the prompts, and the data of the first event about it. */
 typedef struct cn_api_prompt_data {
-    char *echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
+    cn_buf echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
     bool known;
     uint32_t n_tokens;
     cn_buf token_ids;         /* with return_token_ids */

@@ -150,7 +150,6 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
 static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
 {
     json_t *v = json_object_get(item->object, field);
-    CN_TRY(cn_for_param(cn_json_refuse_nul(v, field, CN_ERR_ARG), field));
     if (json_is_array(v)) {
         *out = json_pack("{s:O}", "messages", v);
     } else if (json_is_string(v)) {

@@ -53,12 +53,14 @@ static cn_status text_tokens(cn_service *s, const cn_prompt_maker *maker, const 
     static const char *const known[] = {"prompt", "model"};
     CN_TRY(cn_api_unknown_members(s->defaults.unknown, body, known, sizeof known / sizeof *known,
                                   warnings));
-    const char *text = json_string_value(json_object_get(body, "prompt"));
-    const cn_request_params p = {.text = text};
+    const json_t *prompt = json_object_get(body, "prompt");
+    const char *text = json_string_value(prompt);
+    const size_t n = json_string_length(prompt);
+    const cn_request_params p = {.text = text, .text_len = n};
     if (add_special) return cn_prompt_tokens(maker, &p, out);
     uint64_t n_tokens;
-    CN_TRY(cn_prompt_check_text(maker, &p, text, strlen(text)));
-    return cn_tokenizer_encode_by(s->tokenizer, text, strlen(text), maker->turns, out, &n_tokens);
+    CN_TRY(cn_prompt_check_text(maker, &p, text, n));
+    return cn_tokenizer_encode_by(s->tokenizer, text, n, maker->turns, out, &n_tokens);
 }
 
 static cn_status chat_tokens(cn_service *s, const cn_prompt_maker *maker, json_t *body,
@@ -103,7 +105,11 @@ static cn_status encode(cn_token_job *job, bool is_long, json_t *body)
     const char *text = NULL;
     CN_TRY(take_switch(body, "add_special_tokens", &add_special));
     CN_TRY(take_switch(body, "return_token_strs", &strings));
-    CN_TRY(cn_for_param(cn_json_str(&at, "prompt", CN_JSON_OPTIONAL, &text), "prompt"));
+    const json_t *prompt = json_object_get(body, "prompt");
+    if (json_is_string(prompt))
+        text = json_string_value(prompt); /* which may contain a NUL */
+    else
+        CN_TRY(cn_for_param(cn_json_str(&at, "prompt", CN_JSON_OPTIONAL, &text), "prompt"));
     const json_t *messages = json_object_get(body, "messages");
     if (text && messages && !json_is_null(messages))
         return cn_fail(CN_ERR_ARG, "body: expected prompt or messages, got both");

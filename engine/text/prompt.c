@@ -80,10 +80,30 @@ static cn_status check_bytes(const cn_prompt_maker *m, const cn_request_params *
                          m->max_model_len, bytes, m->longest_token);
 }
 
+/* A vocabulary without a token of byte 0 would drop it. */
+static cn_status check_nul(const cn_prompt_maker *m, const cn_request_params *p, const char *text,
+                           size_t n)
+{
+    const uint32_t n_ids = m->tokenizer ? cn_tokenizer_vocab_size(m->tokenizer) : 0;
+    if (n_ids == 0 || !memchr(text, '\0', n)) return CN_OK;
+    for (uint32_t id = 0; id < n_ids; id++) {
+        const char *bytes;
+        size_t len;
+        bool special;
+        if (cn_tokenizer_token(m->tokenizer, id, &bytes, &len, &special) && len == 1 && !*bytes)
+            return CN_OK;
+    }
+    return cn_fail_param(cn_prompt_param(p),
+                         "%s: the vocabulary of the model has no token for U+0000: leave this "
+                         "character out",
+                         cn_prompt_param(p));
+}
+
 cn_status cn_prompt_check_text(const cn_prompt_maker *m, const cn_request_params *p,
                                const char *text, size_t n)
 {
     size_t n_high = 0;
+    if (n > 0) CN_TRY(check_nul(m, p, text, n));
     for (size_t i = 0; i < n; i++) n_high += (unsigned char)text[i] >> 7;
     return check_bytes(m, p, n, n - n_high + n_high / NFC_SHRINKS);
 }
@@ -100,9 +120,14 @@ static size_t text_bytes(json_t *v)
     return n;
 }
 
+static size_t text_len(const cn_request_params *p)
+{
+    return p->text_len ? p->text_len : strlen(p->text);
+}
+
 size_t cn_prompt_bytes(const cn_request_params *p)
 {
-    if (p->text) return strlen(p->text);
+    if (p->text) return text_len(p);
     size_t n = p->n_tokens * sizeof *p->tokens + text_bytes(json_object_get(p->chat, "messages"));
     for (size_t i = 0; p->messages && i < p->n_messages; i++) n += strlen(p->messages[i].content);
     return n;
@@ -162,7 +187,7 @@ static cn_status encode(const cn_prompt_maker *m, const cn_request_params *p, cn
     if ((p->messages || p->chat) + (p->text != NULL) + (p->tokens != NULL) != 1)
         return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
     if (p->tokens) return copy_tokens(m->vocab, p, out);
-    if (p->text) return encode_text(m, p, p->text, strlen(p->text), true, out);
+    if (p->text) return encode_text(m, p, p->text, text_len(p), true, out);
     return encode_chat(m, p, out);
 }
 
