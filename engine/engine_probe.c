@@ -20,6 +20,43 @@ cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv)
     return check(e, &k);
 }
 
+cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_prompt,
+                                uint32_t max_output, const cn_kv_params *kv)
+{
+    const cn_group_params group = {
+        .n_prompt = n_prompt, .max_output = max_output, .n = 1, .kv = *kv};
+    cn_group_need need;
+    cn_stats s;
+    CN_TRY(cn_engine_check_kv(e, kv));
+    CN_TRY(cn_scheduler_need(e->scheduler, &group, &need));
+    cn_engine_stats(e, &s);
+    const uint64_t blocks = (uint64_t)(n - 1) * need.held_blocks + need.blocks;
+    if (blocks > s.blocks_total)
+        return cn_fail(CN_ERR_ARG,
+                       "%u requests of %u prompt and %u output tokens need %llu KV blocks of %u "
+                       "tokens at once, but the pool has %u: lower one of them, or raise "
+                       "--kv-cache-memory-bytes (or --num-gpu-blocks-override)",
+                       n, n_prompt, max_output, (unsigned long long)blocks, s.block_tokens,
+                       s.blocks_total);
+    const uint64_t away = (uint64_t)n * need.home_blocks;
+    const uint32_t room = e->plan.kv.homes[need.home].n_blocks;
+    if (away <= room) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "%u requests of %u prompt and %u output tokens need %llu blocks of %u tokens in "
+                   "kv home %s at once, which has %u: lower one of them, or raise %s",
+                   n, n_prompt, max_output, (unsigned long long)away, s.block_tokens,
+                   cn_kv_home_name(need.home), room,
+                   need.home == CN_HOME_HOST ? "--home-space or --host-space" : "--home-space");
+}
+
+cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p)
+{
+    CN_TRY(cn_engine_submit(e, p, NULL, NULL, NULL));
+    cn_engine_drop_request(e, CN_CONTAINER_OF(e->requests.tail, cn_engine_request, node));
+    e->next_id--;
+    return CN_OK;
+}
+
 /* The parameters of a request, as the engine completes them. A request that it would refuse keeps
  * them as they are. */
 static cn_kv_params complete(const cn_engine *e, const cn_kv_params *kv)

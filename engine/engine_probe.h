@@ -14,6 +14,15 @@
 /* CN_ERR_ARG when the engine would refuse every request with these parameters. */
 cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv);
 
+/* CN_ERR_ARG, with the numbers, when n requests of these lengths and parameters can never decode at
+ * the same time: one is refused, or the pool of the device or of the home has too few blocks. */
+cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_prompt,
+                                uint32_t max_output, const cn_kv_params *kv);
+
+/* Submits a request and drops it again, so that the engine runs nothing. Its errors are those of
+ * cn_engine_submit. */
+cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p);
+
 /* Bytes of weights that every decode step reads: all, except the embedding table (a step reads one
  * row of it per request) when that table is not also the output matrix. */
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e);

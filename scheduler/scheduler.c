@@ -246,6 +246,20 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     return CN_OK;
 }
 
+cn_status cn_scheduler_need(const cn_scheduler *s, const cn_group_params *p, cn_group_need *need)
+{
+    seq_shape shape;
+    CN_TRY(check_group(s, p, &shape));
+    int h = 0;
+    while (!(shape.homes >> h & 1)) h++;
+    const cn_seq_form *f = &shape.forms[h];
+    *need = (cn_group_need){.blocks = f->max_blocks,
+                            .held_blocks = f->trigger == CN_NEVER ? f->max_blocks : f->n_max,
+                            .home = (cn_kv_home)h,
+                            .home_blocks = f->n_home};
+    return CN_OK;
+}
+
 static cn_group_prompt *create_prompt(const cn_group_params *p)
 {
     cn_group_prompt *prompt =

@@ -68,6 +68,17 @@ typedef struct cn_group_params {
     cn_kv_params kv;
 } cn_group_params;
 
+/* Blocks that one sequence of a request needs. With home `auto`: those of the first home it fits.
+ */
+typedef struct cn_group_need {
+    uint32_t blocks;      /* of the device, the most before its first event */
+    uint32_t held_blocks; /* of the device, the most after it; without an event as before it */
+    cn_kv_home home;
+    uint32_t home_blocks; /* of its home; 0 with home `device` */
+} cn_group_need;
+/* Adds nothing. p->prompt may be NULL. CN_ERR_ARG as cn_scheduler_add. */
+cn_status cn_scheduler_need(const cn_scheduler *s, const cn_group_params *p, cn_group_need *need);
+
 /* Adds a request of p->n sequences to its queue; seqs[n] out, owned by the scheduler until
  * cn_scheduler_release. users[i] becomes seqs[i]->user. CN_ERR_ARG with the numbers when the
  * request can never run: too long for the pool, cap above the pool, budget below the window. */

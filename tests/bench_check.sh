@@ -211,6 +211,17 @@ refused "no request fits: prompt and output of each exceed the context of 8192 t
 
 refused "cannot hold --resident 2000" bench throughput --model $model --resident 2000 \
     --batches 8 --kv-cache-memory-bytes 64M
+# What cannot fit ends the command before anything runs, also an arm after one that fits.
+away="spade:1024:home=host"
+refused "arm $away: memory cannot hold --resident 6000" bench throughput --model $model \
+    --arms $away --resident 6000 --batches 16 --home-space 0.2 --kv-cache-memory-bytes 2G
+grep -q "need 1536 blocks of 64 tokens in kv home host at once, which has 546: " "$dir/out" ||
+    fail "no numbers"
+grep -q "running" "$dir/out" && fail "an arm ran before the refusal"
+refused "need 65 KV blocks of 64 tokens, but the pool has 42" bench throughput --model $model \
+    --num-prompts 2 --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
+refused "need 65 KV blocks" bench throughput --model $model --steady-steps 10 \
+    --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
 refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
 refused "behind the x" bench throughput --model $model --resident 100 --batches 8x

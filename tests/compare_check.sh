@@ -60,16 +60,15 @@ grep -q 'json /dev/full: not written' "$dir/log"
 grep -q '^| arm .*| refused |$' "$dir/table"
 grep -q '^| full .*| *1 |$' "$dir/table"
 
-# An arm that refused all its lines agrees with nothing, and the command fails.
+# An arm that can hold no line ends the command before the first one runs.
 sed -i 1q "$dir/mixed.jsonl"
 got=0
 # shellcheck disable=SC2086
-"$cinch" compare $mixed --arms zip:64 --json "$dir/none.json" >"$dir/table" 2>"$dir/log" || got=$?
+"$cinch" compare $mixed --arms zip:64 --json "$dir/refused.json" >"$dir/table" 2>"$dir/log" || got=$?
 [ "$got" = 1 ]
-grep -q 'mixed.jsonl: arm full: the engine refused all 1 lines' "$dir/log"
-[ "$(grep -c '"same_best_share": null' "$dir/none.json")" = 2 ]
-[ "$(grep -c '"logprob_gap_per_token": null' "$dir/none.json")" = 2 ]
-[ "$(grep -c '100.00 %' "$dir/table")" = 0 ]
+grep -q 'mixed.jsonl: arm full: the engine refuses all 1 lines, .* 7 KV blocks .* the pool has 6' \
+    "$dir/log"
+[ ! -s "$dir/table" ] && [ ! -e "$dir/refused.json" ]
 
 # Without an audit nothing is compared either.
 "$cinch" compare --model $model -i $model/prompts/sums.jsonl --prompt-field prompt --limit 1 \

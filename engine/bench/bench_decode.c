@@ -157,12 +157,18 @@ static cn_status check_batch(const decode *d, uint32_t batch)
     CN_TRY(choose_prompt(d, batch, &prompt_len));
     const uint32_t all = prompt_len + output_len_of(d, batch, prompt_len);
     const uint32_t most = cn_engine_max_model_len(d->b->engine);
-    if (all <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "--batches %s: %u requests that hold %u tokens end at %u tokens, beyond the "
-                   "context of %u: lower --resident, --batches or --decode-steps, or raise "
-                   "--max-model-len",
-                   d->b->config->batches, batch, d->resident, all, most);
+    if (all > most)
+        return cn_fail(CN_ERR_ARG,
+                       "--batches %s: %u requests that hold %u tokens end at %u tokens, beyond the "
+                       "context of %u: lower --resident, --batches or --decode-steps, or raise "
+                       "--max-model-len",
+                       d->b->config->batches, batch, d->resident, all, most);
+    const cn_status status =
+        cn_engine_check_batch(d->b->engine, batch, prompt_len, all - prompt_len, &d->b->kv);
+    if (status == CN_OK) return CN_OK;
+    return cn_fail_within(status,
+                          "memory cannot hold --resident %u for every batch of --batches %s",
+                          d->resident, d->b->config->batches);
 }
 
 /* Submits the batch and steps until every request decodes. Request i has the same prompt in every
@@ -296,20 +302,21 @@ static cn_status run_arms(decode *d, uint32_t batch, json_t *rows)
     for (uint32_t i = 0; i < cn_max_u32(arms->n, 1); i++) {
         const cn_compare_arm *arm = arms->n > 0 ? &arms->arms[i] : NULL;
         if (arm) d->b->kv = arm->kv;
-        CN_TRY(rows ? time_batch(d, batch, arm ? arm->label : NULL, rows) : check_batch(d, batch));
+        const cn_status status =
+            rows ? time_batch(d, batch, arm ? arm->label : NULL, rows) : check_batch(d, batch);
+        if (status == CN_ERR_ARG && arm) return cn_fail_within(status, "arm %s", arm->label);
+        CN_TRY(status);
     }
     return CN_OK;
 }
 
-/* Checks all batches before the first is timed. */
+/* Checks or times all batches. rows: NULL checks. */
 static cn_status run_batches(decode *d, const number_list *batches, json_t *rows)
 {
-    json_t *const passes[] = {NULL, rows};
-    for (int pass = 0; pass < 2; pass++)
-        for (uint32_t i = 0; i < batches->n; i++) {
-            d->resident = batches->resident[i];
-            CN_TRY(run_arms(d, batches->at[i], passes[pass]));
-        }
+    for (uint32_t i = 0; i < batches->n; i++) {
+        d->resident = batches->resident[i];
+        CN_TRY(run_arms(d, batches->at[i], rows));
+    }
     return CN_OK;
 }
 
@@ -319,6 +326,7 @@ static cn_status time_decode(cn_bench *b, json_t *json)
     number_list batches;
     CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, b->config->resident,
                       &batches));
+    CN_TRY(run_batches(&d, &batches, NULL));
     CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
     if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
     d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);

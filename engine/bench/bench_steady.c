@@ -201,8 +201,9 @@ cn_status cn_bench_steady(cn_bench *b, json_t **json)
                        "--input-len %u and --output-len %u exceed the context of %u tokens: lower "
                        "one of them, or raise --max-model-len",
                        c->input_len, c->output_len, cn_engine_max_model_len(b->engine));
-    steady t = {.b = b, .block_tokens = block_tokens,
-                .n_max = cn_policy_n_max(&c->kv, block_tokens)};
+    CN_TRY(cn_engine_check_batch(b->engine, 1, c->input_len, c->output_len, &b->kv));
+    steady t = {
+        .b = b, .block_tokens = block_tokens, .n_max = cn_policy_n_max(&c->kv, block_tokens)};
     t.n_aged = count_aged(&t);
     cn_log(CN_LOG_INFO, "filling memory with %u requests of every age", t.n_aged);
     sums sum = {0};

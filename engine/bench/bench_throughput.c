@@ -83,6 +83,16 @@ cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n,
 
 /* ---- a dataset, all at once ---- */
 
+/* Checks that every request fits, before the first one runs. */
+static cn_status check_fit(const cn_bench *b, const cn_bench_dataset *d)
+{
+    for (uint32_t i = 0; i < d->n; i++) {
+        const cn_bench_prompt *p = &d->prompts[i];
+        CN_TRY(cn_engine_check_batch(b->engine, 1, (uint32_t)p->tokens.len, p->output_len, &b->kv));
+    }
+    return CN_OK;
+}
+
 /* Keeps the engine's queue full until all requests have ended. */
 static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
 {
@@ -148,7 +158,8 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
         .tokenizer = cn_engine_tokenizer(b->engine),
     };
     CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
-    cn_status status = run(b, &d, &elapsed_s);
+    cn_status status = check_fit(b, &d);
+    if (status == CN_OK) status = run(b, &d, &elapsed_s);
     if (status == CN_OK) count_partial(b, d.n);
     cn_bench_dataset_free(&d);
     CN_TRY(status);

@@ -2,6 +2,7 @@
 #include "engine/compare/compare_forced.h"
 
 #include "engine/compare/forced_report.h"
+#include "engine/engine_probe.h"
 
 /* A file that cannot be written ends no run: the table follows. */
 static void write_json(const cn_forced_report *r, cn_status *written)
@@ -28,11 +29,28 @@ static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_stat
     return status;
 }
 
+/* Checks that every document fits under every arm, before the first one runs. */
+static cn_status check_fit(const cn_engine *e, const cn_compare_arms *arms, const cn_forced_task *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        const cn_forced_document *d = &t->documents[i];
+        for (uint32_t a = 0; a < arms->n; a++) {
+            const cn_compare_arm *arm = &arms->arms[a];
+            const cn_status status = cn_engine_check_batch(e, 1, (uint32_t)d->prompt.len,
+                                                           (uint32_t)d->continuation.len, &arm->kv);
+            if (status != CN_OK)
+                return cn_fail_within(status, "%s: line %llu: arm %s", t->path,
+                                      (unsigned long long)d->line, arm->label);
+        }
+    }
+    return CN_OK;
+}
+
 static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine *e,
                            const char *const *paths)
 {
-    for (uint32_t t = 0; t < r->n_tasks; t++)
-        CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(check_fit(e, r->arms, &tasks[t]));
     cn_status written = CN_OK;
     for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t, &written));
     if (written == CN_OK) return CN_OK;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/engine_probe.h"
 #include "engine/offline/grade.h"
 #include "engine/offline/progress.h"
 
@@ -81,14 +82,20 @@ static bool has_work(const cn_compare_run *r, uint32_t i)
            !same_tokens(&r->outputs[i].said, &r->full[i].said);
 }
 
+static cn_request_params params_of(const cn_compare_task *t, const cn_kv_params *kv, uint32_t i)
+{
+    cn_request_params p = t->items[i].request.params;
+    p.kv = *kv;
+    p.sampling.logprobs = CN_AUDIT_LOGPROBS;
+    return p;
+}
+
 /* Submits line i. CN_ERR_BUSY: it has to wait. A line that the engine rejects counts as refused; in
  * the second pass it keeps its output and lacks only the replay. */
 static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
 {
     output *o = &r->outputs[i];
-    cn_request_params p = r->task->items[i].request.params;
-    p.kv = *kv;
-    p.sampling.logprobs = CN_AUDIT_LOGPROBS;
+    cn_request_params p = params_of(r->task, kv, i);
     if (r->replays) cn_audit_params(&p, &o->said);
     cn_status status = cn_engine_submit(r->engine, &p, on_event, o, NULL);
     if (status != CN_ERR_ARG) return status;
@@ -146,6 +153,24 @@ static cn_status run_pass(cn_compare_run *r, output *outputs, const cn_kv_params
     }
     cn_progress_end(&progress);
     return status;
+}
+
+static cn_status check_arm(cn_engine *e, const cn_compare_task *t, const cn_compare_arm *arm)
+{
+    cn_status status = CN_ERR_ARG;
+    for (uint32_t i = 0; i < t->n && status == CN_ERR_ARG; i++) {
+        const cn_request_params p = params_of(t, &arm->kv, i);
+        status = cn_engine_check_request(e, &p);
+    }
+    if (status != CN_ERR_ARG || t->n == 0) return t->n ? status : CN_OK;
+    return cn_fail_within(status, "%s: arm %s: the engine refuses all %u lines, the last because",
+                          t->path, arm->label, t->n);
+}
+
+cn_status cn_compare_check_arms(cn_engine *e, const cn_compare_task *t, const cn_compare_arms *arms)
+{
+    for (uint32_t a = 0; a < arms->n; a++) CN_TRY(check_arm(e, t, &arms->arms[a]));
+    return CN_OK;
 }
 
 /* ---- figures ---- */

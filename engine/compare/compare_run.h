@@ -44,6 +44,10 @@ typedef struct cn_compare_run cn_compare_run;
 cn_status cn_compare_run_create(cn_compare_run **out, cn_engine *e, const cn_compare_task *task);
 void cn_compare_run_free(cn_compare_run *r);
 
+/* Runs nothing. CN_ERR_ARG, with the numbers, if an arm of the list can run no line of the task. */
+cn_status cn_compare_check_arms(cn_engine *e, const cn_compare_task *task,
+                                const cn_compare_arms *arms);
+
 /* Runs one arm. The first one must be full KV. Errors are those of the engine, except that a line
  * which the engine refuses is logged and counted. */
 cn_status cn_compare_run_arm(cn_compare_run *r, const cn_compare_arm *arm,
