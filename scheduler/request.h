@@ -9,7 +9,8 @@
  *                                                `--> SWAPPED and back (only if compressed)
  *   cn_scheduler_finish moves a sequence from any state to FINISHED at once. From COMPRESSING it
  *   moves only at the commit, because the event uses the blocks of both of its tables.
- *   FORKING: a sample that waits until its leader's prefill ends. */
+ *   FORKING: a sample that waits until its leader's prefill ends.
+ *   UNREADY: before WAITING, until the owner of the scheduler calls cn_scheduler_ready. */
 #ifndef CN_REQUEST_H
 #define CN_REQUEST_H
 
@@ -20,6 +21,7 @@
 typedef enum cn_seq_state {
     CN_SEQ_WAITING,     /* in a queue; holds nothing */
     CN_SEQ_FORKING,     /* waits for the leader's prefill */
+    CN_SEQ_UNREADY,        /* in no queue yet; holds nothing */
     CN_SEQ_RUNNING,     /* in the running list; may be blocked because it lacks a slot or block */
     CN_SEQ_COMPRESSING, /* out of the batch until its event is committed */
     CN_SEQ_SWAPPED,     /* out of the batch, its KV in host memory */
@@ -35,6 +37,8 @@ typedef struct cn_seq {
     uint32_t owner;     /* owners get equal shares inside a class */
     uint32_t sample;    /* index in its group */
     bool skips_prefix;  /* the prefix cache is not read for it */
+    bool paused;        /* set and cleared by the engine between steps: no row is planned */
+    uint64_t mask_steps; /* automaton steps that its token masks have taken; the engine counts */
 
     /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known. Before the first admission
      * [n_prompt], shared by the samples of a group, and the other arrays are NULL. */

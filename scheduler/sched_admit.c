@@ -144,10 +144,11 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
 void cn_sched_count_loads(const cn_scheduler *s)
 {
     for (uint32_t i = 0; i < s->n_owner_slots; i++)
-        s->owners[i].load = s->owners[i].n_running = 0;
+        s->owners[i].load = s->owners[i].mask_steps = s->owners[i].n_running = 0;
     for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         cn_owner *owner = &s->owners[q->sched->owner_slot];
-        owner->load += cn_seq_known(q);
+        owner->load += cn_seq_known(q) + q->mask_steps / CN_MASK_STEPS_PER_TOKEN;
+        owner->mask_steps += q->mask_steps;
         owner->n_running++;
     }
 }

@@ -293,7 +293,7 @@ static const char *check_home(const cn_scheduler *s, cn_kv_home home)
     for (const cn_seq *q = s->all.head; q; q = cn_seq_list_next(&s->all, q)) {
         if (q->kv.home != home || q->n_home_blocks + q->sched->n_home == 0) continue;
         const bool idle = q->state == CN_SEQ_WAITING || q->state == CN_SEQ_FORKING ||
-                          q->state == CN_SEQ_FINISHED;
+                          q->state == CN_SEQ_UNREADY || q->state == CN_SEQ_FINISHED;
         REQUIRE(q->n_home_blocks == (idle ? 0 : q->sched->n_home),
                 "a sequence has device blocks without its home blocks, or the reverse");
         for (uint32_t i = 0; i < q->n_home_blocks; i++) {
@@ -346,6 +346,7 @@ static const char *check_lists(const cn_scheduler *s)
     REQUIRE(n_state[CN_SEQ_RUNNING] + n_state[CN_SEQ_COMPRESSING] == s->running.n &&
                 n_state[CN_SEQ_WAITING] == s->waiting[0].n + s->waiting[1].n &&
                 n_state[CN_SEQ_FORKING] == cn_sched_count_forking(s) &&
+                n_state[CN_SEQ_UNREADY] == s->n_unready[0] + s->n_unready[1] &&
                 n_state[CN_SEQ_SWAPPED] == s->swap.queue.n,
             "states and lists disagree");
     REQUIRE(s->running.n <= s->o.max_seqs, "more sequences run than max_seqs");

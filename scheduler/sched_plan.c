@@ -8,7 +8,7 @@
 /* Returns true when a missing block is all that keeps q from computing its next token. */
 static bool wants_block(const cn_scheduler *s, const cn_seq *q)
 {
-    return q->state == CN_SEQ_RUNNING && q->n_computed < cn_seq_limit(s, q) &&
+    return q->state == CN_SEQ_RUNNING && !q->paused && q->n_computed < cn_seq_limit(s, q) &&
            q->n_resident == q->n_blocks * s->o.block_tokens;
 }
 
@@ -132,7 +132,7 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
 /* Returns how many tokens q can compute now. */
 static uint32_t count_ready(const cn_scheduler *s, const cn_seq *q)
 {
-    if (q->state != CN_SEQ_RUNNING) return 0;
+    if (q->state != CN_SEQ_RUNNING || q->paused) return 0;
     uint32_t room = q->n_blocks * s->o.block_tokens - q->n_resident;
     uint32_t ready = cn_min_u32(cn_seq_limit(s, q) - q->n_computed, room);
     if (!cn_seq_is_apart(s, q)) return ready;
@@ -145,7 +145,7 @@ static void add_decode_rows(cn_scheduler *s)
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         uint32_t n_ready = count_ready(s, q);
         if (q->state == CN_SEQ_RUNNING && n_ready == 0)
-            s->n_blocked += q->n_computed < cn_seq_end(q);
+            s->n_blocked += !q->paused && q->n_computed < cn_seq_end(q);
         if (n_ready == 1) emit(s, q, 1);
     }
 }

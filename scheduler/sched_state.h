@@ -15,6 +15,7 @@
  * The lists that a sequence is in, by cn_seq.state:
  *   WAITING               all, the heap of its class (and aged)
  *   FORKING               all, its leader's list of samples
+ *   UNREADY               all
  *   RUNNING, COMPRESSING  all, running, one of by_hold (and aged)
  *   SWAPPED               all, the heap of the swap space (and aged)
  *   FINISHED              all, until released */
@@ -33,6 +34,9 @@
 enum { CN_AGED_PREEMPTIONS = 8 };
 
 enum { CN_NEVER = UINT32_MAX };
+
+/* Automaton steps that count as much as a running token in an owner's share: half a millisecond. */
+enum { CN_MASK_STEPS_PER_TOKEN = 100000 };
 
 /* What an admitted sequence holds: no reservation, a reservation (and a slot if its policy needs
  * one), or compressed KV. The last of NONE is preempted first, then the last of GRANTED. A
@@ -124,7 +128,8 @@ typedef struct cn_swap {
 typedef struct cn_owner {
     uint32_t id, n_seqs; /* unfinished */
     /* As of the last cn_sched_count_loads. */
-    uint64_t load;      /* tokens of its running sequences */
+    uint64_t load;      /* tokens of its running sequences, and those that stand for mask_steps */
+    uint64_t mask_steps; /* of its running sequences */
     uint32_t n_running; /* of its sequences */
 } cn_owner;
 
@@ -139,6 +144,7 @@ struct cn_scheduler {
     uint32_t n_passed; /* interactive admissions in a row while a batch sequence waited */
     uint32_t n_lacking; /* running sequences that need a slot or reservation and lack it */
     uint32_t n_forking[2]; /* by class: samples that wait for their leader */
+    uint32_t n_unready[2];    /* by class: UNREADY sequences */
     uint32_t n_compressing, n_blocked;
     uint32_t n_moving; /* sequences whose event moves them to another home */
     uint32_t n_lent;   /* sum over the events in flight: blocks that come back with their commits */
@@ -317,7 +323,7 @@ void cn_sched_commit_done(cn_scheduler *s);
  * when it cannot be admitted now. */
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens);
 
-/* Counts load and n_running of each owner. */
+/* Counts load, mask_steps and n_running of each owner. */
 void cn_sched_count_loads(const cn_scheduler *s);
 
 /* The next sequence to admit if it is interactive. NULL when none waits, when a batch sequence is

@@ -350,6 +350,12 @@ void cn_sched_enqueue(cn_scheduler *s, cn_seq *q)
     cn_queue_push(&s->waiting[q->klass], q);
 }
 
+static void put_off(cn_scheduler *s, cn_seq *q)
+{
+    q->state = CN_SEQ_UNREADY;
+    s->n_unready[q->klass]++;
+}
+
 /* Finds the slot of an owner, or takes a free or a new one. */
 static cn_status find_owner(cn_scheduler *s, uint32_t id, uint32_t *slot)
 {
@@ -414,8 +420,18 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     }
     seqs[0]->sched->samples = p->n > 1 ? seqs[1] : NULL;
     s->n_forking[p->klass] += p->n - 1;
-    cn_sched_enqueue(s, seqs[0]);
+    if (p->unready)
+        put_off(s, seqs[0]);
+    else
+        cn_sched_enqueue(s, seqs[0]);
     return CN_OK;
+}
+
+void cn_scheduler_ready(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->state == CN_SEQ_UNREADY);
+    s->n_unready[q->klass]--;
+    cn_sched_enqueue(s, q);
 }
 
 void cn_seq_append(cn_seq *q, uint32_t token)
@@ -426,8 +442,17 @@ void cn_seq_append(cn_seq *q, uint32_t token)
     q->n_pending--;
 }
 
+void cn_seq_take_back(cn_seq *q)
+{
+    CN_ASSERT(q->state == CN_SEQ_RUNNING && q->n_pending == 1 && q->n_computed == q->n_tokens);
+    CN_ASSERT(q->n_tokens > q->n_prompt && q->home_len == 0);
+    q->n_pending = 0;
+    q->n_computed--;
+    q->n_resident--;
+}
+
 /* If a leader ends before its prefill does, its first sample becomes the leader of the others. */
-static void promote_sample(cn_scheduler *s, cn_seq *leader)
+static void promote_sample(cn_scheduler *s, cn_seq *leader, bool unready)
 {
     cn_seq *first = leader->sched->samples;
     if (!first) return;
@@ -438,7 +463,10 @@ static void promote_sample(cn_scheduler *s, cn_seq *leader)
     first->sched->is_counted = leader->sched->is_counted;
     for (cn_seq *q = first->sched->samples; q; q = q->sched->next_sample) q->sched->leader = first;
     s->n_forking[first->klass]--;
-    cn_sched_enqueue(s, first);
+    if (unready)
+        put_off(s, first);
+    else
+        cn_sched_enqueue(s, first);
 }
 
 static void leave_leader(cn_scheduler *s, cn_seq *q)
@@ -461,10 +489,12 @@ void cn_sched_end(cn_scheduler *s, cn_seq *q)
 
 void cn_scheduler_finish(cn_scheduler *s, cn_seq *q)
 {
+    const bool unready = q->state == CN_SEQ_UNREADY;
     switch (q->state) {
     case CN_SEQ_FINISHED: return;
     case CN_SEQ_COMPRESSING: q->sched->ending = true; return;
     case CN_SEQ_FORKING: leave_leader(s, q); break;
+    case CN_SEQ_UNREADY: s->n_unready[q->klass]--; break;
     case CN_SEQ_WAITING: cn_queue_remove(&s->waiting[q->klass], q); break;
     case CN_SEQ_SWAPPED: cn_sched_swap_drop(s, q); break;
     case CN_SEQ_RUNNING:
@@ -474,7 +504,7 @@ void cn_scheduler_finish(cn_scheduler *s, cn_seq *q)
         cn_sched_leave(s, q);
         break;
     }
-    promote_sample(s, q);
+    promote_sample(s, q, unready);
     cn_sched_end(s, q);
 }
 
@@ -501,7 +531,14 @@ static uint64_t count_spared(const cn_scheduler *s)
 
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass)
 {
-    return s->waiting[klass].n + s->n_forking[klass];
+    return s->waiting[klass].n + s->n_forking[klass] + s->n_unready[klass];
+}
+
+void cn_scheduler_sum_mask_steps(cn_scheduler *s) { cn_sched_count_loads(s); }
+
+uint64_t cn_scheduler_mask_steps(const cn_scheduler *s, const cn_seq *q)
+{
+    return s->owners[q->sched->owner_slot].mask_steps;
 }
 
 cn_stats *cn_scheduler_counters(cn_scheduler *s) { return &s->stats; }
@@ -511,7 +548,8 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     const cn_swap_room left = cn_sched_swap_room(s);
     *out = s->stats;
     out->running = s->running.n;
-    out->waiting = s->waiting[0].n + s->waiting[1].n + cn_sched_count_forking(s);
+    out->waiting = cn_scheduler_waiting_of(s, CN_CLASS_INTERACTIVE) +
+                   cn_scheduler_waiting_of(s, CN_CLASS_BATCH);
     out->blocked = s->n_blocked;
     out->compressing = s->n_compressing;
     out->blocks_used = out->blocks_total - cn_pool_available(s->device.blocks);

@@ -65,6 +65,7 @@ typedef struct cn_group_params {
     int32_t priority;
     uint32_t owner;
     bool skips_prefix;      /* computes the whole prompt, whatever the prefix cache has */
+    bool unready;           /* enters no queue before cn_scheduler_ready */
     cn_kv_params kv;
 } cn_group_params;
 
@@ -84,6 +85,10 @@ cn_status cn_scheduler_need(const cn_scheduler *s, const cn_group_params *p, cn_
  * request can never run: too long for the pool, cap above the pool, budget below the window. */
 cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *const *users,
                            cn_seq **seqs);
+
+/* Puts the request whose first sequence is q, which is UNREADY, into its queue, at the place of its
+ * arrival. */
+void cn_scheduler_ready(cn_scheduler *s, cn_seq *q);
 
 /* One compression of one request, from trigger to commit. */
 typedef struct cn_sched_event {
@@ -143,6 +148,11 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out);
  * a token of a finished sequence. */
 void cn_seq_append(cn_seq *seq, uint32_t token);
 
+/* Takes back the newest row of a sequence, whose token could not be sampled: it is planned again.
+ * The row must be the only one whose token is pending, its sequence RUNNING, and the token not the
+ * first of its output. */
+void cn_seq_take_back(cn_seq *seq);
+
 /* Ends a sequence and releases its blocks, slot and reservation, or its swap space; if it is
  * COMPRESSING, at the commit. seq stays readable until cn_scheduler_release frees it. */
 void cn_scheduler_finish(cn_scheduler *s, cn_seq *seq);
@@ -154,7 +164,12 @@ cn_stats *cn_scheduler_counters(cn_scheduler *s);
 /* Writes all counters and the current state to *out. O(running). */
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);
 
-/* Sequences of a class that wait: in its queue, or for their leader. O(1). */
+/* Sums cn_seq.mask_steps over the running sequences of each owner, and reads the sum of the owner
+ * of a sequence. */
+void cn_scheduler_sum_mask_steps(cn_scheduler *s);
+uint64_t cn_scheduler_mask_steps(const cn_scheduler *s, const cn_seq *q);
+
+/* Sequences of a class that wait: unready, in its queue, or for their leader. O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 
 /* Checks the invariants of DESIGN.md §3 over the whole state. Returns NULL, or a static text that
