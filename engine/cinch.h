@@ -323,7 +323,10 @@ typedef struct cn_event {
      * never ended. */
     size_t answer_at;
     const char *error;       /* with CN_FINISH_ERROR, else NULL */
-    bool invalid; /* with CN_FINISH_ERROR: parameters of the request exclude every next token */
+    /* With CN_FINISH_ERROR: the request is at fault. Its structure cannot be used, or its
+     * parameters exclude every next token. param: the field, or NULL. */
+    bool invalid;
+    const char *param;
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
     /* Seconds that the request waited: from its submission to the first admission of a sample, or
      * until now if none has been admitted. */
@@ -380,14 +383,16 @@ typedef struct cn_request_params {
     cn_kv_params kv;
     cn_class klass;
     int32_t priority; /* lower first inside a class; 0 without --scheduling-policy priority */
-    /* Inside a class, the owner whose running requests have the fewest tokens comes first. Owners
+    /* Inside a class, the owner whose running requests have the fewest tokens comes first; work for
+     * their token masks counts as tokens. Owners
      * do not share the prefix cache, unless --share-prefix-cache is set. */
     uint32_t owner;
 } cn_request_params;
 
 /* Queues a request; *request is its id (request may be NULL). CN_ERR_ARG when a field is invalid or
  * the prompt is too long, CN_ERR_BUSY when the queue of its class is full. On failure the engine
- * keeps nothing of the request and never calls fn for it. */
+ * keeps nothing of the request and never calls fn for it. A structure is compiled while the request
+ * waits. If it is invalid, the request ends with an event; an equal one is then refused at once. */
 cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
                            uint64_t *request);
 /* Queues n requests of one class, or none of them. Their ids follow each other, from *first on. */

@@ -164,6 +164,7 @@ static cn_status fill_flight(cn_engine *e, cn_flight *f)
     f->n_rows = cn_batch_n_logit_rows(e->batch);
     f->logprobs = false;
     f->n_masks = 0;
+    memset(f->sits_out, 0, f->n_rows * sizeof *f->sits_out);
     for (uint32_t i = 0; i < f->n_rows; i++) {
         CN_TRY(fill_sample_row(e, i));
         f->seqs[i] = cn_batch_logit_seq(e->batch, i);
@@ -247,6 +248,12 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
 
 static cn_status collect(cn_engine *e);
 
+static cn_status collect_all(cn_engine *e)
+{
+    while (n_flights(e) > 0) CN_TRY(collect(e));
+    return CN_OK;
+}
+
 static cn_status launch(cn_engine *e, const cn_plan *plan)
 {
     CN_TRY(cn_model_cover(e->model, e->stream, end_position(plan)));
@@ -260,8 +267,8 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
     e->last_shape = shape;
     CN_TRY(digest_tiles(e, plan, f));
     CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
-    if (f->n_masks > 0) {
-        while (n_flights(e) > 0) CN_TRY(collect(e));
+    if (f->n_masks > 0 || e->late.n > 0) {
+        CN_TRY(collect_all(e));
         cn_structure_write_masks(e, f);
     }
     CN_TRY(sample(e, f));
@@ -401,7 +408,7 @@ static cn_status collect(cn_engine *e)
     e->flight_head++;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;
-        take_token(e, f, i);
+        if (!f->sits_out[i]) take_token(e, f, i);
         cn_engine_land_sample(e, s);
     }
     return CN_OK;
@@ -410,7 +417,7 @@ static cn_status collect(cn_engine *e)
 /* ---- step ---- */
 
 /* A request has its first row in the plan that admits it. */
-static void note_admissions(const cn_plan *plan)
+static void note_admissions(cn_engine *e, const cn_plan *plan)
 {
     double now = 0;
     for (uint32_t i = 0; i < plan->n_rows; i++) {
@@ -418,6 +425,7 @@ static void note_admissions(const cn_plan *plan)
         if (r->admitted_s > 0) continue;
         if (now == 0) now = cn_now_s();
         r->admitted_s = now;
+        e->forms_changed |= r->was_compiled;
     }
 }
 
@@ -426,13 +434,19 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     *idle = false;
     if (e->backend->enter) e->backend->enter(e->backend);
     cn_engine_sweep_cancelled(e);
+    cn_structure_prepare(e);
+    cn_structure_begin_step(e);
+    if (e->n_away_forms > 0) {
+        CN_TRY(collect_all(e));
+        cn_structure_make_early(e);
+    }
     if (e->events) CN_TRY(cn_events_poll(e->events, e->stats->steps));
     cn_begin_plan begin;
     cn_scheduler_begin(e->scheduler, &begin);
     CN_TRY(start_events(e, &begin));
     cn_plan plan;
     cn_scheduler_schedule(e->scheduler, &plan);
-    note_admissions(&plan);
+    note_admissions(e, &plan);
     if (e->config->check_invariants) {
         const char *broken = cn_scheduler_check(e->scheduler);
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
@@ -442,6 +456,10 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));
         e->stats->steps++;
+    } else if (e->late.n > 0) {
+        CN_TRY(collect_all(e));
+        cn_structure_make_late(e);
+        return CN_OK;
     }
     if (n_flights(e) > (plan.n_rows > 0 ? e->max_in_flight : 0)) {
         CN_TRY(collect(e));
@@ -455,7 +473,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         cn_engine_fail_sample(e, plan.starved->user,
                               "out of host memory for the tokens and tables of the request: lower "
                               "max_tokens, or free memory");
-    } else {
+    } else if (!cn_structure_wait(e)) {
         CN_ASSERT(e->requests.n == 0);
         *idle = true;
     }

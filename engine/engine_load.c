@@ -266,7 +266,8 @@ static cn_status make_flight(cn_engine *e, cn_flight *f)
     const bool digests = cn_selectors_need(cn_config_local_selectors(e->config)).planes != 0;
     if (digests) f->tiles = cn_calloc(n_tiles, sizeof *f->tiles);
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
-    if (!f->seqs || (digests && !f->tiles))
+    f->sits_out = cn_calloc(e->max_rows, sizeof *f->sits_out);
+    if (!f->seqs || !f->sits_out || (digests && !f->tiles))
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
     for (int h = 0; h < CN_N_HOMES; h++)
         CN_TRY(cn_home_step_init(&f->away[h], &e->homes, (cn_kv_home)h));
@@ -429,6 +430,7 @@ void cn_engine_free(cn_engine *e)
     if (e->backend) e->backend->close(e->backend);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         cn_free(e->flights[i].seqs);
+        cn_free(e->flights[i].sits_out);
         cn_free(e->flights[i].tiles);
     }
     cn_free(e->count_owner);

@@ -50,10 +50,10 @@ static cn_status copy_sampling(cn_sampling *out, const cn_sampling *s)
     return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
 }
 
-static void free_request(cn_engine_request *r)
+static void free_request(cn_engine *e, cn_engine_request *r)
 {
     for (uint32_t i = 0; i < r->n_samples; i++) cn_output_free(r->samples[i].output);
-    cn_structure_close(r);
+    cn_structure_close(e, r);
     cn_stop_rules_free(r->stop);
     free_sampling_lists(&r->sampling);
     cn_free(r->bans);
@@ -131,7 +131,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
         status = cn_prompt_scores_create(&r->scores, e->prompt.ids, (uint32_t)e->prompt.len,
                                          p->n_prompt_top);
     if (status != CN_OK) {
-        free_request(r);
+        free_request(e, r);
         return status;
     }
     *out = r;
@@ -230,6 +230,7 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
         .priority = p->priority,
         .owner = p->owner,
         .skips_prefix = p->score_prompt,
+        .unready = r->form.structure.text != NULL,
         .kv = p->kv,
     };
     void *users[CN_MAX_SAMPLES];
@@ -276,11 +277,15 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
     CN_TRY(make_request(e, p, max_output, &r));
     cn_status status = schedule_request(e, p, r);
     if (status != CN_OK) {
-        free_request(r);
+        free_request(e, r);
         return status;
     }
     r->fn = fn;
     r->user = user;
+    r->is_away = p->structure.kind != CN_STRUCTURE_NONE && p->kv.home != CN_HOME_DEVICE;
+    e->n_away_forms += r->is_away;
+    r->is_unready = r->form.structure.text != NULL;
+    e->n_unready += r->is_unready;
     e->n_scored += r->scores != NULL;
     cn_list_append(&e->requests, &r->node);
     e->next_id++;
@@ -344,6 +349,7 @@ static void end_sample(cn_engine *e, cn_sample *s)
     if (s->count_slot >= 0) e->count_owner[s->count_slot] = NULL;
     s->count_slot = -1;
     s->done = true;
+    cn_structure_end_late(e, s);
     cn_scheduler_finish(e->scheduler, s->seq);
     s->request->n_live--;
 }
@@ -355,8 +361,10 @@ void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
         cn_scheduler_release(e->scheduler, r->samples[i].seq);
     }
     e->n_scored -= r->scores != NULL;
+    e->n_away_forms -= r->is_away;
+    e->n_unready -= r->is_unready;
     cn_list_remove(&e->requests, &r->node);
-    free_request(r);
+    free_request(e, r);
 }
 
 /* Drops the request if all its samples have ended and no step in flight refers to one. */
@@ -373,6 +381,14 @@ void cn_engine_land_sample(cn_engine *e, cn_sample *sample)
     drop_if_over(e, sample->request);
 }
 
+/* Returns the field that an error of the sample is about, or NULL. */
+static const char *param_at_fault(const cn_sample *s)
+{
+    const cn_engine_request *r = s->request;
+    if (r->is_refused) return *r->refused_param ? r->refused_param : NULL;
+    return s->mask_error && r->grammar ? "structured_outputs" : NULL;
+}
+
 /* Delivers the sample's new output. Ends the sample unless finish is CN_FINISH_NONE. The callback
  * may submit and cancel requests, including this one. */
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error)
@@ -384,7 +400,8 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
                    .prompt = sample->seq->tokens,
                    .n_prompt = sample->seq->n_prompt,
                    .error = error,
-                   .invalid = error && sample->mask_error,
+                   .invalid = error && (sample->mask_error || r->is_refused),
+                   .param = param_at_fault(sample),
                    .waited_s = (r->admitted_s > 0 ? r->admitted_s : cn_now_s()) - r->submitted_s};
     if (r->scores && r->scores->n == r->scores->n_prompt) ev.prompt_logprobs = r->scores->tokens;
     if (finish != CN_FINISH_NONE) {

@@ -1,6 +1,6 @@
 /* engine_state.h - the engine's structs. Internal to the files of the engine: engine.c (the step),
  * engine_load.c (start and end), engine_request.c (submit, deliver, cancel), engine_probe.c,
- * prompt_scores.c, structure.c, start_plan.c and step_graph.c. */
+ * prompt_scores.c, structure.c, token_masks.c, start_plan.c and step_graph.c. */
 #ifndef CN_ENGINE_STATE_H
 #define CN_ENGINE_STATE_H
 
@@ -33,6 +33,12 @@ typedef struct cn_sample {
     int32_t count_slot; /* row of the penalty counts, or -1 */
     uint32_t n_in_flight; /* launched steps whose token for it is unread */
     cn_matcher matcher;   /* of the request's grammar */
+    uint64_t mask_cost;   /* of its masks so far, in automaton steps */
+    /* While the mask of its next token is late: in cn_engine.late. late_mask and late_row: where
+     * the mask belongs in the step that is being launched; NULL: the sample is not in it. */
+    cn_list_node late_node;
+    bool is_late;
+    uint32_t late_row, *late_mask;
     const char *mask_error; /* why the last mask could not be made, or NULL */
     bool done;
 } cn_sample;
@@ -49,7 +55,15 @@ struct cn_engine_request {
     uint32_t n_bans;
     uint32_t *forced; /* [n_forced] the first output tokens, forced instead of sampled */
     uint32_t n_forced;
+    cn_form form;        /* of structured output, until the grammar is made; else without a text */
+    bool compiling;      /* the form was given to the compiler for this request */
+    bool was_compiled;   /* or has been */
+    bool is_unready;     /* UNREADY in the scheduler: its grammar is not made */
+    bool is_refused;     /* the form, or what else the request asks for beside it */
+    char *refusal;       /* why the request could not begin, or NULL */
+    char refused_param[64];
     cn_grammar *grammar; /* of structured output, or NULL */
+    bool is_away;        /* has a grammar or form, and its KV may lie elsewhere */
     cn_token_rules rules;
     bool has_mask; /* each row has a token mask, because of the grammar or the rules */
     cn_prompt_scores *scores; /* NULL: the prompt is not scored */
@@ -78,6 +92,7 @@ typedef struct cn_flight {
     uint32_t n_rows;
     bool logprobs; /* some row has logprobs on */
     uint32_t n_masks; /* rows with a token mask */
+    bool *sits_out;   /* [max_rows] the row has no token, because its mask was late */
     cn_digest_tile *tiles; /* host: tiles that the step completed; NULL: no digests */
     /* Device arrays and their host copies, [max_rows]. */
     uint32_t *tokens;
@@ -129,6 +144,12 @@ struct cn_engine {
     void *sample_scratch;
     size_t sample_scratch_bytes;
     cn_grammars *grammars; /* NULL before the first request with structured output */
+    uint32_t n_unready;    /* requests with is_unready */
+    bool forms_changed;    /* a form may be compiled or used that could not be before */
+    uint32_t n_away_forms; /* live requests with is_away */
+    cn_list late;          /* samples whose next mask is not made */
+    uint64_t mask_work;    /* automaton steps that are left in this step */
+    bool has_mask_room;    /* the grammars' memory was bounded in this step */
     /* Host memory that the sample op reads, [max_rows, ceil(V / 32)]. Written when the tokens of
      * all steps before are read, so that no launched step reads it any more. */
     uint32_t *masks;
@@ -162,13 +183,27 @@ static inline const cn_flight *cn_flight_other(const cn_engine *e, const cn_flig
 }
 
 /* structure.c */
-/* Makes the grammar and the token rules of a request. CN_ERR_ARG says what is wrong with them. */
+/* Makes the token rules of a request, and its grammar or form. With a form it is not ready.
+ * CN_ERR_ARG says what is wrong with them. */
 cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r);
-void cn_structure_close(cn_engine_request *r);
-/* Writes the masks of a flight's rows. All earlier tokens must have been read. */
-void cn_structure_write_masks(cn_engine *e, const cn_flight *f);
+void cn_structure_close(cn_engine *e, cn_engine_request *r);
+/* Takes what was compiled, and has more forms compiled: requests become ready or are refused. */
+void cn_structure_prepare(cn_engine *e);
+/* Whether a request is not ready. Waits a few milliseconds for the compiler then. */
+bool cn_structure_wait(cn_engine *e);
 /* Takes a token of the answer. *finish becomes CN_FINISH_STOP when the text is complete. */
 cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finish *finish);
+
+/* token_masks.c */
+void cn_structure_begin_step(cn_engine *e);
+/* These three need that the tokens of all launched steps have been read. */
+/* Before a step is planned: pauses away samples whose masks are not made. */
+void cn_structure_make_early(cn_engine *e);
+/* Works on the masks of samples that sit out. */
+void cn_structure_make_late(cn_engine *e);
+/* Writes the masks of a flight's rows, or lets rows sit out; and works on those that do already. */
+void cn_structure_write_masks(cn_engine *e, cn_flight *f);
+void cn_structure_end_late(cn_engine *e, cn_sample *s); /* one that is not late is fine */
 
 /* engine_request.c */
 /* Makes the output of a sample that samples its first token. */

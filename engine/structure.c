@@ -1,7 +1,9 @@
-/* structure.c - structured output: the grammars of requests, token masks, and the text that a
- * sample has so far. See engine_state.h. The masks also have the token rules of requests.
+/* structure.c - structured output: the grammars of requests, and the text that a sample has so far.
+ * See engine_state.h; token_masks.c has the masks.
  *
- * A grammar begins behind the reasoning. Inside the reasoning any token may follow but EOS. */
+ * A request whose grammar is not made yet is UNREADY in the scheduler. Its form is compiled on the
+ * thread of engine/grammar/compile.h, when no other waiting request of its owner has had its form
+ * compiled: waiting requests hold little memory, and no owner keeps the thread from others. */
 #include <string.h>
 
 #include "engine/engine_state.h"
@@ -55,14 +57,15 @@ static const char *name_of(cn_structure_kind kind)
     return names[kind];
 }
 
-/* Refuses rules that leave no first token. */
-static cn_status check_rules(cn_engine *e, cn_engine_request *r)
+/* Refuses rules that leave no first token. The mask of the empty text is always made. */
+static cn_status check_rules(const cn_engine *e, cn_engine_request *r)
 {
     const uint32_t vocab = e->model_config.vocab, *form;
+    uint64_t no_steps = 0;
     uint32_t *mask = cn_calloc(cn_mask_words(vocab), sizeof *mask);
     if (!mask) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
     cn_mask_fill(mask, vocab);
-    if (r->grammar && cn_grammars_mask(e->grammars, &r->samples[0].matcher, &form) == CN_OK)
+    if (r->grammar && cn_matcher_mask(&r->samples[0].matcher, &no_steps, &form) == CN_OK && form)
         memcpy(mask, form, cn_mask_words(vocab) * sizeof *mask);
     cn_token_rules_apply(&r->rules, NULL, 0, vocab, mask);
     for (uint32_t i = 0; i < r->n_bans; i++) cn_mask_ban(mask, r->bans[i]);
@@ -78,10 +81,9 @@ static cn_status check_rules(cn_engine *e, cn_engine_request *r)
                          "and min_tokens do not exclude");
 }
 
-static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
+/* Checks what beside the form must be so. */
+static cn_status check_params(const cn_engine *e, const cn_request_params *p)
 {
-    const cn_structure *s = &p->structure;
-    if (s->kind == CN_STRUCTURE_NONE) return CN_OK;
     if (!e->tokenizer) return cn_fail(CN_ERR_ARG, "structured output: the model has no tokenizer");
     if (p->sampling.min_tokens > 0)
         return cn_fail_param("min_tokens",
@@ -91,88 +93,169 @@ static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engin
     if (p->n_forced > 0)
         return cn_fail(CN_ERR_ARG, "structured output: expected no forced tokens, got %zu",
                        p->n_forced);
-    if (!e->grammars) CN_TRY(make_grammars(e));
-    const cn_status status = cn_grammars_open(e->grammars, s, &r->grammar);
-    if (status != CN_OK) return cn_fail_within(status, "structured output (%s)", name_of(s->kind));
+    return CN_OK;
+}
+
+static cn_status name_kind(cn_status status, cn_structure_kind kind)
+{
+    return cn_for_param(cn_fail_within(status, "structured output (%s)", name_of(kind)),
+                        "structured_outputs");
+}
+
+/* Uses the grammar of the request's form if it is made. CN_ERR_ARG: the form is refused. */
+static cn_status use_grammar(cn_engine *e, cn_engine_request *r)
+{
+    const cn_status status = cn_grammars_open(e->grammars, &r->form, &r->grammar);
+    if (status != CN_OK) return name_kind(status, r->form.structure.kind);
+    if (!r->grammar) return CN_OK;
+    cn_form_free(&r->form);
+    r->compiling = false;
     for (uint32_t i = 0; i < r->n_samples; i++)
         cn_grammar_match(r->grammar, &r->samples[i].matcher);
-    return CN_OK;
+    return cn_token_rules_apply_ever(&r->rules) ? check_rules(e, r) : CN_OK;
 }
 
 cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
 {
-    CN_TRY(cn_for_param(open_grammar(e, p, r), "structured_outputs"));
+    const bool has_form = p->structure.kind != CN_STRUCTURE_NONE;
+    if (has_form) CN_TRY(cn_for_param(check_params(e, p), "structured_outputs"));
     CN_TRY(cn_for_param(
         cn_token_rules_make(&r->rules, &p->sampling, e->tokenizer, e->model_config.vocab),
         "bad_words"));
     const bool has_rules = cn_token_rules_apply_ever(&r->rules);
-    r->has_mask = r->grammar || has_rules;
-    return has_rules ? check_rules(e, r) : CN_OK;
+    r->has_mask = has_form || has_rules;
+    if (!has_form) return has_rules ? check_rules(e, r) : CN_OK;
+    if (!e->grammars) CN_TRY(make_grammars(e));
+    const cn_status status = cn_form_copy(&r->form, &p->structure);
+    if (status != CN_OK) return name_kind(status, p->structure.kind);
+    CN_TRY(use_grammar(e, r));
+    e->forms_changed |= !r->grammar;
+    return CN_OK;
 }
 
-void cn_structure_close(cn_engine_request *r)
+static cn_engine_request *next_request(const cn_engine_request *r)
+{
+    return CN_CONTAINER_OF(r->node.next, cn_engine_request, node);
+}
+
+static cn_engine_request *first_request(const cn_engine *e)
+{
+    return CN_CONTAINER_OF(e->requests.head, cn_engine_request, node);
+}
+
+/* The form of a request that ends is compiled for another one that waits for it, or, if that has
+ * not begun, not at all. */
+static void leave_compiler(cn_engine *e, cn_engine_request *r)
+{
+    cn_engine_request *heir = first_request(e);
+    while (heir && (heir == r || !heir->is_unready || !cn_form_equal(&heir->form, &r->form)))
+        heir = next_request(heir);
+    if (heir)
+        heir->compiling = heir->was_compiled = true;
+    else
+        cn_grammars_cancel(e->grammars, &r->form);
+    r->compiling = false;
+}
+
+void cn_structure_close(cn_engine *e, cn_engine_request *r)
 {
     cn_token_rules_free(&r->rules);
     for (uint32_t i = 0; i < r->n_samples; i++) cn_matcher_end(&r->samples[i].matcher);
     cn_grammars_close(r->grammar);
+    if (r->compiling) leave_compiler(e, r);
+    cn_form_free(&r->form);
+    cn_free(r->refusal);
     r->grammar = NULL;
+    e->forms_changed = true;
 }
 
-/* ---- masks ---- */
+/* ---- compile ---- */
 
-static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
+static uint32_t owner_of(const cn_engine_request *r) { return r->samples[0].seq->owner; }
 
-/* The tokens that continue the text. False when the grammar exceeds its memory. */
-static bool try_write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
+/* Whether a form is compiled for the owner, or has been for a request that still waits. */
+static bool is_served(const cn_engine *e, uint32_t owner)
 {
-    const uint32_t vocab = e->model_config.vocab;
-    const uint32_t *words;
-    if (!s->output || cn_output_reasons(s->output)) {
-        cn_mask_fill(mask, vocab);
-        for (uint32_t i = 0; i < e->n_eos; i++) cn_mask_ban(mask, e->eos[i]);
-        return true;
+    for (const cn_engine_request *r = first_request(e); r; r = next_request(r))
+        if (owner_of(r) == owner && (r->compiling || (r->was_compiled && r->admitted_s == 0)))
+            return true;
+    return false;
+}
+
+/* Bytes of the networks that the owner's requests use, each once. */
+static uint64_t held_bytes(const cn_engine *e, uint32_t owner)
+{
+    uint64_t bytes = 0;
+    for (const cn_engine_request *r = first_request(e); r; r = next_request(r)) {
+        if (!r->grammar || owner_of(r) != owner) continue;
+        const cn_engine_request *same = first_request(e);
+        while (same->grammar != r->grammar || owner_of(same) != owner) same = next_request(same);
+        if (same == r) bytes += cn_grammar_bytes(r->grammar);
     }
-    if (cn_grammars_mask(e->grammars, &s->matcher, &words) != CN_OK) return false;
-    memcpy(mask, words, cn_mask_words(vocab) * sizeof *mask);
-    if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
-        allow(mask, (uint32_t)e->reasoning.open_id);
+    return bytes;
+}
+
+static cn_status begin(cn_engine *e, cn_engine_request *r)
+{
+    if (is_served(e, owner_of(r))) return CN_OK;
+    if (!cn_grammars_have_room(e->grammars, held_bytes(e, owner_of(r)))) return CN_OK;
+    CN_TRY(cn_grammars_begin(e->grammars, &r->form));
+    r->compiling = r->was_compiled = true;
+    return CN_OK;
+}
+
+/* Ends a request that is not ready with the last error. */
+static void refuse(cn_engine *e, cn_engine_request *r, cn_status status)
+{
+    const uint32_t n = r->n_samples;
+    r->refusal = cn_strdup(cn_last_error());
+    snprintf(r->refused_param, sizeof r->refused_param, "%s", cn_last_param());
+    r->is_refused = status == CN_ERR_ARG;
+    for (uint32_t i = 0; i < n; i++)
+        cn_engine_fail_sample(e, &r->samples[i],
+                              r->refusal ? r->refusal : "out of memory for an error");
+}
+
+/* Uses the grammar of a request that is not ready, or has it compiled if `may_begin`. */
+static void prepare(cn_engine *e, cn_engine_request *r, bool may_begin)
+{
+    cn_status status = use_grammar(e, r);
+    if (status == CN_OK && !r->grammar && may_begin) status = begin(e, r);
+    if (status == CN_OK && !r->grammar) return;
+    e->n_unready--;
+    r->is_unready = false;
+    if (status != CN_OK)
+        refuse(e, r, status);
+    else
+        cn_scheduler_ready(e->scheduler, r->samples[0].seq);
+}
+
+void cn_structure_prepare(cn_engine *e)
+{
+    uint32_t owners[64], n_owners = 0; /* those whose first request was looked at */
+    if (e->n_unready == 0) return;
+    e->forms_changed |= cn_grammars_poll(e->grammars);
+    if (!e->forms_changed) return;
+    e->forms_changed = false;
+    for (cn_engine_request *r = first_request(e), *next; r; r = next) {
+        next = next_request(r);
+        if (!r->is_unready || r->n_live == 0) continue;
+        uint32_t i = 0;
+        while (i < n_owners && owners[i] != owner_of(r)) i++;
+        const bool is_first = i == n_owners && i < sizeof owners / sizeof *owners;
+        if (is_first) owners[n_owners++] = owner_of(r);
+        prepare(e, r, is_first);
+    }
+    e->forms_changed |= n_owners == sizeof owners / sizeof *owners; /* there may be more */
+}
+
+bool cn_structure_wait(cn_engine *e)
+{
+    enum { WAIT_MS = 5 }; /* short, because requests and cancels come between steps */
+    if (e->n_unready == 0) return false;
+    cn_grammars_wait(e->grammars, WAIT_MS);
+    e->forms_changed = true;
     return true;
-}
-
-static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
-{
-    const cn_engine_request *r = s->request;
-    const uint32_t vocab = e->model_config.vocab;
-    bool bans_apply = false;
-    cn_sample_row row;
-    if (!r->grammar) {
-        cn_mask_fill(mask, vocab);
-    } else if (!try_write_form(e, s, mask)) {
-        s->mask_error = "structured output: the form of the text needs too many states; expected "
-                        "fewer alternatives or smaller bounds";
-        return;
-    }
-    cn_token_rules_apply(&r->rules, s->seq->tokens + s->seq->n_prompt,
-                         s->seq->n_tokens - s->seq->n_prompt, vocab, mask);
-    if (s->output) cn_output_row(s->output, 0, &row, &bans_apply);
-    for (uint32_t i = 0; bans_apply && i < r->n_bans; i++) cn_mask_ban(mask, r->bans[i]);
-    if (cn_mask_is_empty(mask, vocab))
-        s->mask_error = r->grammar ? "structured output: no token of the vocabulary that the other "
-                                     "parameters allow continues the text"
-                                   : "allowed_token_ids, bad_words and min_tokens exclude every "
-                                     "token";
-}
-
-void cn_structure_write_masks(cn_engine *e, const cn_flight *f)
-{
-    const uint32_t n = cn_mask_words(e->model_config.vocab);
-    uint32_t *mask = e->masks;
-    for (uint32_t i = 0; i < f->n_rows; i++) {
-        cn_sample *s = f->seqs[i]->user;
-        if (!s->request->has_mask) continue;
-        if (!s->done) write_mask(e, s, mask);
-        mask += n;
-    }
 }
 
 /* ---- tokens ---- */

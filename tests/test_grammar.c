@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/grammar/grammars.h"
+#include "tests/lib/grammar_open.h"
 
 enum { BYTES = 256, WORDS = 12, EOS = BYTES + WORDS, VOCAB = EOS + 1 };
 
@@ -31,7 +31,7 @@ static cn_grammars *make(uint64_t most)
                                 .vocab = VOCAB,
                                 .eos = eos,
                                 .n_eos = 1,
-                                .bytes = most};
+                                .state_bytes = most};
     cn_grammars *g;
     assert_int_equal(cn_grammars_create(&g, &o), CN_OK);
     return g;
@@ -43,7 +43,7 @@ static cn_grammar *open_grammar(cn_grammars *g, cn_structure_kind kind, const ch
 {
     const cn_structure s = {kind, text, whitespace};
     cn_grammar *grammar = NULL;
-    if (cn_grammars_open(g, &s, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
+    if (grammar_open(g, &s, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
     return grammar;
 }
 
@@ -268,7 +268,7 @@ static void refuse(cn_structure_kind kind, const char *text, const char *error)
     cn_grammars *g = make(0);
     const cn_structure s = {kind, text, whitespace};
     cn_grammar *grammar;
-    const cn_status status = cn_grammars_open(g, &s, &grammar);
+    const cn_status status = grammar_open(g, &s, &grammar);
     if (status != CN_ERR_ARG || !strstr(cn_last_error(), error))
         fail_msg("%s: status %d, %s", text, (int)status, cn_last_error());
     cn_grammars_free(g);
@@ -439,7 +439,7 @@ static void draw_texts(uint64_t most, uint32_t n_texts, bool compare)
         cn_grammar_match(grammar, &m);
         while (n < 100) {
             const uint32_t *mask;
-            assert_int_equal(cn_grammars_mask(g, &m, &mask), CN_OK);
+            assert_int_equal(grammar_mask(g, &m, &mask), CN_OK);
             uint32_t can[VOCAB], n_can = 0;
             for (uint32_t t = 0; t < VOCAB; t++) {
                 if (allowed(mask, t)) can[n_can++] = t;
@@ -508,7 +508,7 @@ static void hostile_expressions_stay_within_bounds(void **state)
     for (int i = 0; i < 3000; i++) {
         const uint32_t *mask;
         h = cn_hash64(h, &i, sizeof i);
-        assert_int_equal(cn_grammars_mask(g, &m, &mask), CN_OK);
+        assert_int_equal(grammar_mask(g, &m, &mask), CN_OK);
         assert_true(allowed(mask, 'a') && allowed(mask, 'b') && !allowed(mask, 'c'));
         assert_int_equal(cn_matcher_push(&m, h & 1 ? "a" : "b", 1), CN_OK);
     }

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "engine/grammar/grammars.h"
 #include "engine/grammar/schema.h"
+#include "tests/lib/grammar_open.h"
 
 enum { BYTES = 256, TEXT_BYTES = CN_SCHEMA_MAX_BYTES + 4096 };
 
@@ -36,7 +36,7 @@ static void check(cn_structure_kind kind, const char *text, const char *error)
     cn_grammars *g = make();
     cn_grammar *grammar = NULL;
     const cn_structure s = {kind, text, NULL};
-    const cn_status status = cn_grammars_open(g, &s, &grammar);
+    const cn_status status = grammar_open(g, &s, &grammar);
     if (!error && status != CN_OK) fail_msg("%.200s: %s", text, cn_last_error());
     if (error && (status != CN_ERR_ARG || !strstr(cn_last_error(), error)))
         fail_msg("%.200s: status %d, %s", text, (int)status, status ? cn_last_error() : "");

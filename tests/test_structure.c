@@ -162,8 +162,11 @@ static void what_cannot_be_answered_is_refused(void **state)
     cn_message message;
     cn_request_params p = run_params(&r, "x", &message, 20);
     p.structure = (cn_structure){CN_STRUCTURE_SCHEMA, "{\"not\":{}}", NULL};
-    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "keyword 'not' is not supported"));
+    p.sampling.n = 3;
+    run_assert_invalid(&r, &p, "structured_outputs", "keyword 'not' is not supported");
+    run_assert_refused(&r, &p, "keyword 'not' is not supported"); /* it is remembered */
+    assert_string_equal(cn_last_param(), "structured_outputs");
+    p.sampling.n = 1;
     p.structure = forms[0];
     p.sampling.min_tokens = 3;
     assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);

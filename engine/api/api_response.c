@@ -93,6 +93,7 @@ void cn_api_result_free(cn_api_result *r)
     json_decref(r->tool_names);
     cn_buf_free(&r->repeated);
     cn_free(r->error);
+    cn_free(r->error_param);
     cn_free(r);
 }
 
@@ -229,6 +230,7 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
     r->invalid |= ev->invalid;
+    if (ev->invalid && ev->param && !r->error_param) r->error_param = cn_strdup(ev->param);
     if (ev->finish == CN_FINISH_CANCELLED) r->cancelled = true;
 }
 
@@ -251,6 +253,14 @@ uint64_t cn_api_result_n_tokens(const cn_api_result *r) { return r->n_tokens; }
 bool cn_api_result_was_cancelled(const cn_api_result *r) { return r->cancelled; }
 const char *cn_api_result_error(const cn_api_result *r) { return r->error; }
 bool cn_api_result_is_invalid(const cn_api_result *r) { return r->invalid; }
+
+cn_status cn_api_result_fail(const cn_api_result *r)
+{
+    CN_ASSERT(r->error);
+    if (!r->invalid) return cn_fail(CN_ERR_DEVICE, "%s", r->error);
+    return cn_fail_param(r->error_param ? r->error_param : "", "%s", r->error);
+}
+
 bool cn_api_result_has_warnings(const cn_api_result *r) { return r->warnings != NULL; }
 uint32_t cn_api_result_n_choices(const cn_api_result *r) { return r->n_choices; }
 

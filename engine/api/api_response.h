@@ -42,8 +42,11 @@ uint64_t cn_api_result_n_tokens(const cn_api_result *r);
 bool cn_api_result_was_cancelled(const cn_api_result *r);
 /* Why a sample failed, or NULL. */
 const char *cn_api_result_error(const cn_api_result *r);
-/* A sample failed because the request's own parameters exclude every next token. */
+/* A sample failed because the request itself is at fault (cn_event.invalid). */
 bool cn_api_result_is_invalid(const cn_api_result *r);
+/* Fails with the error of a result that has one: CN_ERR_ARG, with the member at fault, if it is
+ * invalid, else CN_ERR_DEVICE. */
+cn_status cn_api_result_fail(const cn_api_result *r);
 
 /* The request had fields that were ignored, and no chunk has said so. */
 bool cn_api_result_has_warnings(const cn_api_result *r);

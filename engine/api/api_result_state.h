@@ -51,6 +51,7 @@ struct cn_api_result {
     cn_buf repeated;  /* cn_api_request.repeated */
     bool summarizes;
     char *error;
+    char *error_param; /* the member that the error is about; NULL: none */
     uint32_t n_choices;
     cn_api_choice choices[];
 };

@@ -1,5 +1,10 @@
 /* automaton.c - see automaton.h. A place is a node and a frame. A frame is the node that a call
- * returns to and the frame around the call; equal frames are one, and so are equal states. */
+ * returns to and the frame around the call; equal frames are one, and so are equal states.
+ *
+ * Work is counted where it is done: edges that are read, places that are met, places that are
+ * sorted, nodes of the trie that are visited. The work of a transition depends on the state and the
+ * byte alone. The cost of a mask is the work that it would be for an automaton without any
+ * transition: it does not depend on other texts. */
 #include "engine/grammar/automaton.h"
 
 #include <stdlib.h>
@@ -10,6 +15,10 @@ enum {
     BYTES = 256,
     FIRST_TABLE = 64,
     MAX_WORK = 4 * CN_AUTOMATON_MAX_PLACES,
+    SORT_WORK = 8,  /* of a place that is sorted */
+    COST_UNIT = 16, /* of move.cost */
+    MAX_MOVE_WORK = UINT16_MAX * COST_UNIT,
+    MAX_RESTARTS = 3, /* of a walk that a shrink interrupts */
     NO_FRAME = 0
 };
 
@@ -22,13 +31,32 @@ typedef struct frame {
     uint32_t depth;
 } frame;
 
+/* A transition. */
+typedef struct move {
+    uint32_t to;   /* UNKNOWN: not taken yet */
+    uint16_t cost; /* its work, in units of COST_UNIT */
+    uint16_t mark; /* the number of the last walk that took it */
+} move;
+
 typedef struct state {
     place *places; /* [n] sorted; those with a byte edge */
     uint32_t n;
     bool accepts;
-    uint32_t *next; /* [BYTES], or NULL */
-    uint32_t *mask; /* or NULL */
+    move *moves;        /* [BYTES], or NULL */
+    uint32_t *mask;     /* or NULL */
+    uint64_t mask_cost; /* with the mask */
 } state;
+
+/* The mask that is being made: a walk over the trie of the vocabulary. There is one at a time,
+ * because it marks the transitions that it takes. */
+typedef struct mask_walk {
+    uint32_t *mask;    /* NULL: no walk */
+    uint32_t from, at; /* its state, and the next node of the trie */
+    uint16_t number;   /* not 0 */
+    uint32_t n_restarts;
+    uint64_t cost; /* so far */
+    uint32_t at_depth[CN_TRIE_MAX_DEPTH + 1];
+} mask_walk;
 
 /* A hash table of indices: slots[cap], cap a power of two; 0 is a free slot. */
 typedef struct index_table {
@@ -56,6 +84,8 @@ struct cn_automaton {
     uint32_t n_work, n_kernel, cap_work;
     index_table met; /* of work, index + 1 */
     bool accepts;
+    uint64_t n_worked; /* work since the automaton was made */
+    mask_walk walk;
 };
 
 static cn_status too_large(void)
@@ -64,6 +94,13 @@ static cn_status too_large(void)
                    "a text of the grammar has more than %d places at once: expected fewer "
                    "alternatives or smaller bounds",
                    CN_AUTOMATON_MAX_PLACES);
+}
+
+static cn_status too_slow(void)
+{
+    return cn_fail(CN_ERR_ARG,
+                   "the grammar has too many states, or they are too large: expected fewer "
+                   "alternatives or smaller bounds");
 }
 
 static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar"); }
@@ -188,7 +225,7 @@ static void free_tables(tables *t)
 {
     for (uint32_t i = 0; i < t->n_states; i++) {
         cn_free(t->states[i].places);
-        cn_free(t->states[i].next);
+        cn_free(t->states[i].moves);
         cn_free(t->states[i].mask);
     }
     cn_free(t->states);
@@ -234,6 +271,7 @@ static cn_status grow_work(cn_automaton *a)
 /* Adds a place to the closure, unless it has it or cannot be completed. */
 static cn_status meet(cn_automaton *a, place p)
 {
+    a->n_worked++;
     if (a->net.nodes[p.node].height + a->t.frames[p.frame].depth > CN_NET_MAX_DEPTH) return CN_OK;
     if (is_full(&a->met)) {
         CN_TRY(table_grow(&a->met));
@@ -274,6 +312,7 @@ static cn_status follow(cn_automaton *a, place p)
     bool reads = false;
     for (uint32_t i = node->edges; i; i = a->net.edges[i].next) {
         const cn_net_edge *e = &a->net.edges[i];
+        a->n_worked++;
         if (e->kind == CN_EDGE_BYTE) reads = true;
         if (e->kind == CN_EDGE_EMPTY) CN_TRY(meet(a, (place){e->to, p.frame}));
         if (e->kind == CN_EDGE_CALL) CN_TRY(enter_call(a, e, p.frame));
@@ -282,108 +321,218 @@ static cn_status follow(cn_automaton *a, place p)
     return CN_OK;
 }
 
+/* Clears only the slots in use if the table has grown much larger than they are. */
 static void open_closure(cn_automaton *a)
 {
+    const bool few = a->met.n < a->met.cap / 16;
+    if (!few && a->met.slots) memset(a->met.slots, 0, a->met.cap * sizeof *a->met.slots);
+    for (uint32_t i = 0; few && i < a->met.n; i++) {
+        uint32_t at = (uint32_t)hash_place(a->work[i]) & (a->met.cap - 1);
+        while (a->met.slots[at] != i + 1) at = (at + 1) & (a->met.cap - 1);
+        a->met.slots[at] = 0;
+    }
     a->n_work = a->n_kernel = a->met.n = 0;
     a->accepts = false;
-    if (a->met.slots) memset(a->met.slots, 0, a->met.cap * sizeof *a->met.slots);
 }
 
-static cn_status close_closure(cn_automaton *a, uint32_t *out)
+/* `began`: n_worked before the closure was opened. */
+static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
 {
-    for (uint32_t i = 0; i < a->n_work; i++) CN_TRY(follow(a, a->work[i]));
+    for (uint32_t i = 0; i < a->n_work; i++) {
+        CN_TRY(follow(a, a->work[i]));
+        if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
+    }
+    a->n_worked += SORT_WORK * a->n_kernel;
     if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
+    if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
     return intern_state(&a->t, a->kernel, a->n_kernel, a->accepts, out);
 }
 
 /* ---- transitions ---- */
 
-static cn_status make_next(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+static cn_status ensure_moves(tables *t, uint32_t id)
 {
+    if (t->states[id].moves) return CN_OK;
+    move *m = cn_calloc(BYTES, sizeof *m);
+    if (!m) return no_memory();
+    for (uint32_t i = 0; i < BYTES; i++) m[i].to = UNKNOWN;
+    t->states[id].moves = m;
+    t->bytes += BYTES * sizeof *m;
+    return CN_OK;
+}
+
+static cn_status make_move(cn_automaton *a, uint32_t from, uint8_t byte)
+{
+    const uint64_t began = a->n_worked;
+    uint32_t to;
     open_closure(a);
     for (uint32_t i = 0; i < a->t.states[from].n; i++) {
         const place p = a->t.states[from].places[i];
         for (uint32_t k = a->net.nodes[p.node].edges; k; k = a->net.edges[k].next) {
             const cn_net_edge *e = &a->net.edges[k];
+            a->n_worked++;
             if (e->kind == CN_EDGE_BYTE && e->lo <= byte && byte <= e->hi)
                 CN_TRY(meet(a, (place){e->to, p.frame}));
         }
+        if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
     }
-    CN_TRY(close_closure(a, out));
-    if (!a->t.states[from].next) {
-        uint32_t *next = cn_calloc(BYTES, sizeof *next);
-        if (!next) return no_memory();
-        for (uint32_t i = 0; i < BYTES; i++) next[i] = UNKNOWN;
-        a->t.states[from].next = next;
-        a->t.bytes += BYTES * sizeof *next;
-    }
-    a->t.states[from].next[byte] = *out;
+    CN_TRY(close_closure(a, began, &to));
+    CN_TRY(ensure_moves(&a->t, from));
+    a->t.states[from].moves[byte] =
+        (move){.to = to, .cost = (uint16_t)cn_ceil_div(a->n_worked - began, COST_UNIT)};
     return CN_OK;
 }
 
-static cn_status find_next(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+/* Takes a transition that is not known. */
+static cn_status find_move(cn_automaton *a, uint32_t from, uint8_t byte)
 {
     const uint64_t before = a->t.bytes;
-    if (before > CN_AUTOMATON_MAX_BYTES) return too_large();
-    const cn_status status = make_next(a, from, byte, out);
+    if (before > CN_AUTOMATON_MAX_BYTES) return too_slow();
+    const cn_status status = make_move(a, from, byte);
     *a->total_bytes += a->t.bytes - before;
     return status;
 }
 
-static inline cn_status step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+static cn_status step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
 {
-    const uint32_t *next = a->t.states[from].next;
-    if (next && next[byte] != UNKNOWN) {
-        *out = next[byte];
-        return CN_OK;
-    }
-    return find_next(a, from, byte, out);
+    const move *moves = a->t.states[from].moves;
+    if (!moves || moves[byte].to == UNKNOWN) CN_TRY(find_move(a, from, byte));
+    *out = a->t.states[from].moves[byte].to;
+    return CN_OK;
 }
 
 /* ---- masks ---- */
 
-static cn_status walk_trie(cn_automaton *a, uint32_t from, uint32_t *mask)
+static void end_walk(mask_walk *w)
+{
+    cn_free(w->mask);
+    w->mask = NULL;
+}
+
+/* Whether a matcher needs the mask of this state. */
+static bool is_matched(const cn_automaton *a, uint32_t id)
+{
+    for (cn_list_node *at = a->matchers.head; at; at = at->next)
+        if (CN_CONTAINER_OF(at, cn_matcher, node)->state == id) return true;
+    return id == a->start;
+}
+
+/* Numbers of walks begin again at 1. */
+static void forget_marks(cn_automaton *a)
+{
+    for (uint32_t i = 0; i < a->t.n_states; i++)
+        for (uint32_t k = 0; a->t.states[i].moves && k < BYTES; k++)
+            a->t.states[i].moves[k].mark = 0;
+    a->walk.number = 1;
+}
+
+static cn_status begin_walk(cn_automaton *a, uint32_t from)
+{
+    mask_walk *w = &a->walk;
+    w->mask = cn_calloc(a->vocabulary->mask_words, sizeof *w->mask);
+    if (!w->mask) return no_memory();
+    w->from = w->at_depth[0] = from;
+    w->at = 0;
+    w->cost = 0;
+    if (++w->number == 0) forget_marks(a);
+    return CN_OK;
+}
+
+static void allow(uint32_t *mask, uint32_t id) { mask[id / 32] |= 1u << id % 32; }
+
+/* Walks until the end of the trie, or until n_worked reaches `until`. `at` has the transitions of
+ * the states at_depth, or NULL: siblings share them. */
+static cn_status walk_trie(cn_automaton *a, uint64_t until)
 {
     const cn_token_trie *trie = &a->vocabulary->trie;
-    uint32_t at_depth[CN_TRIE_MAX_DEPTH + 1] = {from};
-    for (uint32_t i = 0; i < trie->n_nodes;) {
+    mask_walk *w = &a->walk;
+    move *at[CN_TRIE_MAX_DEPTH + 1];
+    uint32_t i = w->at;
+    uint64_t n_visited = 0; /* of the nodes, not yet in n_worked */
+    cn_status status = CN_OK;
+    for (uint32_t d = 0; i < trie->n_nodes && d < trie->nodes[i].depth; d++)
+        at[d] = a->t.states[w->at_depth[d]].moves;
+    while (i < trie->n_nodes && a->n_worked + n_visited < until) {
         const cn_trie_node *node = &trie->nodes[i];
-        uint32_t to;
-        CN_TRY(step(a, at_depth[node->depth - 1], node->byte, &to));
+        const uint32_t depth = node->depth, from = w->at_depth[depth - 1];
+        if (!at[depth - 1] || at[depth - 1][node->byte].to == UNKNOWN) {
+            status = find_move(a, from, node->byte);
+            if (status != CN_OK) break;
+            at[depth - 1] = a->t.states[from].moves;
+        }
+        move *m = &at[depth - 1][node->byte];
+        n_visited++;
+        if (m->mark != w->number) w->cost += (uint64_t)m->cost * COST_UNIT;
+        m->mark = w->number;
+        const uint32_t to = m->to;
         if (to == CN_STATE_NONE) {
             i = node->skip;
             continue;
         }
-        at_depth[node->depth] = to;
-        for (uint32_t k = 0; k < node->n_ids; k++) {
-            const uint32_t id = trie->ids[node->first_id + k];
-            mask[id / 32] |= 1u << id % 32;
-        }
+        w->at_depth[depth] = to;
+        at[depth] = a->t.states[to].moves;
+        for (uint32_t k = 0; k < node->n_ids; k++) allow(w->mask, trie->ids[node->first_id + k]);
         i++;
+    }
+    w->at = i;
+    w->cost += n_visited;
+    a->n_worked += n_visited;
+    return status;
+}
+
+/* Gives the mask of a walk that has ended to its state. */
+static void keep_mask(cn_automaton *a)
+{
+    mask_walk *w = &a->walk;
+    const cn_vocabulary *v = a->vocabulary;
+    state *s = &a->t.states[w->from];
+    for (uint32_t i = 0; s->accepts && i < v->n_eos; i++) allow(w->mask, v->eos[i]);
+    s->mask = w->mask;
+    s->mask_cost = w->cost;
+    w->mask = NULL;
+    w->n_restarts = 0;
+    a->t.bytes += v->mask_words * sizeof *s->mask;
+    *a->total_bytes += v->mask_words * sizeof *s->mask;
+}
+
+/* Makes the mask of a state, after that of the walk under way if a matcher needs it. */
+static cn_status make_mask(cn_automaton *a, uint32_t id, uint64_t until)
+{
+    mask_walk *w = &a->walk;
+    if (w->mask && w->from != id && !is_matched(a, w->from)) end_walk(w);
+    while (!a->t.states[id].mask && a->n_worked < until) {
+        const bool lost = w->n_restarts > MAX_RESTARTS;
+        if (!w->mask) CN_TRY(begin_walk(a, id));
+        const cn_status status = lost ? too_slow() : walk_trie(a, until);
+        if (status != CN_OK) {
+            end_walk(w);
+            w->n_restarts = 0;
+            return status;
+        }
+        if (w->at == a->vocabulary->trie.n_nodes) keep_mask(a);
     }
     return CN_OK;
 }
 
-cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask)
+cn_status cn_matcher_mask(cn_matcher *m, uint64_t *work, const uint32_t **mask)
 {
     cn_automaton *a = m->automaton;
-    const cn_vocabulary *v = a->vocabulary;
     *mask = a->t.states[m->state].mask;
     if (*mask) return CN_OK;
-    uint32_t *words = cn_calloc(v->mask_words, sizeof *words);
-    if (!words) return no_memory();
-    const cn_status status = walk_trie(a, m->state, words);
-    if (status != CN_OK) {
-        cn_free(words);
-        return status;
-    }
-    if (a->t.states[m->state].accepts)
-        for (uint32_t i = 0; i < v->n_eos; i++) words[v->eos[i] / 32] |= 1u << v->eos[i] % 32;
-    a->t.states[m->state].mask = words;
-    a->t.bytes += v->mask_words * sizeof *words;
-    *a->total_bytes += v->mask_words * sizeof *words;
-    *mask = words;
-    return CN_OK;
+    const uint64_t began = a->n_worked;
+    const cn_status status = make_mask(a, m->state, began + *work);
+    const uint64_t done = a->n_worked - began;
+    *work -= done < *work ? done : *work;
+    *mask = a->t.states[m->state].mask;
+    return status;
+}
+
+uint64_t cn_matcher_mask_cost(const cn_matcher *m)
+{
+    const cn_automaton *a = m->automaton;
+    const state *s = &a->t.states[m->state];
+    if (s->mask) return s->mask_cost;
+    return a->walk.mask && a->walk.from == m->state ? a->walk.cost : 0;
 }
 
 /* ---- matchers ---- */
@@ -420,7 +569,15 @@ bool cn_matcher_is_complete(const cn_matcher *m) { return m->automaton->t.states
 
 /* ---- memory ---- */
 
-uint64_t cn_automaton_bytes(const cn_automaton *a) { return a->t.bytes + cn_net_bytes(&a->net); }
+uint64_t cn_automaton_bytes(const cn_automaton *a) { return a->t.bytes; }
+uint64_t cn_automaton_net_bytes(const cn_automaton *a) { return cn_net_bytes(&a->net); }
+
+void cn_automaton_adopt(cn_automaton *a, uint64_t *bytes)
+{
+    *a->total_bytes -= a->t.bytes;
+    *bytes += a->t.bytes;
+    a->total_bytes = bytes;
+}
 
 /* The frame of `to` that equals frame f of `from`. A frame is made after those around it. */
 static cn_status move_frame(const tables *from, tables *to, uint32_t f, uint32_t *out)
@@ -453,26 +610,60 @@ static cn_status move_all(cn_automaton *a, tables *to, uint32_t *start, uint32_t
     return CN_OK;
 }
 
+/* A mask that a matcher may be about to use stays. */
+static void move_mask(cn_automaton *a, tables *to, uint32_t id, uint32_t moved)
+{
+    state *s = &a->t.states[id];
+    if (!s->mask) return;
+    to->states[moved].mask = s->mask;
+    to->states[moved].mask_cost = s->mask_cost;
+    to->bytes += a->vocabulary->mask_words * sizeof *s->mask;
+    s->mask = NULL;
+}
+
+/* Replaces the tables. states[i] is the new state of matcher i. */
+static void take_tables(cn_automaton *a, tables *fresh, uint32_t start, const uint32_t *states)
+{
+    uint32_t i = 0;
+    move_mask(a, fresh, a->start, start);
+    for (cn_list_node *at = a->matchers.head; at; at = at->next, i++) {
+        cn_matcher *m = CN_CONTAINER_OF(at, cn_matcher, node);
+        move_mask(a, fresh, m->state, states[i]);
+        m->state = states[i];
+    }
+    a->walk.n_restarts += a->walk.mask != NULL;
+    end_walk(&a->walk);
+    *a->total_bytes += fresh->bytes - a->t.bytes;
+    free_tables(&a->t);
+    a->t = *fresh;
+    a->start = start;
+}
+
 cn_status cn_automaton_shrink(cn_automaton *a)
 {
     tables fresh;
-    uint32_t start, i = 0;
+    uint32_t start;
     CN_TRY(make_tables(&fresh));
     uint32_t *states = cn_calloc(a->matchers.n + 1, sizeof *states);
     const cn_status status = states ? move_all(a, &fresh, &start, states) : no_memory();
-    if (status != CN_OK) {
+    if (status == CN_OK)
+        take_tables(a, &fresh, start, states);
+    else
         free_tables(&fresh);
-        cn_free(states);
-        return status;
-    }
-    for (cn_list_node *at = a->matchers.head; at; at = at->next)
-        CN_CONTAINER_OF(at, cn_matcher, node)->state = states[i++];
     cn_free(states);
-    *a->total_bytes += fresh.bytes - a->t.bytes;
-    free_tables(&a->t);
-    a->t = fresh;
-    a->start = start;
-    return CN_OK;
+    return status;
+}
+
+/* ---- create, free ---- */
+
+static cn_status make_start(cn_automaton *a)
+{
+    const uint64_t before = a->t.bytes, began = a->n_worked;
+    open_closure(a);
+    cn_status status = meet(a, (place){a->net.rules[0].start, NO_FRAME});
+    if (status == CN_OK) status = close_closure(a, began, &a->start);
+    *a->total_bytes += a->t.bytes - before;
+    return status;
 }
 
 cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabulary *vocabulary,
@@ -488,14 +679,8 @@ cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabula
     a->vocabulary = vocabulary;
     a->total_bytes = bytes;
     cn_status status = make_tables(&a->t);
-    *bytes += cn_automaton_bytes(a);
-    if (status == CN_OK) {
-        const uint64_t before = a->t.bytes;
-        open_closure(a);
-        status = meet(a, (place){a->net.rules[0].start, NO_FRAME});
-        if (status == CN_OK) status = close_closure(a, &a->start);
-        *bytes += a->t.bytes - before;
-    }
+    *bytes += a->t.bytes;
+    if (status == CN_OK) status = make_start(a);
     if (status != CN_OK) {
         cn_automaton_free(a);
         return status;
@@ -508,7 +693,8 @@ void cn_automaton_free(cn_automaton *a)
 {
     if (!a) return;
     CN_ASSERT(a->matchers.n == 0);
-    *a->total_bytes -= cn_automaton_bytes(a);
+    *a->total_bytes -= a->t.bytes;
+    end_walk(&a->walk);
     free_tables(&a->t);
     cn_net_free(&a->net);
     cn_free(a->work);

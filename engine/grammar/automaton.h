@@ -6,8 +6,10 @@
  * work. A place from which the end cannot be reached within CN_NET_MAX_DEPTH calls is left out.
  * Every state can therefore be completed.
  *
- * Owner: cn_grammars. Thread: engine only. Memory is bounded by cn_automaton_shrink, which keeps
- * the states of live matchers only, and by CN_AUTOMATON_MAX_*. */
+ * Owner: cn_grammars. Thread: one at a time. Memory is bounded by cn_automaton_shrink, which keeps
+ * the states of live matchers only, and by CN_AUTOMATON_MAX_*. Work is counted in automaton steps:
+ * edges that are read, places that are met and nodes of the trie that are visited, about 5 ns
+ * each. */
 #ifndef CN_AUTOMATON_H
 #define CN_AUTOMATON_H
 
@@ -31,10 +33,12 @@ typedef struct cn_vocabulary {
 } cn_vocabulary;
 
 /* Takes the network, also on failure, where *net is freed. `bytes` is added to and subtracted from
- * as memory is taken and given back. */
+ * as memory for states and masks is taken and given back. CN_ERR_ARG: a bound is exceeded. */
 cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabulary *vocabulary,
                               uint64_t *bytes);
 void cn_automaton_free(cn_automaton *a); /* it has no matchers; NULL is fine */
+/* From now on the memory is counted in another sum. */
+void cn_automaton_adopt(cn_automaton *a, uint64_t *bytes);
 
 /* The text of one sample. */
 typedef struct cn_matcher {
@@ -55,12 +59,19 @@ bool cn_matcher_accepts(const cn_matcher *m);
 /* No byte can be added to the text. */
 bool cn_matcher_is_complete(const cn_matcher *m);
 /* The tokens that may follow: bit i % 32 of word i / 32 is token i. Valid until the automaton is
- * shrunk or freed. CN_ERR_ARG when a bound is exceeded. */
-cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask);
+ * shrunk or freed. Does about *work automaton steps at most and subtracts those that it has done;
+ * *mask is NULL when they are too few: the next call goes on. CN_ERR_ARG when a bound is
+ * exceeded. */
+cn_status cn_matcher_mask(cn_matcher *m, uint64_t *work, const uint32_t **mask);
+/* The automaton steps that the mask of this text takes an automaton that has made no state yet; so
+ * far, if the mask is not complete. */
+uint64_t cn_matcher_mask_cost(const cn_matcher *m);
 
-/* Bytes of host memory: states, masks and the network. */
+/* Bytes of host memory: of states and masks, and of the network. */
 uint64_t cn_automaton_bytes(const cn_automaton *a);
-/* Forgets all states but those of its matchers. On failure nothing changes. */
+uint64_t cn_automaton_net_bytes(const cn_automaton *a);
+/* Forgets all states but those of its matchers and the first one, and their masks. On failure
+ * nothing changes. */
 cn_status cn_automaton_shrink(cn_automaton *a);
 
 #endif

@@ -3,25 +3,28 @@
 
 #include <string.h>
 
-#include "engine/grammar/calls.h"
+#include "engine/grammar/compile.h"
 #include "engine/grammar/regex.h"
-#include "engine/grammar/schema.h"
-#include "engine/json.h"
 
+/* One of three: being made, made (it has an automaton), or refused (it has an error). */
 struct cn_grammar {
-    cn_list_node node; /* in the owner's list, the latest opened last */
+    cn_list_node node; /* in a list of the owner, the latest opened last */
     cn_grammars *owner;
+    cn_form form;
+    cn_compile_job job; /* while it is being made */
     cn_automaton *automaton;
-    cn_structure_kind kind;
-    char *text, *whitespace;
+    char *error;
     uint32_t n_users;
 };
 
 struct cn_grammars {
     cn_vocabulary vocabulary;
-    cn_list list;
+    cn_compiler *compiler; /* NULL before the first form */
+    cn_list making, made, refused;
     uint32_t n_unused;
-    uint64_t bytes, most;
+    uint64_t unused_bytes, used_bytes; /* of networks */
+    uint64_t refused_bytes;
+    uint64_t state_bytes, most_state_bytes, most_net_bytes;
 };
 
 cn_status cn_grammars_create(cn_grammars **out, const cn_grammars_opts *o)
@@ -36,39 +39,142 @@ cn_status cn_grammars_create(cn_grammars **out, const cn_grammars_opts *o)
     g->vocabulary.mask_words = (uint32_t)cn_ceil_div(o->vocab, 32);
     g->vocabulary.eos = o->eos;
     g->vocabulary.n_eos = o->n_eos;
-    g->most = o->bytes ? o->bytes : CN_GRAMMARS_BYTES;
+    g->most_state_bytes = o->state_bytes ? o->state_bytes : CN_GRAMMARS_STATE_BYTES;
+    g->most_net_bytes = o->net_bytes ? o->net_bytes : CN_GRAMMARS_NET_BYTES;
     *out = g;
     return CN_OK;
 }
 
-static void drop(cn_grammar *grammar)
+static void free_grammar(cn_grammar *grammar)
 {
-    CN_ASSERT(grammar->n_users == 0);
-    grammar->owner->n_unused--;
-    cn_list_remove(&grammar->owner->list, &grammar->node);
     cn_automaton_free(grammar->automaton);
-    cn_free(grammar->text);
-    cn_free(grammar->whitespace);
+    cn_free(grammar->error);
+    cn_form_free(&grammar->form);
     cn_free(grammar);
 }
+
+static void drop_made(cn_grammar *grammar)
+{
+    cn_grammars *g = grammar->owner;
+    CN_ASSERT(grammar->n_users == 0);
+    g->n_unused--;
+    g->unused_bytes -= cn_grammar_bytes(grammar);
+    cn_list_remove(&g->made, &grammar->node);
+    free_grammar(grammar);
+}
+
+static size_t form_bytes(const cn_form *f)
+{
+    const cn_structure *s = &f->structure;
+    return strlen(s->text) + (s->whitespace ? strlen(s->whitespace) : 0);
+}
+
+static void drop_refused(cn_grammars *g, cn_grammar *grammar)
+{
+    g->refused_bytes -= form_bytes(&grammar->form);
+    cn_list_remove(&g->refused, &grammar->node);
+    free_grammar(grammar);
+}
+
+static cn_grammar *first(const cn_list *l) { return CN_CONTAINER_OF(l->head, cn_grammar, node); }
 
 void cn_grammars_free(cn_grammars *g)
 {
     if (!g) return;
-    while (g->list.head) drop(CN_CONTAINER_OF(g->list.head, cn_grammar, node));
+    cn_compiler_free(g->compiler);
+    while (g->made.head) drop_made(first(&g->made));
+    while (g->refused.head) drop_refused(g, first(&g->refused));
+    for (cn_grammar *at; (at = first(&g->making));) {
+        cn_list_remove(&g->making, &at->node);
+        cn_automaton_free(at->job.automaton);
+        cn_free(at->job.error);
+        free_grammar(at);
+    }
     cn_token_trie_free(&g->vocabulary.trie);
     cn_free(g);
 }
 
+/* ---- forms ---- */
+
+/* Longer texts are refused by the compiler too, but after they are copied. */
+static cn_status check_length(const char *what, size_t n, size_t most)
+{
+    if (n <= most) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "%s: expected at most %zu bytes, got %zu", what, most, n);
+}
+
+cn_status cn_form_copy(cn_form *out, const cn_structure *s)
+{
+    const char *text = s->text ? s->text : "";
+    CN_TRY(check_length("text", strlen(text), CN_FORM_MAX_BYTES));
+    CN_TRY(check_length("whitespace_pattern", s->whitespace ? strlen(s->whitespace) : 0,
+                        CN_REGEX_MAX_BYTES));
+    char *copy = cn_strdup(text), *space = s->whitespace ? cn_strdup(s->whitespace) : NULL;
+    if (!copy || (s->whitespace && !space)) {
+        cn_free(copy);
+        cn_free(space);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a form of %zu bytes", strlen(text));
+    }
+    *out = (cn_form){{s->kind, copy, space}, cn_hash64(s->kind, copy, strlen(copy))};
+    return CN_OK;
+}
+
+void cn_form_free(cn_form *f)
+{
+    cn_free((char *)(uintptr_t)f->structure.text);
+    cn_free((char *)(uintptr_t)f->structure.whitespace);
+    *f = (cn_form){0};
+}
+
+bool cn_form_equal(const cn_form *a, const cn_form *b)
+{
+    const char *p = a->structure.whitespace, *q = b->structure.whitespace;
+    return a->hash == b->hash && a->structure.kind == b->structure.kind &&
+           (p && q ? strcmp(p, q) == 0 : p == q) &&
+           strcmp(a->structure.text, b->structure.text) == 0;
+}
+
+static cn_grammar *find(const cn_list *list, const cn_form *f)
+{
+    for (cn_list_node *at = list->head; at; at = at->next) {
+        cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
+        if (cn_form_equal(&grammar->form, f)) return grammar;
+    }
+    return NULL;
+}
+
 /* ---- memory ---- */
 
-/* The unused grammar that was opened longest ago, or the largest one in use. */
-static cn_grammar *find_victim(const cn_grammars *g)
+uint64_t cn_grammar_bytes(const cn_grammar *grammar)
+{
+    return cn_automaton_net_bytes(grammar->automaton);
+}
+
+bool cn_grammars_have_room(const cn_grammars *g, uint64_t held_bytes)
+{
+    return g->used_bytes < g->most_net_bytes && held_bytes < g->most_net_bytes - g->used_bytes;
+}
+
+/* The one that was opened longest ago. */
+static cn_grammar *find_unused(const cn_grammars *g)
+{
+    cn_grammar *at = first(&g->made);
+    while (at->n_users > 0) at = CN_CONTAINER_OF(at->node.next, cn_grammar, node);
+    return at;
+}
+
+static void drop_unused(cn_grammars *g)
+{
+    while (g->n_unused > CN_GRAMMARS_UNUSED || g->unused_bytes > CN_GRAMMARS_UNUSED_BYTES)
+        drop_made(find_unused(g));
+}
+
+/* The one with the most states. */
+static cn_grammar *find_largest(const cn_grammars *g)
 {
     cn_grammar *largest = NULL;
-    for (cn_list_node *at = g->list.head; at; at = at->next) {
+    for (cn_list_node *at = g->made.head; at; at = at->next) {
         cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
-        if (grammar->n_users == 0) return grammar;
         if (!largest ||
             cn_automaton_bytes(grammar->automaton) > cn_automaton_bytes(largest->automaton))
             largest = grammar;
@@ -76,137 +182,104 @@ static cn_grammar *find_victim(const cn_grammars *g)
     return largest;
 }
 
-static void make_room(cn_grammars *g)
+void cn_grammars_make_room(cn_grammars *g)
 {
-    for (uint32_t n = g->list.n; n > 0 && g->bytes > g->most; n--) {
-        cn_grammar *grammar = find_victim(g);
-        if (grammar->n_users == 0)
-            drop(grammar);
-        else if (cn_automaton_shrink(grammar->automaton) != CN_OK)
-            return;
-    }
+    while (g->n_unused > 0 && g->state_bytes > g->most_state_bytes) drop_made(find_unused(g));
+    for (uint32_t n = g->made.n; n > 0 && g->state_bytes > g->most_state_bytes; n--)
+        if (cn_automaton_shrink(find_largest(g)->automaton) != CN_OK) return;
 }
 
-/* ---- open ---- */
+/* ---- make ---- */
 
-static cn_status emit_choice(const json_t *list, cn_net *net)
+cn_status cn_grammars_begin(cn_grammars *g, const cn_form *f)
 {
-    size_t i;
-    json_t *v;
-    const cn_net_rule root = net->rules[0];
-    const size_t n = json_array_size(list);
-    if (n == 0 || n > CN_GRAMMAR_MAX_CHOICES)
-        return cn_fail(CN_ERR_ARG, "expected an array of 1 to %d strings", CN_GRAMMAR_MAX_CHOICES);
-    json_array_foreach(list, i, v)
-    {
-        if (json_string_length(v) == 0) return cn_fail(CN_ERR_ARG, "expected non-empty strings");
-        const uint32_t end =
-            cn_net_text(net, root.start, json_string_value(v), json_string_length(v));
-        cn_net_empty(net, end, root.end);
-    }
-    return net->status;
-}
-
-static cn_status emit_schema(json_t *schema, const char *whitespace, cn_net *net)
-{
-    cn_json_rules rules;
-    CN_TRY(cn_json_rules_add(net, whitespace, &rules));
-    if (schema) return cn_schema_emit(schema, net, &rules, 0);
-    cn_net_call(net, net->rules[0].start, net->rules[0].end, rules.any_object);
-    return net->status;
-}
-
-/* Reads the text, which is JSON: a schema, a list of choices or a form of calls. */
-static cn_status emit_json(const cn_structure *s, cn_net *net)
-{
-    json_t *value;
-    const bool calls = s->kind == CN_STRUCTURE_CALLS, choice = s->kind == CN_STRUCTURE_CHOICE;
-    CN_TRY(cn_json_parse(&value, s->text, strlen(s->text),
-                         calls ? "tools" : choice ? "choice" : "schema",
-                         calls ? CN_CALLS_MAX_BYTES : CN_SCHEMA_MAX_BYTES, CN_SCHEMA_MAX_DEPTH,
-                         CN_ERR_ARG));
-    const cn_status status = calls    ? cn_calls_emit(value, s->whitespace, net)
-                             : choice ? emit_choice(value, net)
-                                      : emit_schema(value, s->whitespace, net);
-    json_decref(value);
-    return status;
-}
-
-static cn_status emit_root(const cn_structure *s, cn_net *net)
-{
-    cn_net_rule_new(net);
-    CN_TRY(net->status);
-    switch (s->kind) {
-    case CN_STRUCTURE_JSON: return emit_schema(NULL, s->whitespace, net);
-    case CN_STRUCTURE_SCHEMA:
-    case CN_STRUCTURE_CALLS:
-    case CN_STRUCTURE_CHOICE: return emit_json(s, net);
-    case CN_STRUCTURE_REGEX:
-        return cn_regex_emit(s->text, strlen(s->text), false, CN_TEXT_PLAIN, net,
-                             net->rules[0].start, net->rules[0].end);
-    case CN_STRUCTURE_NONE: break;
-    }
-    CN_ASSERT(!"a structure");
-    return CN_OK;
-}
-
-static cn_status compile(cn_grammars *g, const cn_structure *s, cn_automaton **out)
-{
-    cn_net net = {.status = CN_OK};
-    cn_status status = emit_root(s, &net);
-    if (status == CN_OK) status = cn_net_finish(&net);
-    if (status == CN_OK) return cn_automaton_create(out, &net, &g->vocabulary, &g->bytes);
-    cn_net_free(&net);
-    return status;
-}
-
-static cn_grammar *find(const cn_grammars *g, const cn_structure *s, const char *text)
-{
-    for (cn_list_node *at = g->list.head; at; at = at->next) {
-        cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
-        const char *a = grammar->whitespace, *b = s->whitespace;
-        const bool spaced_alike = a && b ? strcmp(a, b) == 0 : a == b;
-        if (grammar->kind == s->kind && spaced_alike && strcmp(grammar->text, text) == 0)
-            return grammar;
-    }
-    return NULL;
-}
-
-static cn_status add(cn_grammars *g, const cn_structure *s, const char *text, cn_grammar **out)
-{
-    make_room(g);
-    if (g->bytes > CN_GRAMMARS_MAX_BYTES)
-        return cn_fail(CN_ERR_BUSY, "the grammars of other requests fill the memory: try again "
-                                    "later");
+    if (find(&g->making, f)) return CN_OK;
+    if (!g->compiler) CN_TRY(cn_compiler_create(&g->compiler, &g->vocabulary));
     cn_grammar *grammar = cn_calloc(1, sizeof *grammar);
-    char *copy = cn_strdup(text), *space = s->whitespace ? cn_strdup(s->whitespace) : NULL;
-    const bool copied = grammar && copy && (space || !s->whitespace);
-    cn_status status = copied ? compile(g, s, &grammar->automaton)
-                              : cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
+    if (!grammar) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
+    const cn_status status = cn_form_copy(&grammar->form, &f->structure);
     if (status != CN_OK) {
         cn_free(grammar);
-        cn_free(copy);
-        cn_free(space);
         return status;
     }
     grammar->owner = g;
-    grammar->kind = s->kind;
-    grammar->text = copy;
-    grammar->whitespace = space;
-    cn_list_append(&g->list, &grammar->node);
-    g->n_unused++;
-    *out = grammar;
+    grammar->job.form = grammar->form.structure;
+    cn_list_append(&g->making, &grammar->node);
+    cn_compiler_post(g->compiler, &grammar->job);
     return CN_OK;
 }
 
-cn_status cn_grammars_open(cn_grammars *g, const cn_structure *s, cn_grammar **out)
+void cn_grammars_cancel(cn_grammars *g, const cn_form *f)
 {
-    const char *text = s->text ? s->text : "";
-    cn_grammar *grammar = find(g, s, text);
-    if (!grammar) CN_TRY(add(g, s, text, &grammar));
-    cn_list_remove(&g->list, &grammar->node);
-    cn_list_append(&g->list, &grammar->node);
-    if (grammar->n_users++ == 0) g->n_unused--;
+    cn_grammar *grammar = find(&g->making, f);
+    if (!grammar || !cn_compiler_try_cancel(g->compiler, &grammar->job)) return;
+    cn_list_remove(&g->making, &grammar->node);
+    free_grammar(grammar);
+}
+
+static void keep_made(cn_grammars *g, cn_grammar *grammar)
+{
+    grammar->automaton = grammar->job.automaton;
+    cn_automaton_adopt(grammar->automaton, &g->state_bytes);
+    cn_list_append(&g->made, &grammar->node);
+    g->n_unused++;
+    g->unused_bytes += cn_grammar_bytes(grammar);
+}
+
+static void keep_refused(cn_grammars *g, cn_grammar *grammar)
+{
+    grammar->error = grammar->job.error;
+    cn_list_append(&g->refused, &grammar->node);
+    g->refused_bytes += form_bytes(&grammar->form);
+    while (g->refused.n > CN_GRAMMARS_REFUSED || g->refused_bytes > CN_GRAMMARS_REFUSED_BYTES)
+        drop_refused(g, first(&g->refused));
+}
+
+bool cn_grammars_poll(cn_grammars *g)
+{
+    cn_compile_job *job;
+    bool any = false;
+    while (g->making.n > 0 && (job = cn_compiler_take(g->compiler))) {
+        cn_grammar *grammar = CN_CONTAINER_OF(job, cn_grammar, job);
+        cn_list_remove(&g->making, &grammar->node);
+        any = true;
+        if (job->status == CN_OK)
+            keep_made(g, grammar);
+        else
+            keep_refused(g, grammar);
+    }
+    return any;
+}
+
+void cn_grammars_wait(cn_grammars *g, uint32_t timeout_ms)
+{
+    if (g->making.n > 0) cn_compiler_wait(g->compiler, timeout_ms);
+}
+
+/* ---- use ---- */
+
+/* A failure for lack of memory is told once and not remembered. */
+static cn_status tell_refusal(cn_grammars *g, cn_grammar *grammar)
+{
+    const cn_status status = grammar->job.status;
+    cn_fail(status, "%s", grammar->error ? grammar->error : "out of memory for a grammar");
+    if (status != CN_ERR_ARG) drop_refused(g, grammar);
+    return status;
+}
+
+cn_status cn_grammars_open(cn_grammars *g, const cn_form *f, cn_grammar **out)
+{
+    cn_grammar *refused = find(&g->refused, f), *grammar = find(&g->made, f);
+    *out = NULL;
+    if (refused) return tell_refusal(g, refused);
+    if (!grammar) return CN_OK;
+    cn_list_remove(&g->made, &grammar->node);
+    cn_list_append(&g->made, &grammar->node);
+    if (grammar->n_users++ == 0) {
+        g->n_unused--;
+        g->unused_bytes -= cn_grammar_bytes(grammar);
+        g->used_bytes += cn_grammar_bytes(grammar);
+    }
     *out = grammar;
     return CN_OK;
 }
@@ -216,16 +289,12 @@ void cn_grammars_close(cn_grammar *grammar)
     if (!grammar || --grammar->n_users > 0) return;
     cn_grammars *g = grammar->owner;
     g->n_unused++;
-    while (g->n_unused > CN_GRAMMARS_UNUSED) drop(find_victim(g));
+    g->unused_bytes += cn_grammar_bytes(grammar);
+    g->used_bytes -= cn_grammar_bytes(grammar);
+    drop_unused(g);
 }
 
 void cn_grammar_match(cn_grammar *grammar, cn_matcher *m)
 {
     cn_matcher_start(m, grammar->automaton);
-}
-
-cn_status cn_grammars_mask(cn_grammars *g, cn_matcher *m, const uint32_t **mask)
-{
-    make_room(g);
-    return cn_matcher_mask(m, mask);
 }

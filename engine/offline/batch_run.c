@@ -428,7 +428,8 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
     } else if (lost) {
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
-        const bool invalid = cn_api_result_is_invalid(job->result);
+        const bool invalid = cn_api_result_fail(job->result) == CN_ERR_ARG;
+        cn_api_note_param(&job->item.request, &job->at_fault);
         if (!reject(run, job, invalid ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
                     cn_api_result_error(job->result)))
             return false;

@@ -89,9 +89,7 @@ static cn_status end_status(const cn_call *call)
         return cn_fail(CN_ERR_ARG, "the response exceeds %llu bytes (--max-reply-bytes): ask for "
                        "fewer tokens, samples or logprobs, or read a stream faster",
                        (unsigned long long)call->service->config->max_reply_bytes);
-    const char *error = cn_api_result_error(r);
-    if (error)
-        return cn_fail(cn_api_result_is_invalid(r) ? CN_ERR_ARG : CN_ERR_DEVICE, "%s", error);
+    if (cn_api_result_error(r)) return cn_api_result_fail(r);
     return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
 }
 

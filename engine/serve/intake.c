@@ -126,7 +126,8 @@ static cn_status take_memory(cn_call *call)
                         : 0;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < call->request->n_prompts; i++)
-        bytes += samples_bytes(&p->sampling, call->service->vocab, call->tokens[i].len) +
+        bytes += (p->structure.text ? strlen(p->structure.text) : 0) +
+                 samples_bytes(&p->sampling, call->service->vocab, call->tokens[i].len) +
                  call->tokens[i].len * score_bytes;
     if (bytes + call->held_bytes > memory->most)
         return cn_fail_param("n",

@@ -80,6 +80,9 @@ static void on_event(void *user, const cn_event *ev)
     s->finish = ev->finish;
     if (ev->finish != CN_FINISH_NONE) s->usage = *ev->usage;
     if (ev->stop_reason) strncpy(s->stop_reason, ev->stop_reason, sizeof s->stop_reason - 1);
+    if (ev->error) strncpy(s->error, ev->error, sizeof s->error - 1);
+    if (ev->param) strncpy(s->param, ev->param, sizeof s->param - 1);
+    s->invalid = ev->invalid;
     if (ev->last) slot->run->n_done++;
     slot->run->callback_allocs += cn_alloc_count() - allocs;
 }
@@ -196,6 +199,16 @@ void run_assert_refused(const run *r, const cn_request_params *p, const char *te
 {
     assert_int_equal(cn_engine_submit(r->engine, p, NULL, NULL, NULL), CN_ERR_ARG);
     assert_error_has(text);
+}
+
+void run_assert_invalid(run *r, const cn_request_params *p, const char *param, const char *text)
+{
+    const run_sample *s = r->samples[run_submit(r, p)];
+    run_finish(r);
+    assert_int_equal(s->finish, CN_FINISH_ERROR);
+    if (!s->invalid || strcmp(s->param, param) != 0 || !strstr(s->error, text))
+        fail_msg("invalid %d, param '%s', '%s'; expected '%s', '%s'", s->invalid, s->param,
+                 s->error, param, text);
 }
 
 void run_assert_kv_refused(const run *r, const cn_kv_params *kv, const char *text)

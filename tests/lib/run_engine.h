@@ -14,7 +14,8 @@ typedef struct run_sample {
     uint64_t logprob_hash; /* of all log-probabilities, in order; 0 when not requested */
     cn_finish finish;
     cn_usage usage;
-    char stop_reason[64];
+    char stop_reason[64], error[256], param[64]; /* cut; "": none */
+    bool invalid;
 } run_sample;
 
 typedef struct run {
@@ -60,6 +61,9 @@ void run_assert_same_bits(const run *x, uint32_t a, const run *y, uint32_t b, ui
  * have ended. */
 void run_assert_accounts(const run *r);
 
+/* Fails the test unless the request, which is submitted, ends with an error that has `text` and is
+ * about `param`. */
+void run_assert_invalid(run *r, const cn_request_params *p, const char *param, const char *text);
 /* Fails the test unless the engine refuses a request with CN_ERR_ARG and an error that has `text`.
  * The first form takes a request, the second one `kv` of a request with two prompt tokens. */
 void run_assert_refused(const run *r, const cn_request_params *p, const char *text);
