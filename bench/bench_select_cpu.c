@@ -168,10 +168,19 @@ static void run_step(bench *b, const cn_select_span *span, double *t)
         b->tail[s] = span->tail;
         b->lengths[s] = span->list_len + b->context - span->tail;
     }
-    const cn_attn_sparse_args sparse = {
-        a, b->list, b->context, b->list_len, b->tail, b->lengths, NULL};
+    static const cn_sel_stage none[MAX_BATCH]; /* the lists are made */
+    const cn_attend_selected_args lists = {
+        .attn = a,
+        .pools = b->pools,
+        .rows = {.stage = {{.stage = none}, {.stage = none}},
+                 .list_len = b->list_len,
+                 .tail = b->tail,
+                 .lengths = b->lengths},
+        .scratch = {.list = b->list, .list_stride = b->context},
+        .n_rows = b->batch,
+    };
     const double start = cn_now_s();
-    bench_must(b->be->attn_sparse(b->stream, &sparse));
+    bench_must(b->be->attend_selected(b->stream, &lists));
     t[SPARSE] = cn_now_s() - start;
 }
 

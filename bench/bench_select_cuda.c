@@ -41,7 +41,7 @@ typedef struct bench {
     uint32_t heads;
 } bench;
 
-typedef enum what { SCORE, SCORE_SELECT, ATTEND } what;
+typedef enum what { SCORE, SELECT, ATTEND } what;
 
 typedef struct bench_case {
     const char *name;
@@ -83,24 +83,24 @@ static const bench_case cases[] = {
     {"line tls tiles", SCORE, 4, 131072, 1, TLS},
     {"line tls tokens mean", SCORE, 8, 32768, 1, TLS_MEAN},
     {"line tls tokens max", SCORE, 8, 32768, 1, TLS_MAX},
-    {"line labels mean+select", SCORE_SELECT, 8, 32768, 1, MEAN},
-    {"line labels mean+select", SCORE_SELECT, 4, 131072, 1, MEAN},
-    {"line labels max+select", SCORE_SELECT, 8, 32768, 1, MAX},
-    {"line labels max+select", SCORE_SELECT, 4, 131072, 1, MAX},
-    {"line quest+select", SCORE_SELECT, 8, 32768, 1, QUEST},
-    {"line tls mean+select", SCORE_SELECT, 8, 32768, 1, TLS_MEAN},
-    {"line tls max+select", SCORE_SELECT, 8, 32768, 1, TLS_MAX},
-    {"large attn_sparse", ATTEND, 64, 2144, 1, MEAN},
-    {"line attn_sparse", ATTEND, 4, 2144, 1, MEAN},
-    {"line attn_sparse", ATTEND, 8, 2144, 1, MEAN},
-    {"line attn_sparse", ATTEND, 16, 2144, 1, MEAN},
+    {"line labels mean+select", SELECT, 8, 32768, 1, MEAN},
+    {"line labels mean+select", SELECT, 4, 131072, 1, MEAN},
+    {"line labels max+select", SELECT, 8, 32768, 1, MAX},
+    {"line labels max+select", SELECT, 4, 131072, 1, MAX},
+    {"line quest+select", SELECT, 8, 32768, 1, QUEST},
+    {"line tls mean+select", SELECT, 8, 32768, 1, TLS_MEAN},
+    {"line tls max+select", SELECT, 8, 32768, 1, TLS_MAX},
+    {"large attn_lists", ATTEND, 64, 2144, 1, MEAN},
+    {"line attn_lists", ATTEND, 4, 2144, 1, MEAN},
+    {"line attn_lists", ATTEND, 8, 2144, 1, MEAN},
+    {"line attn_lists", ATTEND, 16, 2144, 1, MEAN},
 };
 
 /* No block of `score` waits for the sums of others, so most parts are late (score_ring_shares.cuh,
  * score_ring_waves.cuh). */
 static const bench_case late_cases[] = {
-    {"late labels max+select", SCORE_SELECT, 8, 32768, 1, MAX},
-    {"late labels max+select", SCORE_SELECT, 4, 131072, 1, MAX},
+    {"late labels max+select", SELECT, 8, 32768, 1, MAX},
+    {"late labels max+select", SELECT, 4, 131072, 1, MAX},
     {"late rows max", SCORE, 8, 32768, 4, ROWS},
 };
 
@@ -111,6 +111,7 @@ typedef struct arrays {
     cn_sel_stage stage[MAX_SEQS];
     uint32_t first[MAX_SEQS], n[MAX_SEQS], base[MAX_SEQS], seed[MAX_SEQS], k[MAX_SEQS];
     uint32_t n_forced[MAX_SEQS], list_len[MAX_SEQS], tail[MAX_SEQS], lengths[MAX_SEQS];
+    uint32_t no_lengths[MAX_SEQS]; /* zeros: attention reads nothing */
     uint32_t tables[MAX_SEQS * MAX_TABLE];
     uint32_t tiles[MAX_SEQS * KV_HEADS * TILES];
     uint32_t lists[MAX_SEQS * KV_HEADS * MAX_LIST];
@@ -225,12 +226,18 @@ static void open_run(bench *b, const bench_case *c, bench_run *r)
 
 /* ---- launches ---- */
 
+/* Forms of the stage alone. In its place among the stages, or as `score` takes them. */
+static uint32_t route_of(const bench *b, const bench_case *c)
+{
+    const cn_sel_forms forms = {{0, cn_sel_form(&c->stage)}};
+    return b->be->select_route(&forms, &forms);
+}
+
 static void record_score(bench *b, const bench_run *r, uint32_t i)
 {
     const bench_case *c = r->c;
     const arrays *a = r->on_device;
     const size_t q_row = (size_t)b->heads * DIM;
-    cn_score_progress progress = {0};
     const cn_score_args score = {.q = {r->q, r->q},
                                  .q_stride = {q_row * c->n_layers, q_row * c->n_layers},
                                  .stage = a->stage,
@@ -243,61 +250,60 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
                                  .seed = a->seed,
                                  .tiles = a->tiles,
                                  .tile_stride = TILES,
-                                 .keys = 1U << c->stage.key,
+                                 .route = route_of(b, c),
                                  .n_seqs = c->n_seqs,
                                  .first_layer = i * c->n_layers,
                                  .n_layers = c->n_layers,
-                                 .early = true,
-                                 .logits = c->stage.group == CN_GROUP_MAX
-                                               ? (float *)(void *)r->logits
-                                               : NULL,
-                                 .out = (uint16_t *)(void *)r->score,
-                                 .progress = c->what == SCORE_SELECT ? &progress : NULL};
+                                 .logits = c->stage.group == CN_GROUP_MAX ? r->logits : NULL,
+                                 .out = (uint16_t *)(void *)r->score};
     bench_must(b->be->score(b->stream, &score));
-    if (c->what == SCORE) return;
-    const cn_select_args select = {.score = score.out,
-                                   .stage = a->stage,
-                                   .first = a->first,
-                                   .n = a->n,
-                                   .base = a->base,
-                                   .k = a->k,
-                                   .n_forced = a->n_forced,
-                                   .tiles = a->tiles,
-                                   .tile_stride = TILES,
-                                   .n_seqs = c->n_seqs,
-                                   .n_layers = 1,
-                                   .n_kv_heads = KV_HEADS,
-                                   .tokens = true,
-                                   .list = (uint32_t *)(void *)r->list,
-                                   .list_stride = MAX_LIST,
-                                   .progress = &progress};
-    bench_must(b->be->select(b->stream, &select));
 }
 
+/* With the stage of tokens, of SELECT; or without, of ATTEND: then the lists are given. */
 static void record_attend(bench *b, const bench_run *r, uint32_t i)
 {
     const arrays *a = r->on_device;
-    const cn_attn_sparse_args sparse = {.attn = {.out = r->out,
-                                                 .q = r->q,
-                                                 .kv = r->pools.kv,
-                                                 .batch = &r->batch,
-                                                 .layout = r->pools.layout,
-                                                 .n_heads = b->heads,
-                                                 .layer = i,
-                                                 .scale = 1.0f / sqrtf(DIM)},
-                                        .index = a->lists,
-                                        .index_stride = MAX_LIST,
-                                        .list_len = a->list_len,
-                                        .tail = a->tail,
-                                        .lengths = a->lengths};
-    bench_must(b->be->attn_sparse(b->stream, &sparse));
+    const bench_case *c = r->c;
+    const bool selects = c->what == SELECT;
+    const cn_sel_forms none = {{0}};
+    cn_attend_selected_args attend = {
+        .attn = {.out = r->out,
+                 .q = r->q,
+                 .kv = r->pools.kv,
+                 .batch = &r->batch,
+                 .layout = r->pools.layout,
+                 .n_heads = b->heads,
+                 .layer = i,
+                 .scale = 1.0f / sqrtf(DIM)},
+        .pools = r->pools,
+        .rows = {.n_forced = a->n_forced,
+                 .seed = a->seed,
+                 .list_len = a->list_len,
+                 .tail = a->tail,
+                 .lengths = selects ? a->no_lengths : a->lengths},
+        .scratch = {.score = (uint16_t *)(void *)r->score,
+                    .logits = r->logits,
+                    .list = selects ? (uint32_t *)(void *)r->list : (uint32_t *)(uintptr_t)a->lists,
+                    .tiles = (uint32_t *)(uintptr_t)a->tiles,
+                    .list_stride = MAX_LIST,
+                    .tile_stride = TILES},
+        .n_rows = c->n_seqs,
+        .route = selects ? route_of(b, c) : b->be->select_route(&none, &none),
+    };
+    attend.rows.stage[1].stage = a->stage;
+    attend.rows.stage[1].first = a->first;
+    attend.rows.stage[1].n = a->n;
+    attend.rows.stage[1].base = a->base;
+    attend.rows.stage[1].k = a->k;
+    attend.rows.stage[0] = attend.rows.stage[1];
+    bench_must(b->be->attend_selected(b->stream, &attend));
 }
 
 static void record(bench *b, const bench_run *r)
 {
     for (uint32_t i = 0; i < r->n_launches; i++)
-        if (r->c->what == ATTEND) record_attend(b, r, i);
-        else record_score(b, r, i);
+        if (r->c->what == SCORE) record_score(b, r, i);
+        else record_attend(b, r, i);
 }
 
 /* Bytes that a launch must read, and write. */
@@ -310,7 +316,7 @@ static void count_bytes(const bench *b, const bench_case *c, double *reads, doub
                                                        : 4 * DIM;
     *reads = units * n * key;
     *writes = units * n * 2;
-    if (c->what == SCORE_SELECT) *writes += units * 2048 * 4;
+    if (c->what == SELECT) *writes += units * 2048 * 4;
     if (c->what != ATTEND) return;
     *reads = units * (c->n_tokens * 4.0 * DIM + 2048 * 4);
     *writes = (double)c->n_seqs * b->heads * DIM * 2;

@@ -166,6 +166,14 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
 
 /* ---- spans ---- */
 
+cn_sel_stage cn_selector_tile_stage(void)
+{
+    return (cn_sel_stage){.active = 1,
+                          .key = CN_KEY_BOUNDS,
+                          .group = CN_GROUP_SUM,
+                          .entry_log2 = CN_DIGEST_TILE_LOG2};
+}
+
 cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv)
 {
     cn_sel_stage st = {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX};
@@ -196,18 +204,22 @@ cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv)
     return st;
 }
 
-cn_selector_rules cn_selector_rules_of(cn_kv_select select)
+cn_sel_forms cn_selectors_forms(uint32_t selectors)
 {
-    cn_selector_rules rules = {0};
-    for (uint32_t i = 0; i < 4; i++) {
-        const cn_kv_params kv = {.select = select,
-                                 .select_group = i % 2 ? CN_SELECT_MEAN : CN_SELECT_MAX,
-                                 .select_keys = i / 2 ? CN_SELECT_ROWS : CN_SELECT_LABELS};
-        const cn_sel_stage stage = cn_selector_token_stage(&kv);
-        if (cn_sel_stage_is_max(&stage)) rules.max |= 1U << stage.key;
-        else rules.other |= 1U << stage.key;
+    cn_sel_forms forms = {{0}};
+    const cn_sel_stage tiles = cn_selector_tile_stage();
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(selectors >> i & 1)) continue;
+        if (cn_selector_of((cn_kv_select)i)->has_tiles) forms.stage[0] |= cn_sel_form(&tiles);
+        for (uint32_t k = 0; k < 4; k++) {
+            const cn_kv_params kv = {.select = (cn_kv_select)i,
+                                     .select_group = k % 2 ? CN_SELECT_MEAN : CN_SELECT_MAX,
+                                     .select_keys = k / 2 ? CN_SELECT_ROWS : CN_SELECT_LABELS};
+            const cn_sel_stage tokens = cn_selector_token_stage(&kv);
+            forms.stage[1] |= cn_sel_form(&tokens);
+        }
     }
-    return rules;
+    return forms;
 }
 
 /* First token behind the candidates of a selector that predicts; 0: there are none yet. They are
@@ -255,8 +267,7 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
     s.n[1] = (tail - base) / row->entry_tokens;
     s.k[1] = kv->select_tokens / row->entry_tokens;
     if (!row->has_tiles) return s;
-    s.stage[0] =
-        (cn_sel_stage){.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 6};
+    s.stage[0] = cn_selector_tile_stage();
     s.n[0] = tail / CN_DIGEST_TILE;
     s.k[0] = cn_min_u32(kv->select_tiles, s.n[0]);
     s.n[1] = s.k[0] * CN_DIGEST_TILE;

@@ -12,7 +12,7 @@
 
 /* In the order of cn_kv_select. */
 #define CN_SELECTOR_NAMES "none|oracle|quest|ds|tls|spade|last|random"
-enum { CN_N_SELECTORS = 8, CN_SELECT_STAGES = 2 };
+enum { CN_N_SELECTORS = 8 };
 
 typedef struct cn_selector {
     const char *name;
@@ -36,18 +36,8 @@ typedef struct cn_selector_needs {
 } cn_selector_needs;
 cn_selector_needs cn_selectors_need(uint32_t selectors);
 
-/* The keys by which requests of a selector can rank tokens, by group rule. Bit i is cn_sel_key
- * i. */
-typedef struct cn_selector_rules {
-    uint32_t max, other; /* other: mean, sum or none */
-} cn_selector_rules;
-cn_selector_rules cn_selector_rules_of(cn_kv_select select);
-
-/* Returns true for a stage with group rule max. */
-static inline bool cn_sel_stage_is_max(const cn_sel_stage *st)
-{
-    return st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
-}
+/* The forms of the stages that requests of these selectors can have, for homes on the device. */
+cn_sel_forms cn_selectors_forms(uint32_t selectors);
 
 /* Checks the selection parameters and rounds select_tokens, recent_tokens and, for tiles of a home
  * elsewhere, sink_tokens up. `most` is the engine's default: a request's select_tokens,
@@ -55,7 +45,8 @@ static inline bool cn_sel_stage_is_max(const cn_sel_stage *st)
  * cn_policy_check. CN_ERR_ARG names field, value and limit. */
 cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv_params *most);
 
-/* The stage that ranks tokens. */
+/* The stage that ranks tiles of 64 tokens, and that which ranks tokens. */
+cn_sel_stage cn_selector_tile_stage(void);
 cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv);
 
 /* What a decode step does for a sequence. */

@@ -69,12 +69,11 @@ CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
 CUDA_OP(rope_store, cn_rope_store_args)
 CUDA_OP(attn_decode, cn_attn_args)
 CUDA_OP(attn_prefill, cn_attn_args)
-CUDA_OP(attn_sparse, cn_attn_sparse_args)
 CUDA_OP(digest, cn_digest_args)
 CUDA_OP(predict, cn_predict_args)
 CUDA_OP(score, cn_score_args)
 CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
-CUDA_OP(select_in_tiles, cn_in_tiles_args)
+CUDA_OP(attend_selected, cn_attend_selected_args)
 CUDA_OP(exchange, cn_exchange_args)
 CUDA_OP(fetch, cn_fetch_args)
 CUDA_OP(silu_mul, cn_silu_mul_args)
@@ -193,12 +192,12 @@ static const cn_backend CUDA_TABLE = {
     .rope_store = rope_store,
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,
-    .attn_sparse = attn_sparse,
     .digest = digest,
     .predict = predict,
     .score = score,
     .select = select_best,
-    .select_in_tiles = select_in_tiles,
+    .attend_selected = attend_selected,
+    .select_route = cn_cuda_select_route,
     .exchange = exchange,
     .fetch = fetch,
     .silu_mul = silu_mul,
@@ -228,7 +227,6 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(cn_cuda_device_open(&c->device, &c->opts));
     CN_TRY(join_others(c));
     if (c->opts.portable) c->device.hopper = false;
-    c->table.counts_scores = c->device.hopper;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],

@@ -12,6 +12,7 @@
 
 #include "engine/base.h"
 #include "engine/ops.h"
+#include "engine/selected_stages.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,7 +26,7 @@ enum {
     CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of a HIGH stream */
 };
 
-enum { CN_CUDA_LIST_DONE = 8 }; /* in cn_select_args.done, in eighths: the list is finished */
+enum { CN_CUDA_LIST_DONE = 8 }; /* count of a finished list: `select` counts eighths */
 
 typedef struct cn_cuda cn_cuda;
 typedef struct cn_cuda_gemm_state cn_cuda_gemm_state;
@@ -169,16 +170,19 @@ cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
 bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *first,
                         const cn_product_shape *second);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
-/* Scratch that attn_decode and attn_sparse need for the largest step under these options. */
+/* Scratch that attn_decode and attend_selected need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
-/* Scratch that score needs for the largest step under these options. */
+/* Scratch that score and attend_selected need for the largest step under these options. */
 size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
 cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
-cn_status cn_cuda_select_in_tiles(cn_stream *s, const cn_in_tiles_args *a);
+/* Attention to lists. done: the `select` before it has made all lists of these rows, and counts
+ * their finished parts there; or NULL. */
+cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a, const uint32_t *done);
+cn_status cn_cuda_attend_selected(cn_stream *s, const cn_attend_selected_args *a);
+uint32_t cn_cuda_select_route(const cn_sel_forms *need, const cn_sel_forms *declared);
 cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
 /* Sets the largest chosen_stride for which a thread block has enough shared memory. */
 cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most);

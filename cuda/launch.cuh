@@ -13,9 +13,9 @@
  * kernel before it has called cn_overlap_next() or ended. So all blocks that will count have
  * started, and none of them waits for a later kernel. Where blocks of `score` compute shares
  * (score_ring_shares.cuh, score_ring_waves.cuh), they wait for each other, for a limited time.
- * attn_sparse, behind `select`, reads queries, K and V before it waits for the same reason, and
+ * attn_lists, after `select`, reads queries, K and V before it waits for the same reason, and
  * lists before it waits because `select` counts their finished parts (select.cu). All this holds
- * for select_in_tiles in the place of `select`. rope_store of later layers reads the arrays of the
+ * for in_tiles_kernel in the place of `select`. rope_store of later layers reads the arrays of the
  * step and the tables of angles before it waits: copies write them before the first kernel of the
  * step. Weights are never written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH

@@ -156,11 +156,10 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !needs.capped},
-        {"attn_sparse", be->attn_sparse || !selects.any},
-        {"score", be->score || !selects.any},
-        {"select", be->select || !selects.any},
+        {"attend_selected", be->attend_selected || !selects.any},
         {"digest", be->digest || !selects.planes},
         {"predict", be->predict || !selects.slots},
+        {"score", be->score || !away},
         {"exchange", be->exchange || !away},
         {"fetch", be->fetch || !away},
     };
@@ -200,11 +199,9 @@ static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 /* cn_cuda_backend_opts.score_room of the model's backend. Home `host` does not rank K rows. */
 static uint64_t step_score_room(const cn_config *c, const cn_model_config *m)
 {
-    for (unsigned i = 0; i < CN_N_SELECTORS; i++)
-        if (cn_config_local_selectors(c) >> i & 1 &&
-            cn_selector_rules_of((cn_kv_select)i).max >> CN_KEY_ROWS & 1)
-            return cn_start_select_scratch(c, m, CN_DIGEST_TILE).room;
-    return 0;
+    const cn_sel_forms forms = cn_selectors_forms(cn_config_local_selectors(c));
+    const uint32_t rows_max = cn_sel_forms_of_key(CN_KEY_ROWS) & CN_SEL_FORMS_MAX;
+    return forms.stage[1] & rows_max ? cn_start_select_scratch(c, m, CN_DIGEST_TILE).room : 0;
 }
 
 static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t ordinal)

@@ -117,7 +117,8 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
                                                .block_tokens = o->block_tokens,
                                                .room = o->select_room,
                                                .seed = o->select_seed,
-                                               .selectors = o->selectors};
+                                               .selectors = o->selectors,
+                                               .be = be};
         const cn_status status =
             cn_select_builder_init(&b->select, &select, b->device + b->offset[SEC_SELECT]);
         if (status != CN_OK) {

@@ -175,7 +175,7 @@ void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_st
     r->n_added = r->n_ranges = 0;
     r->strides = strides;
     r->holds = false;
-    r->keys = 0;
+    r->forms = (cn_sel_forms){{0}};
 }
 
 /* Returns where the candidates of row i begin in the scores of its range. */
@@ -224,13 +224,10 @@ static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *
 /* What an exchange ranks: tokens, or for `tls` tiles. */
 static cn_sel_stage stage_of(const cn_kv_params *kv)
 {
-    if (cn_selector_of(kv->select)->has_tiles)
-        return (cn_sel_stage){.active = 1,
-                              .key = CN_KEY_BOUNDS,
-                              .group = CN_GROUP_SUM,
-                              .query = CN_SEL_PREDICTED,
-                              .entry_log2 = CN_DIGEST_TILE_LOG2};
-    return cn_selector_token_stage(kv);
+    if (!cn_selector_of(kv->select)->has_tiles) return cn_selector_token_stage(kv);
+    cn_sel_stage tiles = cn_selector_tile_stage();
+    tiles.query = CN_SEL_PREDICTED;
+    return tiles;
 }
 
 void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
@@ -261,7 +258,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     r->host[byte_at(&r->sizes, ROTATE) + i] = (char)(kv->select_rotate || stage.entry_log2 > 0);
     r->host[byte_at(&r->sizes, ENTRY_LOG2) + i] = (char)stage.entry_log2;
     r->holds |= span.excludes_held;
-    r->keys |= 1U << stage.key;
+    r->forms.stage[1] |= cn_sel_form(&stage);
     copy_tables(r, i, row);
 }
 
@@ -354,11 +351,10 @@ static cn_status score(const job *j, cn_row_range range)
         .first = device_u32(j, FIRST) + r,
         .n = device_u32(j, N) + r,
         .base = device_u32(j, BASE) + r,
-        .keys = j->r->keys,
+        .route = cn_select_route_of(j->x->be, &j->r->forms, &j->r->forms),
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
-        .early = true, /* copies of events, digests and tables come before the prediction */
         .logits = j->m->logits,
         .out = j->m->score,
     };

@@ -86,7 +86,7 @@ typedef struct cn_exchange_rows {
     uint32_t n_rows, n_added, n_ranges;
     uint32_t turn; /* number of the exchange, among those with the same scratch */
     bool holds; /* some policy's area holds tokens that are no candidates */
-    uint32_t keys; /* of the rows, as in cn_score_args */
+    cn_sel_forms forms; /* of the rows: stage 1 */
 } cn_exchange_rows;
 /* CN_ERR_MEMORY. Free also after an error. */
 cn_status cn_exchange_rows_init(cn_exchange_rows *r, const cn_exchange_sizes *z,

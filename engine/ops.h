@@ -170,22 +170,6 @@ typedef struct cn_attn_args {
     const uint32_t *lengths;
 } cn_attn_args;
 
-/* One query per sequence attends to lengths[s] resident slots: first the list of its kv head, then
- * the tail. Entry i is index[s, head, i] for i < list_len[s], else slot tail[s] + i - list_len[s].
- * A sequence of length 0 leaves its rows of out alone. attn.lengths is not used. */
-typedef struct cn_attn_sparse_args {
-    cn_attn_args attn;
-    const uint32_t *index; /* [n_decode, hk, index_stride] slot numbers in the sequence */
-    uint32_t index_stride;
-    const uint32_t *list_len, *tail, *lengths; /* [n_decode] */
-    /* NULL, or [n_decode, hk]: `done` of the calls of `select`, of one layer, that make all lists.
-     * The last call must be directly before this op, behind its `score`, and what else this op
-     * reads must be written before that `score`. A device counts the finished parts of each list
-     * there, and this op may read a list before the others are finished. If no such call makes one
-     * of the lists, this op never ends. */
-    const uint32_t *done;
-} cn_attn_sparse_args;
-
 /* out[T,I] = silu(gate_up[T, 0:I]) * gate_up[T, I:2I] */
 typedef struct cn_silu_mul_args {
     void *out;
@@ -389,7 +373,8 @@ typedef enum cn_sel_key {
     CN_KEY_ROWS,   /* q_h . k */
     CN_KEY_LABELS, /* integer product of the quantised query and the label */
     CN_KEY_BOUNDS, /* largest q . k that the bounds of an entry of 16 or 64 tokens allow */
-    CN_KEY_HASH    /* a hash of (seed, layer, kv head, candidate): random */
+    CN_KEY_HASH,   /* a hash of (seed, layer, kv head, candidate): random */
+    CN_N_SEL_KEYS
 } cn_sel_key;
 typedef enum cn_sel_group {
     CN_GROUP_MEAN, /* the group's mean query: rows and labels only */
@@ -409,19 +394,43 @@ typedef struct cn_sel_stage {
     uint8_t reserved[2];
 } cn_sel_stage;
 
-/* Whether `score` counts for the `select` of its output, on the device: for each unit, how many
- * scores it has stored, and how many of these have each high byte. So a unit's candidates can be
- * selected before all of `score` has ended. */
-typedef struct cn_score_progress {
-    bool counts;
-} cn_score_progress;
+/* Returns true for a stage with group rule max. */
+static inline bool cn_sel_stage_is_max(const cn_sel_stage *st)
+{
+    return st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
+}
+
+enum { CN_SELECT_STAGES = 2 }; /* tiles, then tokens */
+
+/* The forms of the active stages of some sequences: a bit for each combination of key, group rule
+ * max or another one, and whether candidates are in tiles. stage[i] 0: no stage i is active. */
+typedef struct cn_sel_forms {
+    uint32_t stage[CN_SELECT_STAGES];
+} cn_sel_forms;
+
+/* The forms, of any key, whose candidates are in tiles; and those under group rule max. */
+#define CN_SEL_FORMS_IN_TILES 0xaaaau
+#define CN_SEL_FORMS_MAX 0xccccu
+
+static inline uint32_t cn_sel_forms_of_key(cn_sel_key key) { return 15u << 4 * key; }
+
+static inline uint32_t cn_sel_form(const cn_sel_stage *st)
+{
+    uint32_t form = cn_sel_forms_of_key((cn_sel_key)st->key);
+    form &= cn_sel_stage_is_max(st) ? CN_SEL_FORMS_MAX : ~CN_SEL_FORMS_MAX;
+    form &= st->in_tiles ? CN_SEL_FORMS_IN_TILES : ~CN_SEL_FORMS_IN_TILES;
+    return st->active ? form : 0;
+}
 
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
  *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
  * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select_math.h), scaled by
  * 1/sqrt(d); under group rule max log2 of the largest share (cn_share_score). Candidates in tiles
  * that lie below position `base` get 0, the lowest value, and count in no softmax. Labels are
- * ranked alike, bit by bit, on every backend. */
+ * ranked alike, bit by bit, on every backend.
+ *
+ * What the op reads, except q and tiles, must be complete before the op before it starts: a device
+ * may read it early. */
 typedef struct cn_score_args {
     /* By query: [S, n_layers, hq, d] act; q_stride elements from a sequence to the next. */
     const void *q[CN_N_SEL_QUERIES];
@@ -436,21 +445,12 @@ typedef struct cn_score_args {
     const uint32_t *seed;            /* [S] of CN_KEY_HASH */
     const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
     uint32_t tile_stride;
-    /* Bit i: an active stage may have cn_sel_key i. No active stage has a key whose bit is 0. But
-     * if all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
-    uint32_t keys;
+    uint32_t route; /* cn_backend.select_route of the stages' forms; 0: of any forms */
     uint32_t n_seqs, first_layer, n_layers;
-    /* What the op reads, except q and tiles, was complete before the op before it started. A device
-     * may then read it early. */
-    bool early;
     /* Scratch of group rule max, ragged alike: cn_logit_row elements of backend->logit_bytes for
      * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
     void *logits;
     uint16_t *out;
-    /* NULL, or where `score` says whether it counts. The next op of the stream must then be the
-     * `select` or `select_in_tiles` of this output, with the same arrays and *progress: it waits
-     * for the counts and clears them. Otherwise a later `select` may never end. */
-    cn_score_progress *progress;
 } cn_score_args;
 
 /* Returns how many logits a candidate has under rule max: the query heads of its kv head, rounded
@@ -476,18 +476,48 @@ typedef struct cn_select_args {
     bool tokens;
     uint32_t *list;                   /* [S, n_layers, hk, list_stride] */
     uint32_t list_stride;
-    uint32_t *done; /* [S, n_layers, hk] or NULL: as in cn_attn_sparse_args */
-    const cn_score_progress *progress; /* of the op before, which has computed `score`; or NULL */
 } cn_select_args;
 
-/* Three ops in one: the tiles of each unit are selected, their tokens are scored, and tokens are
- * selected. Every active stage of `score` ranks tokens in these tiles. The op before is the `score`
- * of the tiles, with tiles.progress. `tiles.list` and `score.out` may stay unwritten. */
-typedef struct cn_in_tiles_args {
-    cn_select_args tiles;
-    cn_score_args score;
-    cn_select_args tokens;
-} cn_in_tiles_args;
+/* The selection of decode rows, arrays [S] each. A row that attends to all of its slots has no
+ * active stage, list_len 0 and tail 0. A row without an active token stage may have a list: then it
+ * is in scratch.list before. */
+typedef struct cn_select_rows {
+    struct {
+        const cn_sel_stage *stage;
+        const uint32_t *first, *n, *base, *k; /* as in cn_score_args and cn_select_args */
+    } stage[CN_SELECT_STAGES]; /* stage 0: bounds of tiles under group rule sum */
+    const uint32_t *n_forced, *seed;
+    /* The row attends to lengths[s] slots: first the list of its kv head, then the tail. Entry i is
+     * list[s, head, i] for i < list_len[s], else slot tail[s] + i - list_len[s]. */
+    const uint32_t *list_len, *tail, *lengths;
+} cn_select_rows;
+
+/* Device memory in which rows are ranked. Rows: of the largest step. */
+typedef struct cn_select_scratch {
+    uint16_t *score; /* [room, hk] */
+    void *logits;    /* [room, hk, cn_logit_row] of backend->logit_bytes */
+    uint32_t *list;  /* [rows, hk, list_stride]; the lists, after the op */
+    uint32_t *tiles; /* [rows, hk, tile_stride]; NULL without stages over tiles */
+    void *predicted; /* act [rows, layers that select, hq, d]; NULL if no row predicts */
+    uint32_t room;   /* candidates of one launch, all its sequences */
+    uint32_t list_stride, tile_stride;
+} cn_select_scratch;
+
+/* Ranks, selects and attends for decode rows [first_row, first_row + n_rows) of a batch, in one
+ * layer. All arrays are those of the whole batch, but the rows' numbers `first` count from
+ * first_row. How the stages overlap is the backend's affair. A sequence of length 0 leaves its rows
+ * of out alone. In layers above 0 the digests, the tables and the arrays of the rows must be
+ * complete before the attention of the layer below starts. */
+typedef struct cn_attend_selected_args {
+    cn_attn_args attn; /* lengths is not used */
+    cn_pools pools;
+    cn_select_rows rows;
+    cn_select_scratch scratch;
+    const void *predicted; /* act [S, hq, d]: of this layer; or NULL */
+    size_t predicted_stride; /* elements from a sequence to the next */
+    uint32_t first_row, n_rows;
+    uint32_t route; /* cn_backend.select_route of the forms that the rows may have */
+} cn_attend_selected_args;
 
 enum { CN_MAX_SELECT_WINDOW = 64 };
 
@@ -587,7 +617,6 @@ struct cn_backend {
     size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
     uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
-    bool counts_scores; /* `score` counts for `select` where it can (cn_score_progress) */
     void *ctx;  /* private to the backend */
 
     void (*close)(cn_backend *be);
@@ -656,14 +685,17 @@ struct cn_backend {
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
     cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);
-    cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
     /* Selection; NULL: the backend supports no selectors. */
     cn_status (*digest)(cn_stream *s, const cn_digest_args *a);
     cn_status (*predict)(cn_stream *s, const cn_predict_args *a);
     cn_status (*score)(cn_stream *s, const cn_score_args *a);
     cn_status (*select)(cn_stream *s, const cn_select_args *a);
-    /* NULL: the backend has the three ops only. */
-    cn_status (*select_in_tiles)(cn_stream *s, const cn_in_tiles_args *a);
+    cn_status (*attend_selected)(cn_stream *s, const cn_attend_selected_args *a);
+    /* Returns a number above 0 that says how the backend ranks rows of these forms. Calls with
+     * equal numbers launch the same kernels for the same number of rows. `need` is of the rows of a
+     * step, `declared` of all rows that steps can have: a backend may choose kernels that serve
+     * more rows, so that there are fewer numbers. NULL: the number is not used. */
+    uint32_t (*select_route)(const cn_sel_forms *need, const cn_sel_forms *declared);
     /* Exchange with a home space; NULL: the backend supports no away requests. */
     cn_status (*exchange)(cn_stream *s, const cn_exchange_args *a);
     cn_status (*fetch)(cn_stream *s, const cn_fetch_args *a);

@@ -89,23 +89,24 @@ cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_o
     if (!b->ranges)
         return cn_fail(CN_ERR_MEMORY, "selection: out of host memory for %u rows", max_rows);
     cn_select_view *v = &b->view;
-    v->list_len = u32_array(b, device, LIST_LEN);
-    v->tail = u32_array(b, device, TAIL);
-    v->lengths = u32_array(b, device, LENGTHS);
-    v->n_forced = u32_array(b, device, N_FORCED);
-    v->seed = u32_array(b, device, SEED);
+    v->rows.list_len = u32_array(b, device, LIST_LEN);
+    v->rows.tail = u32_array(b, device, TAIL);
+    v->rows.lengths = u32_array(b, device, LENGTHS);
+    v->rows.n_forced = u32_array(b, device, N_FORCED);
+    v->rows.seed = u32_array(b, device, SEED);
     v->ring_slots = u32_array(b, device, RING_SLOT);
     v->newest = u32_array(b, device, NEWEST);
     v->modulus = u32_array(b, device, MODULUS);
     v->n_window = u32_array(b, device, N_WINDOW);
     v->weights = (const uint8_t *)device + byte_at(max_rows, 0);
     v->rotate = (const uint8_t *)device + byte_at(max_rows, 1);
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
-        v->stage[i] = (cn_select_stage_view){.stage = stages_of(b, device, i),
-                                             .first = of_stage(b, device, i, FIRST),
-                                             .n = of_stage(b, device, i, N),
-                                             .base = of_stage(b, device, i, BASE),
-                                             .k = of_stage(b, device, i, K)};
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
+        v->rows.stage[i].stage = stages_of(b, device, i);
+        v->rows.stage[i].first = of_stage(b, device, i, FIRST);
+        v->rows.stage[i].n = of_stage(b, device, i, N);
+        v->rows.stage[i].base = of_stage(b, device, i, BASE);
+        v->rows.stage[i].k = of_stage(b, device, i, K);
+    }
     v->ranges = b->ranges;
     return CN_OK;
 }
@@ -176,9 +177,6 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
         stages_of(b, host, i)[row] = s.stage[i];
         of_stage(b, host, i, BASE)[row] = s.base[i];
         of_stage(b, host, i, K)[row] = s.k[i];
-        b->view.stage[i].runs |= s.stage[i].active;
-        b->view.stage[i].runs_max |= cn_sel_stage_is_max(&s.stage[i]);
-        if (s.stage[i].active) b->view.stage[i].keys |= 1U << s.stage[i].key;
     }
 }
 
@@ -192,64 +190,52 @@ static void build_padding(cn_select_builder *b, char *host, uint32_t row)
     for (uint32_t i = 0; i < 2; i++) host[byte_at(b->opts.max_rows, i) + row] = 0;
 }
 
-static cn_select_flavour flavour_with(bool tiles, bool max)
+/* ---- routes ---- */
+
+uint32_t cn_select_route_of(const cn_backend *be, const cn_sel_forms *need,
+                            const cn_sel_forms *declared)
 {
-    if (tiles) return max ? CN_SELECT_TWO_STAGES_MAX : CN_SELECT_TWO_STAGES;
-    return max ? CN_SELECT_ONE_STAGE_MAX : CN_SELECT_ONE_STAGE;
+    return be->select_route ? be->select_route(need, declared) : 1;
 }
 
-uint32_t cn_select_flavours(uint32_t selectors)
+/* Adds a route that is not among the n. Returns their number. */
+static uint32_t add_route(uint32_t routes[CN_MAX_ROUTES], uint32_t n, uint32_t route)
 {
-    uint32_t flavours = 1U << CN_SELECT_PLAIN;
-    bool any_tiles = false, any_max = false;
-    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(selectors >> i & 1)) continue;
-        const bool tiles = cn_selector_of((cn_kv_select)i)->has_tiles;
-        const cn_selector_rules rules = cn_selector_rules_of((cn_kv_select)i);
-        if (rules.max) flavours |= 1U << flavour_with(tiles, true);
-        if (rules.other) flavours |= 1U << flavour_with(tiles, false);
-        any_tiles |= tiles;
-        any_max |= rules.max != 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (routes[i] == route) return n;
+    CN_ASSERT(n < CN_MAX_ROUTES);
+    routes[n] = route;
+    return n + 1;
+}
+
+/* A step can have any set of the forms that its requests can have. */
+uint32_t cn_select_routes(const cn_backend *be, uint32_t selectors,
+                          uint32_t routes[CN_MAX_ROUTES])
+{
+    const cn_sel_forms all = cn_selectors_forms(selectors);
+    uint32_t n = add_route(routes, 0, 0);
+    for (uint32_t tokens = all.stage[1]; tokens > 0; tokens = (tokens - 1) & all.stage[1]) {
+        const cn_sel_forms in_tiles = {{all.stage[0], tokens}}, others = {{0, tokens}};
+        const bool any = tokens & CN_SEL_FORMS_IN_TILES;
+        n = add_route(routes, n, cn_select_route_of(be, any ? &in_tiles : &others, &all));
     }
-    if (any_tiles && any_max) flavours |= 1U << CN_SELECT_TWO_STAGES_MAX;
-    return flavours;
+    return n;
 }
 
-cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room,
-                                       bool *fits)
+cn_select_need cn_select_need_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room)
 {
-    bool listed = false, tiles = false, max = false;
+    cn_select_need need = {0};
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < plan->n_decode; i++) {
         const cn_select_span s = span_of(&plan->rows[i], block_tokens);
-        listed |= s.listed;
-        tiles |= s.stage[0].active;
-        max |= cn_sel_stage_is_max(&s.stage[1]);
-        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
+        need.listed |= s.listed;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+            need.forms.stage[k] |= cn_sel_form(&s.stage[k]);
+            n[k] += s.n[k];
+        }
     }
-    *fits = n[0] <= room && n[1] <= room;
-    return listed ? flavour_with(tiles, max) : CN_SELECT_PLAIN;
-}
-
-/* The keys by which the rows of a step of this flavour can rank tokens. */
-static uint32_t keys_of(uint32_t selectors, cn_select_flavour flavour)
-{
-    uint32_t max = 0, other = 0;
-    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(selectors >> i & 1)) continue;
-        const cn_selector_rules rules = cn_selector_rules_of((cn_kv_select)i);
-        max |= rules.max;
-        other |= rules.other;
-    }
-    return cn_select_has_max(flavour) ? max | other : other;
-}
-
-/* Returns whether all of the selectors rank tiles first. */
-static bool only_tiles(uint32_t selectors)
-{
-    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
-        if ((selectors >> i & 1) && !cn_selector_of((cn_kv_select)i)->has_tiles) return false;
-    return true;
+    need.fits = n[0] <= room && n[1] <= room;
+    return need;
 }
 
 /* Sets what a step of this shape launches. */
@@ -260,31 +246,18 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     v->n_ranges = 1;
     b->ranges[0] = (cn_row_range){0, shape.rows};
     v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
-    v->stage[0].runs = cn_select_has_tiles(shape.flavour);
-    v->stage[0].runs_max = false;
-    v->stage[0].keys = 1U << CN_KEY_BOUNDS;
-    v->stage[1].runs = true;
-    v->stage[1].runs_max = cn_select_has_max(shape.flavour);
-    v->stage[1].keys = keys_of(b->opts.selectors, shape.flavour);
-    v->only_tiles = v->stage[0].runs && only_tiles(b->opts.selectors);
+    v->route = shape.route;
 }
 
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
 {
     cn_select_view *v = &b->view;
-    bool fits;
-    const cn_select_flavour need =
-        cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
-    v->runs_predict = v->only_tiles = false;
+    const cn_select_need need = cn_select_need_of(plan, b->opts.block_tokens, b->opts.room);
+    CN_ASSERT(shape.rows == 0 || (need.fits && (shape.route > 0 || !need.listed)));
+    if (shape.rows == 0 ? !need.listed : shape.route == 0) return false;
+    v->runs_predict = false;
     v->n_ranges = 0;
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
-        v->stage[i].runs = v->stage[i].runs_max = false;
-        v->stage[i].keys = 0;
-    }
-    if (shape.rows == 0) shape.flavour = need;
-    CN_ASSERT(need <= shape.flavour && (fits || shape.rows == 0));
-    CN_ASSERT(cn_select_has_max(shape.flavour) || !cn_select_has_max(need));
-    if (shape.flavour == CN_SELECT_PLAIN) return false;
+    v->route = cn_select_route_of(b->opts.be, &need.forms, &need.forms);
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
     for (uint32_t r = plan->n_decode; r < shape.rows; r++) build_padding(b, host, r);
     if (shape.rows > 0) fix_shape(b, shape);

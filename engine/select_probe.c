@@ -49,7 +49,7 @@ static uint32_t find_previous(const step_lists *s, uint32_t position, uint32_t s
     return CN_NO_SLOT;
 }
 
-static void begin_step(cn_select_probe *p, const cn_attn_sparse_args *a,
+static void begin_step(cn_select_probe *p, const cn_attend_selected_args *a,
                        const uint32_t *n_forced)
 {
     const cn_batch_view *b = a->attn.batch;
@@ -62,22 +62,23 @@ static void begin_step(cn_select_probe *p, const cn_attn_sparse_args *a,
     for (uint32_t r = 0; r < b->n_decode; r++) {
         p->previous[r] = CN_NO_SLOT;
         s->n[r] = 0;
-        if (a->list_len[r] == 0) continue;
+        if (a->rows.list_len[r] == 0) continue;
         const uint32_t position = b->kv_len[r] - 1;
         s->position[r] = position;
         s->slot[r] = slot_of(b, block_tokens, r, position);
-        s->n[r] = a->list_len[r] - n_forced[r];
+        s->n[r] = a->rows.list_len[r] - n_forced[r];
         p->previous[r] = find_previous(p->before, position - 1,
                                        slot_of(b, block_tokens, r, position - 1));
     }
 }
 
-static void keep_lists(cn_select_probe *p, const cn_attn_sparse_args *a, uint32_t row)
+static void keep_lists(cn_select_probe *p, const cn_attend_selected_args *a, uint32_t row)
 {
     const uint32_t n = p->now->n[row];
     for (uint32_t h = 0; h < p->n_kv_heads; h++) {
-        const uint32_t *list = a->index + ((size_t)row * p->n_kv_heads + h) * a->index_stride;
-        memcpy(list_at(p, p->now, row, a->attn.layer, h), list + a->list_len[row] - n,
+        const uint32_t *list =
+            a->scratch.list + ((size_t)row * p->n_kv_heads + h) * a->scratch.list_stride;
+        memcpy(list_at(p, p->now, row, a->attn.layer, h), list + a->rows.list_len[row] - n,
                n * sizeof *list);
     }
 }
@@ -99,11 +100,11 @@ static double share_in(const uint32_t *list, uint32_t n, const uint32_t *other, 
 
 /* What `oracle` would select for a row in a layer, for each kv head. */
 static cn_status select_oracle(cn_select_probe *p, const cn_select_step *step,
-                               const cn_attn_sparse_args *a, uint32_t row)
+                               const cn_attend_selected_args *a, uint32_t row)
 {
     const cn_sel_stage stage = {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX};
-    const uint32_t base = step->view->n_forced[row], first = 0, n_forced = 0;
-    const uint32_t n = a->tail[row] - base, k = p->now->n[row];
+    const uint32_t base = a->rows.n_forced[row], first = 0, n_forced = 0;
+    const uint32_t n = a->rows.tail[row] - base, k = p->now->n[row];
     const cn_batch_view *b = step->batch;
     const size_t q_row = (size_t)a->attn.n_heads * a->attn.layout.head_dim;
     const cn_score_args score = {
@@ -116,12 +117,12 @@ static cn_status select_oracle(cn_select_probe *p, const cn_select_step *step,
         .first = &first,
         .n = &n,
         .base = &base,
-        .seed = step->view->seed + row,
+        .seed = a->rows.seed + row,
         .n_seqs = 1,
         .first_layer = a->attn.layer,
         .n_layers = 1,
-        .logits = step->scratch->logits,
-        .out = step->scratch->score,
+        .logits = a->scratch.logits,
+        .out = a->scratch.score,
     };
     CN_TRY(step->be->score(step->stream, &score));
     const cn_select_args select = {
@@ -169,25 +170,27 @@ static double weigh(const cn_attn_args *a, uint32_t row, uint32_t head, uint32_t
 }
 
 /* The mean over a kv head's query heads of the mass of the tokens that the row attended to. */
-static double mass_of(const cn_attn_sparse_args *a, uint32_t row, uint32_t kv_head, float *weight)
+static double mass_of(const cn_attend_selected_args *a, uint32_t row, uint32_t kv_head,
+                      float *weight)
 {
     const uint32_t group = a->attn.n_heads / a->attn.layout.n_kv_heads;
     const uint32_t n = a->attn.batch->kv_len[row];
     const uint32_t *list =
-        a->index + ((size_t)row * a->attn.layout.n_kv_heads + kv_head) * a->index_stride;
+        a->scratch.list +
+        ((size_t)row * a->attn.layout.n_kv_heads + kv_head) * a->scratch.list_stride;
     double mass = 0;
     for (uint32_t g = 0; g < group; g++) {
         const double all = weigh(&a->attn, row, kv_head * group + g, n, weight);
         double read = 0;
-        for (uint32_t i = 0; i < a->list_len[row]; i++) read += (double)weight[list[i]];
-        for (uint32_t i = a->tail[row]; i < n; i++) read += (double)weight[i];
+        for (uint32_t i = 0; i < a->rows.list_len[row]; i++) read += (double)weight[list[i]];
+        for (uint32_t i = a->rows.tail[row]; i < n; i++) read += (double)weight[i];
         mass += read / all;
     }
     return mass / group;
 }
 
 static cn_status measure(cn_select_probe *p, const cn_select_step *step,
-                         const cn_attn_sparse_args *a, uint32_t row)
+                         const cn_attend_selected_args *a, uint32_t row)
 {
     const uint32_t layer = a->attn.layer, n = p->now->n[row], previous = p->previous[row];
     cn_select_figures *f = &p->sums;
@@ -196,7 +199,7 @@ static cn_status measure(cn_select_probe *p, const cn_select_step *step,
     for (uint32_t h = 0; h < p->n_kv_heads; h++) {
         const uint32_t *list = list_at(p, p->now, row, layer, h);
         f->units++;
-        f->mass += mass_of(a, row, h, step->scratch->logits);
+        f->mass += mass_of(a, row, h, a->scratch.logits);
         f->overlap += share_in(list, n, p->oracle + (size_t)h * p->stride, n);
         if (previous == CN_NO_SLOT) continue;
         f->n_churn++;
@@ -207,9 +210,9 @@ static cn_status measure(cn_select_probe *p, const cn_select_step *step,
 }
 
 cn_status cn_select_probe_observe(cn_select_probe *p, const cn_select_step *step,
-                                  const cn_attn_sparse_args *a)
+                                  const cn_attend_selected_args *a)
 {
-    if (a->attn.layer == p->first_layer) begin_step(p, a, step->view->n_forced);
+    if (a->attn.layer == p->first_layer) begin_step(p, a, a->rows.n_forced);
     for (uint32_t r = 0; r < p->now->n_rows; r++) {
         if (p->now->n[r] == 0) continue;
         keep_lists(p, a, r);

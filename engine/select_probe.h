@@ -32,7 +32,7 @@ void cn_select_probe_free(cn_select_probe *p); /* NULL is fine */
 
 /* Call when the attention of a layer has run. Uses the scratch of scores and logits. */
 cn_status cn_select_probe_observe(cn_select_probe *p, const cn_select_step *step,
-                                  const cn_attn_sparse_args *a);
+                                  const cn_attend_selected_args *a);
 
 /* Returns the sums since the last call and forgets all lists. */
 cn_select_figures cn_select_probe_take(cn_select_probe *p);

@@ -203,9 +203,6 @@ static void add_selection(cn_start_plan *p, const sizes *z)
     add(p, z->be, "selected tiles", CN_PART_STEPS,
         rows * m->n_kv_heads * s.tile_stride * sizeof(uint32_t),
         at + offsetof(cn_select_scratch, tiles));
-    add(p, z->be, "finished lists", CN_PART_STEPS,
-        s.list_stride > 0 ? rows * m->n_kv_heads * sizeof(uint32_t) : 0,
-        at + offsetof(cn_select_scratch, done));
     if (needs.slots)
         add(p, z->be, "predicted queries", CN_PART_STEPS,
             rows * n_selecting * q_elems * cn_dtype_bytes(z->be->act_dtype),

@@ -11,17 +11,26 @@ static uint32_t bucket_of(uint32_t rows)
     return (uint32_t)cn_ceil_div(rows, CN_GRAPH_ROWS_STEP) + 2;
 }
 
-/* graphs[n_graph_buckets, CN_SELECT_FLAVOURS, CN_FLIGHTS]; NULL: not recorded. */
-static cn_graph **graph_at(const cn_engine *e, cn_step_shape shape, const cn_flight *f)
+/* graphs[n_graph_buckets, n_routes, CN_FLIGHTS]. route: an index of e->routes. */
+static cn_graph **graph_at(const cn_engine *e, uint32_t bucket, uint32_t route, const cn_flight *f)
 {
-    const size_t at = (size_t)bucket_of(shape.rows) * CN_SELECT_FLAVOURS + shape.flavour;
+    const size_t at = (size_t)bucket * e->n_routes + route;
     return &e->graphs[at * CN_FLIGHTS + (size_t)(f - e->flights)];
+}
+
+/* Returns the index of a route, or n_routes if no step with it is recorded. */
+static uint32_t route_index(const cn_engine *e, uint32_t route)
+{
+    uint32_t i = 0;
+    while (i < e->n_routes && e->routes[i] != route) i++;
+    return i;
 }
 
 /* Records the model's ops of an empty plan padded to a shape. The sample op stays outside: what it
  * reads may be known only while the model runs. */
-static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
+static cn_status record(cn_engine *e, uint32_t bucket, uint32_t route, cn_flight *f)
 {
+    const cn_step_shape shape = {bucket_rows(bucket), e->routes[route]};
     cn_backend *be = e->backend;
     cn_stream *stream = e->stream;
     const cn_plan nothing = {0};
@@ -32,7 +41,7 @@ static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
     CN_TRY(be->stream_sync(stream));
     CN_TRY(be->graph_begin(stream));
     cn_status status = cn_engine_run_model(e, shape.rows);
-    cn_status ended = be->graph_end(stream, graph_at(e, shape, f));
+    cn_status ended = be->graph_end(stream, graph_at(e, bucket, route, f));
     return status != CN_OK ? status : ended;
 }
 
@@ -43,20 +52,16 @@ cn_status cn_step_graphs_record(cn_engine *e)
     /* Steps with rows away from the device run op by op (cn_step_graph_shape). So without requests
      * at home on the device no recorded step selects. */
     const bool local = cn_config_homes(e->config) >> CN_HOME_DEVICE & 1;
-    const uint32_t flavours =
-        cn_select_flavours(local ? cn_config_selectors(e->config) : 1U << CN_SELECT_NONE);
-    e->graphs = cn_calloc((size_t)n * CN_SELECT_FLAVOURS * CN_FLIGHTS, sizeof(cn_graph *));
+    e->n_routes = cn_select_routes(
+        e->backend, local ? cn_config_selectors(e->config) : 1U << CN_SELECT_NONE, e->routes);
+    e->graphs = cn_calloc((size_t)n * e->n_routes * CN_FLIGHTS, sizeof(cn_graph *));
     if (!e->graphs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u graphs", n);
     const double start = cn_now_s();
     uint32_t n_recorded = 0;
     e->n_graph_buckets = n;
-    for (uint32_t i = 0; i < n * CN_SELECT_FLAVOURS; i++) {
-        const cn_step_shape shape = {bucket_rows(i / CN_SELECT_FLAVOURS),
-                                     (cn_select_flavour)(i % CN_SELECT_FLAVOURS)};
-        if (!(flavours >> shape.flavour & 1)) continue;
+    for (uint32_t i = 0; i < n * e->n_routes; i++)
         for (uint32_t k = 0; k < CN_FLIGHTS; k++, n_recorded++)
-            CN_TRY(record(e, shape, &e->flights[k]));
-    }
+            CN_TRY(record(e, i / e->n_routes, i % e->n_routes, &e->flights[k]));
     cn_log(CN_LOG_INFO, "recorded %u decode graphs, up to %u rows, in %.1f s", n_recorded,
            bucket_rows(n - 1), cn_now_s() - start);
     return CN_OK;
@@ -64,7 +69,7 @@ cn_status cn_step_graphs_record(cn_engine *e)
 
 void cn_step_graphs_free(cn_engine *e)
 {
-    for (uint32_t i = 0; i < e->n_graph_buckets * CN_SELECT_FLAVOURS * CN_FLIGHTS; i++)
+    for (uint32_t i = 0; i < e->n_graph_buckets * e->n_routes * CN_FLIGHTS; i++)
         if (e->graphs[i]) e->backend->graph_free(e->graphs[i]);
     cn_free(e->graphs);
 }
@@ -76,14 +81,19 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
         return op_by_op;
     for (uint32_t i = 0; i < plan->n_rows; i++)
         if (!plan->rows[i].wants_sample || plan->rows[i].seq->home_len > 0) return op_by_op;
-    bool fits;
-    const cn_select_flavour flavour =
-        cn_select_flavour_of(plan, e->plan.kv.block_tokens, e->select.room, &fits);
-    const cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), flavour};
-    return fits && *graph_at(e, shape, e->flights) ? shape : op_by_op;
+    const cn_select_need need =
+        cn_select_need_of(plan, e->plan.kv.block_tokens, e->select.room);
+    if (!need.fits) return op_by_op;
+    cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), 0};
+    if (need.listed) {
+        const cn_sel_forms declared = cn_selectors_forms(cn_config_selectors(e->config));
+        shape.route = cn_select_route_of(e->backend, &need.forms, &declared);
+    }
+    return route_index(e, shape.route) < e->n_routes ? shape : op_by_op;
 }
 
 cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f)
 {
-    return e->backend->graph_launch(e->stream, *graph_at(e, shape, f));
+    return e->backend->graph_launch(
+        e->stream, *graph_at(e, bucket_of(shape.rows), route_index(e, shape.route), f));
 }

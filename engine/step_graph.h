@@ -6,7 +6,7 @@
  * A graph has a fixed number of rows, its bucket; a smaller step is padded. Everything that changes
  * between steps is in device arrays (engine/batch.h). Their addresses are fixed, except that steps
  * alternate between two sets of output arrays (cn_flight); each bucket is therefore recorded once
- * for each set, and once for each flavour of selection (engine/select.h) that a declared selector
+ * for each set, and once for each route of selection (engine/select.h) that a declared selector
  * can need. Only steps in which every row decodes and samples, and in which all candidates fit the
  * scratch together, are replayed. Others run op by op. The op `digest` follows the graph: its tiles
  * are arguments, and few steps complete one. */
@@ -17,12 +17,12 @@
 
 enum { CN_GRAPH_ROWS_STEP = 8 }; /* buckets are 1, 2, 4 and its multiples */
 
-/* Records all buckets up to max_num_seqs in each flavour and logs one line. Does nothing for a
+/* Records all buckets up to max_num_seqs in each route and logs one line. Does nothing for a
  * backend without graphs, with --enforce-eager, or with --dump. */
 cn_status cn_step_graphs_record(cn_engine *e);
 void cn_step_graphs_free(cn_engine *e);
 
-/* The smallest bucket that holds the plan, and the flavour that it needs; 0 rows when it must run
+/* The smallest bucket that holds the plan, and the route that it needs; 0 rows when it must run
  * op by op. */
 cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan);
 

@@ -12,6 +12,7 @@
 
 #include "engine/base.h"
 #include "engine/cpu/cpu_ops.h"
+#include "tests/lib/attend_lists.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/sanitizer.h"
@@ -292,9 +293,9 @@ static void check_sparse(cn_backend *be, const paged_batch *b, const float *q, t
     sparse_lists l = draw_lists(r, b);
     uint32_t *slots = cn_calloc(2 * l.stride, sizeof *slots);
     float *out = cn_calloc((size_t)b->view.n_tokens * b->n_heads * d, sizeof *out);
-    cn_attn_sparse_args a = {
-        make_args(b, q, out, 1), l.index, l.stride, l.list_len, l.tail, l.lengths, NULL};
-    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
+    const cn_attn_args a = make_args(b, q, out, 1);
+    const attend_lists lists = {l.index, l.stride, l.list_len, l.tail, l.lengths};
+    assert_int_equal(attend_to_lists(be, backend_rig_stream(be), &a, &lists), CN_OK);
     for (uint32_t s = 0; s < b->view.n_decode; s++)
         for (uint32_t h = 0; h < b->n_heads; h++) {
             double want[CN_CPU_MAX_HEAD_DIM];
@@ -349,10 +350,10 @@ static void all_slots_as_list_and_tail_give_the_bits_of_full_attention(void **st
     uint32_t index[2 * 1100], length = 1100;
     for (uint32_t i = 0; i < 2 * 1100; i++) index[i] = i % 1100;
     for (uint32_t list_len = 0; list_len <= 1100; list_len += 275) {
-        cn_attn_sparse_args a = {
-            make_args(b, q, out, 0), index, 1100, &list_len, &list_len, &length, NULL};
+        const cn_attn_args a = make_args(b, q, out, 0);
+        const attend_lists lists = {index, 1100, &list_len, &list_len, &length};
         memset(out, 0, 6 * 80 * sizeof *out);
-        assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
+        assert_int_equal(attend_to_lists(be, backend_rig_stream(be), &a, &lists), CN_OK);
         assert_memory_equal(out, want, 6 * 80 * sizeof *out);
     }
     cn_free(out);
@@ -431,8 +432,8 @@ static void unsupported_shapes_are_refused_by_name(void **state)
     assert_non_null(strstr(cn_last_error(), "head_dim 72"));
     a.layout.head_dim = 64;
     uint32_t index[2] = {0, 0}, list_len = 2, tail = 0, length = 4;
-    cn_attn_sparse_args sparse = {a, index, 1, &list_len, &tail, &length, NULL};
-    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &sparse), CN_ERR_SHAPE);
+    const attend_lists lists = {index, 1, &list_len, &tail, &length};
+    assert_int_equal(attend_to_lists(be, backend_rig_stream(be), &a, &lists), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "list of 2 slots of sequence 0: expected at most 1"));
     paged_batch_free(b);
     backend_rig_close(be);

@@ -37,29 +37,21 @@ typedef struct lists {
     uint8_t in[AWAY_CONTEXT][4][AWAY_CONTEXT]; /* [position of the step][kv head][position] */
 } lists;
 
-static cn_status (*real_select)(cn_stream *s, const cn_select_args *a);
-static cn_status (*real_score)(cn_stream *s, const cn_score_args *a);
+static cn_status (*real_attend)(cn_stream *s, const cn_attend_selected_args *a);
 static lists *recording;
-static uint32_t recorded_position, scored_layer;
-
-static cn_status note_score(cn_stream *s, const cn_score_args *a)
-{
-    scored_layer = a->first_layer;
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (a->stage[i].active) assert_true(a->keys >> a->stage[i].key & 1);
-    return real_score(s, a);
-}
+static uint32_t recorded_position;
 
 /* Keeps the list of layer 0, without the sinks. */
-static cn_status note_select(cn_stream *s, const cn_select_args *a)
+static cn_status note_attend(cn_stream *s, const cn_attend_selected_args *a)
 {
-    const cn_status status = real_select(s, a);
-    if (scored_layer != 0) return status;
+    const cn_status status = real_attend(s, a);
+    const cn_select_scratch *m = &a->scratch;
+    if (a->attn.layer != 0 || !a->rows.stage[1].stage[0].active) return status;
     recording->there[recorded_position] = true;
-    for (uint32_t h = 0; h < a->n_kv_heads; h++)
-        for (uint32_t i = 0; i < a->k[0]; i++)
+    for (uint32_t h = 0; h < a->attn.layout.n_kv_heads; h++)
+        for (uint32_t i = 0; i < a->rows.stage[1].k[0]; i++)
             recording->in[recorded_position][h]
-                         [a->list[(size_t)h * a->list_stride + a->n_forced[0] + i]] = 1;
+                         [m->list[(size_t)h * m->list_stride + a->rows.n_forced[0] + i]] = 1;
     return status;
 }
 
@@ -80,10 +72,8 @@ static void run_at_home(away_scenario *x, lists *out)
     run *r = away_open_run(x);
     x->n_options = n_options;
     cn_backend *be = r->engine->backend;
-    real_select = be->select;
-    real_score = be->score;
-    be->select = note_select;
-    be->score = note_score;
+    real_attend = be->attend_selected;
+    be->attend_selected = note_attend;
     recording = out;
     away_submit(r, &a);
     while (r->n_done < 1) {

@@ -69,8 +69,8 @@ static void candidates_divide_the_rows(void **state)
     cn_exchange_rows_free(&r);
 }
 
-/* The keys of an exchange are those of its rows, and none of the exchange before. */
-static void keys_are_those_of_the_rows(void **state)
+/* The forms of an exchange are those of its rows, and none of the exchange before. */
+static void forms_are_those_of_the_rows(void **state)
 {
     (void)state;
     const cn_exchange_sizes z = {.max_rows = ROWS, .max_local = TILES, .max_home = 64,
@@ -85,14 +85,16 @@ static void keys_are_those_of_the_rows(void **state)
         cn_exchange_strides strides = {0};
         cn_exchange_strides_add(&strides, &kv, 10 * B, B);
         cn_exchange_rows_begin(&r, 1, strides);
-        assert_int_equal(r.keys, 0);
+        assert_int_equal(r.forms.stage[1], 0);
         const cn_exchange_row row = {.kv = &kv, .home_len = 10 * B, .newest = 10 * B,
                                      .local = {blocks}, .n_local = {TILES}, .home = blocks};
         cn_exchange_rows_add(&r, &row);
-        assert_int_equal(r.keys, 1U << (i ? CN_KEY_LABELS : CN_KEY_ROWS));
+        assert_int_equal(r.forms.stage[1] & ~cn_sel_forms_of_key(i ? CN_KEY_LABELS : CN_KEY_ROWS),
+                         0);
+        assert_int_not_equal(r.forms.stage[1], 0);
     }
     add_rows(&r, 10 * B);
-    assert_int_equal(r.keys, 1U << CN_KEY_BOUNDS);
+    assert_int_equal(r.forms.stage[1] & ~cn_sel_forms_of_key(CN_KEY_BOUNDS), 0);
     cn_exchange_rows_free(&r);
 }
 
@@ -100,7 +102,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(candidates_divide_the_rows),
-        cmocka_unit_test(keys_are_those_of_the_rows),
+        cmocka_unit_test(forms_are_those_of_the_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

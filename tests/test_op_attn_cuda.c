@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/attend_lists.h"
 #include "tests/lib/op_cases.h"
 
 /* Relative to a row's length. Weights and results are rounded to bf16, at most 2^-9 each. */
@@ -271,12 +272,11 @@ static double compare_lists(op_env *e, const paged_shape *s, uint32_t n_alike)
     open_case(e, &c, s);
     fill_results(e, &c, 3); /* both sides leave rows of length 0 alone */
     slot_lists l = draw_lists(e, c.b, n_alike);
-    const cn_attn_sparse_args cpu = {
-        c.cpu, l.index.cpu, l.stride, l.list_len.cpu, l.tail.cpu, l.lengths.cpu, NULL};
-    const cn_attn_sparse_args cuda = {
-        c.cuda, l.index.cuda, l.stride, l.list_len.cuda, l.tail.cuda, l.lengths.cuda, NULL};
-    OP_OK(e->cpu->attn_sparse(e->cpu_stream, &cpu));
-    OP_OK(e->cuda->attn_sparse(e->cuda_stream, &cuda));
+    const attend_lists cpu = {l.index.cpu, l.stride, l.list_len.cpu, l.tail.cpu, l.lengths.cpu};
+    const attend_lists cuda = {l.index.cuda, l.stride, l.list_len.cuda, l.tail.cuda,
+                               l.lengths.cuda};
+    OP_OK(attend_to_lists(e->cpu, e->cpu_stream, &c.cpu, &cpu));
+    OP_OK(attend_to_lists(e->cuda, e->cuda_stream, &c.cuda, &cuda));
     const double error = op_rows_error(e, &c.out, s->head_dim);
     free_lists(e, &l);
     close_case(e, &c);

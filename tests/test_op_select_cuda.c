@@ -16,6 +16,8 @@
 #include <cmocka.h>
 
 #include "engine/select_math.h"
+#include "engine/select.h"
+#include "tests/lib/attend_lists.h"
 #include "tests/lib/op_world.h"
 #include "tests/lib/score_value.h"
 
@@ -144,57 +146,17 @@ static void check_guard(const world *w, uint32_t i, int side)
     cn_free(taken);
 }
 
-/* Runs `score` of the GPU, with progress if the world has it. */
-static void run_score(world *w, uint32_t i)
-{
-    cn_score_args a = w->score[ON_CUDA][i];
-    a.early = true; /* the host has waited for the copies of the arrays */
-    w->progress[i] = (cn_score_progress){0};
-    if (w->counts) a.progress = &w->progress[i];
-    OP_OK(w->env->cuda->score(w->env->cuda_stream, &a));
-    const bool runs = i == 1 || a.keys != 0;
-    const bool counts = w->counts && w->env->cuda->counts_scores;
-    if (w->must_count && counts && runs) assert_true(w->progress[i].counts);
-    if (w->must_not_count) assert_false(w->progress[i].counts);
-}
-
-/* Runs `select` of the GPU behind run_score. */
-static void run_select(world *w, uint32_t i)
-{
-    cn_select_args a = w->select[ON_CUDA][i];
-    if (w->counts) a.progress = &w->progress[i];
-    OP_OK(w->env->cuda->select(w->env->cuda_stream, &a));
-}
-
-/* Returns whether all active stages that rank tokens rank those of tiles. */
-static bool all_in_tiles(const world *w)
-{
-    for (uint32_t s = 0; s < w->n_seqs; s++)
-        if (w->stage[1][s].active && !(w->stage[1][s].in_tiles && w->stage[0][s].active))
-            return false;
-    return true;
-}
-
-/* Runs the first `score` of the GPU, then the rest of both stages in one op. */
-static void run_in_tiles(world *w)
-{
-    run_score(w, 0);
-    cn_in_tiles_args a = {w->select[ON_CUDA][0], w->score[ON_CUDA][1], w->select[ON_CUDA][1]};
-    if (w->counts) a.tiles.progress = &w->progress[0];
-    OP_OK(w->env->cuda->select_in_tiles(w->env->cuda_stream, &a));
-}
-
 /* Runs one stage on both sides. First the GPU ranks its own scores; then it ranks the CPU's scores,
  * and its lists must be the CPU's. */
 static void check_stage(world *w, uint32_t i)
 {
     op_env *env = w->env;
     OP_OK(env->cpu->score(env->cpu_stream, &w->score[ON_CPU][i]));
-    run_score(w, i);
+    OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][i]));
     uint16_t *scores = op_take(env, &w->scores[i]);
     for (int side = 0; side < 2; side++) check_guard(w, i, side);
     OP_OK(env->cpu->select(env->cpu_stream, &w->select[ON_CPU][i]));
-    run_select(w, i);
+    OP_OK(env->cuda->select(env->cuda_stream, &w->select[ON_CUDA][i]));
     uint32_t *own = op_take(env, &w->lists[i]);
     for (size_t index = 0; index < world_units(w); index++) {
         unit u = unit_at(w, i, index);
@@ -212,24 +174,149 @@ static void check_stage(world *w, uint32_t i)
     cn_free(own);
 }
 
-/* Compares the lists of one op with those of three. */
-static void check_in_tiles(world *w)
+/* ---- attend_selected: the same as its parts ---- */
+
+/* Both stages of the GPU and attention, in one op, to the lists and to the newest TAIL tokens. */
+typedef struct attend_case {
+    cn_batch_view batch;
+    cn_attend_selected_args args;
+    op_tensor lists, out; /* of the op */
+    op_tensor want_lists, want_out; /* of its parts; the CPU's side holds them */
+} attend_case;
+
+static void bind_rows(world *w, cn_select_rows *rows)
 {
-    for (uint32_t i = 0; i < WORLD_STAGES; i++) {
-        run_score(w, i);
-        run_select(w, i);
+    enum { TAIL = 16 };
+    uint32_t words[3][PAGED_MAX_SEQS]; /* list_len, tail, lengths */
+    world_both at[3];
+    for (uint32_t s = 0; s < w->n_seqs; s++) {
+        const uint32_t k = cn_min_u32(w->k[1][s], w->n[1][s]);
+        const bool listed = w->stage[1][s].active;
+        words[0][s] = listed ? w->n_forced[s] + (k << w->stage[1][s].entry_log2) : 0;
+        words[1][s] = listed ? w->b->kv_len[s] - cn_min_u32(TAIL, w->b->kv_len[s]) : 0;
+        words[2][s] = words[0][s] + w->b->kv_len[s] - words[1][s];
     }
-    const op_tensor *list = &w->lists[1];
-    uint32_t *want = op_take(w->env, list);
-    poison(w->env, list);
-    run_in_tiles(w);
-    uint32_t *got = op_take(w->env, list);
-    for (size_t i = 0; i < list->n; i++)
-        if (got[i] != want[i])
-            fail_msg("list of unit %zu, entry %zu: three ops select %u, one selects %u",
-                     i / w->stride[1], i % w->stride[1], want[i], got[i]);
-    cn_free(got);
-    cn_free(want);
+    for (uint32_t i = 0; i < 3; i++)
+        at[i] = world_keep_bytes(w, words[i], w->n_seqs * sizeof **words);
+    rows->list_len = at[0].at[ON_CUDA];
+    rows->tail = at[1].at[ON_CUDA];
+    rows->lengths = at[2].at[ON_CUDA];
+    for (uint32_t i = 0; i < WORLD_STAGES; i++) {
+        const cn_select_args *select = &w->select[ON_CUDA][i];
+        rows->stage[i].stage = select->stage;
+        rows->stage[i].first = select->first;
+        rows->stage[i].n = select->n;
+        rows->stage[i].base = select->base;
+        rows->stage[i].k = select->k;
+        rows->n_forced = select->n_forced;
+    }
+    rows->seed = w->score[ON_CUDA][1].seed;
+}
+
+/* Without known forms the op serves rows of any. */
+static uint32_t route_of(const world *w)
+{
+    const cn_sel_forms need = world_forms(w), any = {{need.stage[0], 0xffff}};
+    return w->env->cuda->select_route(&need, w->forms_known ? &need : &any);
+}
+
+static void bind_attend(world *w, attend_case *t)
+{
+    const cn_score_args *score = &w->score[ON_CUDA][1];
+    const uint32_t n_heads = w->b->layout.n_kv_heads * w->group;
+    const size_t out_bytes =
+        (size_t)w->n_seqs * n_heads * w->b->layout.head_dim * sizeof(uint16_t);
+    const uint32_t larger = w->total[0] > w->total[1] ? 0 : 1;
+    op_tensor *const lists[] = {&t->lists, &t->want_lists}, *const out[] = {&t->out, &t->want_out};
+    for (uint32_t i = 0; i < 2; i++) {
+        *lists[i] = world_poisoned_words(w, w->lists[1].n * sizeof(uint32_t));
+        *out[i] = world_poisoned_words(w, out_bytes);
+    }
+    t->batch = (cn_batch_view){
+        .tables = score->tables, .table_stride = score->table_stride, .n_decode = w->n_seqs};
+    t->args = (cn_attend_selected_args){
+        .attn = {.out = t->out.cuda,
+                 .q = score->q[CN_SEL_TRUE],
+                 .kv = score->pools.kv,
+                 .batch = &t->batch,
+                 .layout = score->pools.layout,
+                 .n_heads = n_heads,
+                 .layer = WORLD_FIRST_LAYER,
+                 .scale = 0.1f},
+        .pools = score->pools,
+        .scratch = {.score = w->scores[larger].cuda,
+                    .logits = w->logits[ON_CUDA][larger].cuda,
+                    .list = t->lists.cuda,
+                    .tiles = w->lists[0].cuda,
+                    .list_stride = w->stride[1],
+                    .tile_stride = w->stride[0]},
+        .predicted = score->q[CN_SEL_PREDICTED],
+        .predicted_stride = score->q_stride[CN_SEL_PREDICTED],
+        .n_rows = w->n_seqs,
+        .route = route_of(w),
+    };
+    bind_rows(w, &t->args.rows);
+}
+
+/* Moves the queries of a case to those of another step. */
+static void set_queries(attend_case *t, const world *w, uint32_t step)
+{
+    const cn_score_args *score = &w->score[ON_CUDA][1];
+    const size_t row = (size_t)t->args.attn.n_heads * t->args.attn.layout.head_dim;
+    t->args.attn.q = (const uint16_t *)score->q[CN_SEL_TRUE] + step * row;
+    t->args.predicted = (const uint16_t *)score->q[CN_SEL_PREDICTED] + step * row;
+}
+
+/* Runs the parts of the op one after the other, with a wait between them. Keeps the results. */
+static void run_apart(world *w, attend_case *t)
+{
+    op_env *env = w->env;
+    const cn_sel_forms tiles = {{0, world_forms(w).stage[0]}};
+    for (uint32_t i = 0; i < WORLD_STAGES; i++) {
+        cn_score_args score = w->score[ON_CUDA][i];
+        cn_select_args select = w->select[ON_CUDA][i];
+        score.q[CN_SEL_TRUE] = t->args.attn.q;
+        score.q[CN_SEL_PREDICTED] = t->args.predicted;
+        if (i == 0) score.route = env->cuda->select_route(&tiles, &tiles);
+        if (i == 1) select.list = t->want_lists.cuda;
+        OP_OK(env->cuda->score(env->cuda_stream, &score));
+        OP_OK(env->cuda->stream_sync(env->cuda_stream));
+        OP_OK(env->cuda->select(env->cuda_stream, &select));
+        OP_OK(env->cuda->stream_sync(env->cuda_stream));
+    }
+    cn_attn_args attn = t->args.attn;
+    attn.out = t->want_out.cuda;
+    const cn_select_rows *rows = &t->args.rows;
+    const attend_lists lists = {t->want_lists.cuda, w->stride[1], rows->list_len, rows->tail,
+                                rows->lengths};
+    OP_OK(attend_to_lists(env->cuda, env->cuda_stream, &attn, &lists));
+    op_tensor *const kept[] = {&t->want_lists, &t->want_out};
+    op_tensor *const checked[] = {&t->lists, &t->out};
+    for (uint32_t i = 0; i < 2; i++) {
+        void *got = op_take(env, kept[i]);
+        memcpy(checked[i]->cpu, got, kept[i]->n * sizeof(uint32_t));
+        cn_free(got);
+    }
+}
+
+/* Compares the results of the op with those of its parts, and poisons them. */
+static void check_attended(world *w, const attend_case *t)
+{
+    if (op_words_error(w->env, &t->lists) > 0) fail_msg("lists differ from those of the parts");
+    if (op_words_error(w->env, &t->out) > 0) fail_msg("attention differs from that of the parts");
+    poison(w->env, &t->lists);
+    poison(w->env, &t->out);
+}
+
+/* Compares the op with its parts. */
+static void check_attend(world *w)
+{
+    op_env *env = w->env;
+    attend_case t;
+    bind_attend(w, &t);
+    run_apart(w, &t);
+    OP_OK(env->cuda->attend_selected(env->cuda_stream, &t.args));
+    check_attended(w, &t);
 }
 
 /* Completes a world, checks its stages and frees it. largest: as in world_bind. */
@@ -237,7 +324,7 @@ static double check_world(world *w, float largest)
 {
     world_bind(w, largest);
     for (uint32_t i = 0; i < WORLD_STAGES; i++) check_stage(w, i);
-    if (all_in_tiles(w) && w->env->cuda->select_in_tiles) check_in_tiles(w);
+    if (w->n_layers == 1) check_attend(w);
     world_free(w);
     return 0;
 }
@@ -316,7 +403,7 @@ static double run_rows(op_env *env, uint32_t seed)
     for (uint32_t i = 0; all_rows && i < s.n_seqs; i++) world_draw_row(w, i, 0);
     if (!all_rows) world_draw_row(w, 0, rule); /* the first two kinds */
     w->n[1][0] = s.kv_len[0] / w->b->layout.tile_tokens * w->b->layout.tile_tokens - w->base[1][0];
-    w->keys_known = seed % 8 != 7;
+    w->forms_known = seed % 8 != 7;
     return check_world(w, 4);
 }
 
@@ -361,7 +448,7 @@ static double run_alike(op_env *env, uint32_t seed)
                      .kv_len = {rows ? 30000 : 9000, 700}};
     world *w = world_create(env, &s, 1);
     for (uint32_t i = 0; i < s.n_seqs; i++) world_draw_row(w, i, kind);
-    w->keys_known = true;
+    w->forms_known = true;
     return check_world(w, 4);
 }
 
@@ -385,7 +472,7 @@ static double run_waves(op_env *env, uint32_t seed)
     world *w = world_create(env, &s, s.n_layers - WORLD_FIRST_LAYER);
     for (uint32_t i = 0; i < s.n_seqs; i++) world_draw_row(w, i, i == 2 && !is_late);
     for (uint32_t i = 0; i < s.n_seqs; i += 2) w->n[1][i] = s.kv_len[i] / 64 * 64 - w->base[1][i];
-    w->keys_known = true;
+    w->forms_known = true;
     return check_world(w, 4);
 }
 
@@ -398,10 +485,10 @@ static void sum_tiles(world *w, uint32_t s)
 
 /* Sequences that share their blocks rank labels, of all tokens or of tiles. kinds: of WORLD_KINDS,
  * those of even and odd sequences. If there are more than two sequences, one selects nothing.
- * inactive: one is not active. counts: `score` counts. */
+ * inactive: one is not active. */
 typedef struct shared_shape {
     uint32_t n_seqs, tokens, n_kv_heads, group, head_dim, n_layers, kinds[2];
-    bool inactive, counts;
+    bool inactive;
 } shared_shape;
 
 static double check_shared(op_env *env, const shared_shape *of)
@@ -430,9 +517,7 @@ static double check_shared(op_env *env, const shared_shape *of)
     }
     w->stage[1][1].active = !of->inactive;
     if (n_seqs > 2) w->k[1][2] = 0;
-    w->keys_known = w->counts = true;
-    w->must_count = of->counts;
-    w->must_not_count = !of->counts;
+    w->forms_known = true;
     return check_world(w, 4);
 }
 
@@ -456,8 +541,7 @@ static double run_shared(op_env *env, uint32_t seed)
                              .head_dim = seed % 2 ? 64 : 128,
                              .n_layers = seed < MANY ? 1 : WORLD_LAYERS - WORLD_FIRST_LAYER,
                              .kinds = {kind[0], kind[1]},
-                             .inactive = seed % 2 == 1 && n_seqs > 2,
-                             .counts = seed < MANY};
+                             .inactive = seed % 2 == 1 && n_seqs > 2};
     return check_shared(env, &of);
 }
 
@@ -472,8 +556,7 @@ static double run_parts(op_env *env, uint32_t seed)
                              .group = seed % 2 ? 3 : 4,
                              .head_dim = seed < 6 ? 128 : 64,
                              .n_layers = 1,
-                             .kinds = {kind[0], kind[1]},
-                             .counts = true};
+                             .kinds = {kind[0], kind[1]}};
     return check_shared(env, &of);
 }
 
@@ -488,111 +571,11 @@ static double run_crowd(op_env *env, uint32_t seed)
                              .group = seed / 2 % 2 ? 3 : 4,
                              .head_dim = 128,
                              .n_layers = 1,
-                             .kinds = {2, seed / 2 % 2 ? 3 : 2},
-                             .counts = true};
+                             .kinds = {2, seed / 2 % 2 ? 3 : 2}};
     return check_shared(env, &of);
 }
 
-/* Attention on the GPU to the lists of stage two and to the newest TAIL tokens. */
-typedef struct attention {
-    cn_batch_view batch;
-    cn_attn_sparse_args args;
-    op_tensor out;
-} attention;
-
-static void attention_bind(world *w, attention *t)
-{
-    enum { TAIL = 16 };
-    uint32_t words[3][PAGED_MAX_SEQS]; /* list_len, tail, lengths */
-    world_both at[3];
-    const cn_score_args *score = &w->score[ON_CUDA][1];
-    for (uint32_t s = 0; s < w->n_seqs; s++) {
-        const uint32_t k = cn_min_u32(w->k[1][s], w->n[1][s]);
-        words[0][s] = w->n_forced[s] + (k << w->stage[1][s].entry_log2);
-        words[1][s] = w->b->kv_len[s] - TAIL;
-        words[2][s] = words[0][s] + TAIL;
-    }
-    for (uint32_t i = 0; i < 3; i++)
-        at[i] = world_keep_bytes(w, words[i], w->n_seqs * sizeof **words);
-    const uint32_t n_heads = w->b->layout.n_kv_heads * w->group;
-    t->out = world_poisoned_words(w, (size_t)w->n_seqs * n_heads * w->b->layout.head_dim *
-                                         sizeof(uint16_t));
-    t->batch = (cn_batch_view){
-        .tables = score->tables, .table_stride = score->table_stride, .n_decode = w->n_seqs};
-    t->args = (cn_attn_sparse_args){.attn = {.out = t->out.cuda,
-                                             .q = score->q[CN_SEL_TRUE],
-                                             .kv = score->pools.kv,
-                                             .batch = &t->batch,
-                                             .layout = score->pools.layout,
-                                             .n_heads = n_heads,
-                                             .layer = WORLD_FIRST_LAYER,
-                                             .scale = 0.1f},
-                                    .index = w->lists[1].cuda,
-                                    .index_stride = w->stride[1],
-                                    .list_len = at[0].at[ON_CUDA],
-                                    .tail = at[1].at[ON_CUDA],
-                                    .lengths = at[2].at[ON_CUDA]};
-}
-
-/* A step: both stages of selection, and attention. Each one of several steps has its own queries,
- * so that its results are not those of the step before. */
-typedef struct step {
-    size_t q_offset; /* bytes */
-    op_tensor lists, out;
-    bool in_one; /* select_in_tiles instead of the three ops, if the host does not wait */
-} step;
-
-/* Queues a step. waits: the host waits for each op. */
-static void run_step(world *w, attention *t, const step *p, bool waits)
-{
-    op_env *env = w->env;
-    const cn_score_args all[] = {w->score[ON_CUDA][0], w->score[ON_CUDA][1]};
-    for (uint32_t i = 0; i < WORLD_STAGES; i++)
-        for (int query = 0; query < CN_N_SEL_QUERIES; query++)
-            w->score[ON_CUDA][i].q[query] = (const char *)all[i].q[query] + p->q_offset;
-    w->select[ON_CUDA][1].list = p->lists.cuda;
-    if (p->in_one && !waits) run_in_tiles(w);
-    for (uint32_t i = 0; (waits || !p->in_one) && i < WORLD_STAGES; i++) {
-        run_score(w, i);
-        if (waits) OP_OK(env->cuda->stream_sync(env->cuda_stream));
-        run_select(w, i);
-        if (waits) OP_OK(env->cuda->stream_sync(env->cuda_stream));
-    }
-    for (uint32_t i = 0; i < WORLD_STAGES; i++) w->score[ON_CUDA][i] = all[i];
-    t->args.index = p->lists.cuda;
-    t->args.attn.out = p->out.cuda;
-    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t->args));
-}
-
-/* Sets the CPU's side of the results to those of the GPU, and poisons the GPU's side. */
-static void keep_results(op_env *env, step *p)
-{
-    op_tensor *both[] = {&p->lists, &p->out};
-    for (int i = 0; i < 2; i++) {
-        void *got = op_take(env, both[i]);
-        memcpy(both[i]->cpu, got, both[i]->n * sizeof(uint32_t));
-        cn_free(got);
-        poison(env, both[i]);
-    }
-}
-
-/* Compares the results of the GPU with those kept, and poisons them. */
-static void check_results(world *w, const step *steps, uint32_t n, const op_tensor *done)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (op_words_error(w->env, &steps[i].lists) > 0) fail_msg("step %u: lists differ", i);
-        if (op_words_error(w->env, &steps[i].out) > 0) fail_msg("step %u: attention differs", i);
-        poison(w->env, &steps[i].lists);
-        poison(w->env, &steps[i].out);
-    }
-    uint32_t *counts = op_take(w->env, done);
-    for (size_t i = 0; i < world_units(w); i++)
-        if (counts[i] != counts[0] || counts[i] > 64) fail_msg("unit %zu: count %u", i, counts[i]);
-    cn_free(counts);
-}
-
-/* Draws a world for steps. In even seeds all sequences rank labels, and `score` counts in both
- * stages. */
+/* Draws a world for steps. In even seeds all sequences rank labels in tiles. */
 static world *draw_steps(op_env *env, uint32_t seed)
 {
     enum { N_TILE_KINDS = WORLD_N_KINDS - WORLD_WITHOUT_TILES };
@@ -611,49 +594,63 @@ static world *draw_steps(op_env *env, uint32_t seed)
     for (uint32_t i = 0; i < s.n_seqs; i++) {
         const uint32_t any = WORLD_WITHOUT_TILES + (seed / 2 + i) % N_TILE_KINDS;
         world_draw_row(w, i, seed % 2 ? any : labels[(seed / 2 + i * (seed / 4)) % 2]);
-        if (seed % 2 == 0) sum_tiles(w, i);
     }
-    w->must_count = seed % 2 == 0;
-    w->keys_known |= w->must_count;
+    w->forms_known |= seed % 2 == 0;
     world_bind(w, 4);
     return w;
 }
 
 /* Steps follow each other without a wait of the host, then as a graph that is launched twice. So
  * kernels of a stage start while the stage before still runs: the second stage while the first
- * selects the tiles, attention while the second makes lists. The results are those of ops with a
- * wait between them. */
+ * selects the tiles, attention while the second makes lists. */
 static double run_in_order(op_env *env, uint32_t seed)
 {
-    enum { STEPS = 3, AHEAD = 12 /* kernels that keep the stream busy at first */ };
+    enum { AHEAD = 12 /* kernels that keep the stream busy at first */ };
     world *w = draw_steps(env, seed);
-    attention t;
-    attention_bind(w, &t);
-    step steps[STEPS];
-    const size_t q_row = (size_t)w->b->layout.n_kv_heads * w->group * w->b->layout.head_dim;
-    for (uint32_t i = 0; i < STEPS; i++)
-        steps[i] = (step){(i + 1) * q_row * sizeof(uint16_t),
-                          world_poisoned_words(w, w->lists[1].n * sizeof(uint32_t)),
-                          world_poisoned_words(w, t.out.n * sizeof(uint32_t)),
-                          all_in_tiles(w) && i != 1};
-    w->counts = false;
-    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], true);
-    for (uint32_t i = 0; i < STEPS; i++) keep_results(env, &steps[i]);
-    const op_tensor done = world_poisoned_words(w, world_units(w) * sizeof(uint32_t));
-    t.args.done = w->select[ON_CUDA][1].done = done.cuda;
-    w->counts = true;
+    attend_case steps[WORLD_STEPS];
+    for (uint32_t i = 0; i < WORLD_STEPS; i++) {
+        bind_attend(w, &steps[i]);
+        set_queries(&steps[i], w, i + 1);
+        run_apart(w, &steps[i]);
+    }
     const cn_score_args ahead = w->score[ON_CUDA][0];
     for (uint32_t i = 0; i < AHEAD; i++) OP_OK(env->cuda->score(env->cuda_stream, &ahead));
-    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], false);
-    check_results(w, steps, STEPS, &done);
+    for (uint32_t i = 0; i < WORLD_STEPS; i++)
+        OP_OK(env->cuda->attend_selected(env->cuda_stream, &steps[i].args));
+    for (uint32_t i = 0; i < WORLD_STEPS; i++) check_attended(w, &steps[i]);
     cn_graph *graph;
     OP_OK(env->cuda->graph_begin(env->cuda_stream));
-    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], false);
+    for (uint32_t i = 0; i < WORLD_STEPS; i++)
+        OP_OK(env->cuda->attend_selected(env->cuda_stream, &steps[i].args));
     OP_OK(env->cuda->graph_end(env->cuda_stream, &graph));
     for (uint32_t i = 0; i < 2; i++) OP_OK(env->cuda->graph_launch(env->cuda_stream, graph));
-    check_results(w, steps, STEPS, &done);
+    for (uint32_t i = 0; i < WORLD_STEPS; i++) check_attended(w, &steps[i]);
     env->cuda->graph_free(graph);
     world_free(w);
+    return 0;
+}
+
+/* One graph serves all keys that rows can have, and steps without rule max or tiles have others. */
+static double run_routes(op_env *env, uint32_t seed)
+{
+    static const struct {
+        uint32_t selectors, n_routes; /* and that of steps without selection */
+    } cases[] = {
+        {1U << CN_SELECT_NONE, 0},
+        {1U << CN_SELECT_ORACLE, 1},
+        {1U << CN_SELECT_QUEST | 1U << CN_SELECT_RANDOM, 1},
+        {1U << CN_SELECT_DS, 2},
+        {1U << CN_SELECT_TLS, 2},
+        {1U << CN_SELECT_DS | 1U << CN_SELECT_QUEST, 2},
+        {1U << CN_SELECT_DS | 1U << CN_SELECT_TLS, 4},
+        {(1U << CN_N_SELECTORS) - 1, 4},
+    };
+    (void)seed;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t routes[CN_MAX_ROUTES];
+        assert_int_equal(cn_select_routes(env->cuda, cases[i].selectors, routes),
+                         1 + cases[i].n_routes);
+    }
     return 0;
 }
 
@@ -687,6 +684,7 @@ int main(int argc, char **argv)
         {"select, crowd", 4, 0, run_crowd, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", 11, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, routes", 1, 0, run_routes, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, impatient", 22, 0, run_shared, .impatient = true},
         {"select, impatient, parts", 12, 0, run_parts, .impatient = true},

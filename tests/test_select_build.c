@@ -27,6 +27,21 @@ typedef struct rig {
     char *memory;
 } rig;
 
+/* A route is the forms of both stages, as the rows need them; or as all rows may have them. */
+static uint32_t route_of_need(const cn_sel_forms *need, const cn_sel_forms *declared)
+{
+    (void)declared;
+    return 1U << 31 | need->stage[1] << 1 | (need->stage[0] != 0);
+}
+static uint32_t route_of_declared(const cn_sel_forms *need, const cn_sel_forms *declared)
+{
+    (void)need;
+    return 1U << 31 | declared->stage[1] << 1 | (declared->stage[0] != 0);
+}
+static const cn_backend by_need = {.select_route = route_of_need};
+static const cn_backend by_declared = {.select_route = route_of_declared};
+static const cn_backend without_routes;
+
 static uint32_t below(rig *r, uint32_t n) { return test_rng_below(&r->rng, n); }
 
 static void draw_row(rig *r, uint32_t i, cn_kv_select select)
@@ -72,7 +87,8 @@ static void open_builder(rig *r, uint32_t room)
     assert_non_null(r->memory);
     memset(r->memory, UNTOUCHED, bytes);
     const cn_select_builder_opts o = {.max_rows = MAX_ROWS, .block_tokens = r->block, .room = room,
-                                      .seed = SEED, .selectors = r->selectors};
+                                      .seed = SEED, .selectors = r->selectors,
+                                      .be = &by_need};
     assert_int_equal(cn_select_builder_init(&r->b, &o, r->memory), CN_OK);
 }
 
@@ -91,17 +107,16 @@ static bool check_row(const rig *r, uint32_t i)
     const cn_select_span s =
         cn_select_span_at(&q->kv, q->n_prompt, row->first_pos, r->block);
     const uint32_t resident = row->first_slot + 1;
-    assert_int_equal(v->lengths[i], s.listed ? s.list_len + resident - s.tail : resident);
-    assert_int_equal(v->list_len[i], s.list_len);
-    assert_int_equal(v->tail[i], s.listed ? s.tail : 0);
+    assert_int_equal(v->rows.lengths[i], s.listed ? s.list_len + resident - s.tail : resident);
+    assert_int_equal(v->rows.list_len[i], s.list_len);
+    assert_int_equal(v->rows.tail[i], s.listed ? s.tail : 0);
     assert_true(s.listed == (s.list_len > 0));
-    assert_int_equal(v->n_forced[i], s.n_forced);
+    assert_int_equal(v->rows.n_forced[i], s.n_forced);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-        const cn_select_stage_view *st = &v->stage[k];
-        assert_memory_equal(&st->stage[i], &s.stage[k], sizeof s.stage[k]);
-        assert_int_equal(st->n[i], s.n[k]);
-        assert_int_equal(st->base[i], s.base[k]);
-        assert_int_equal(st->k[i], s.k[k]);
+        assert_memory_equal(&v->rows.stage[k].stage[i], &s.stage[k], sizeof s.stage[k]);
+        assert_int_equal(v->rows.stage[k].n[i], s.n[k]);
+        assert_int_equal(v->rows.stage[k].base[i], s.base[k]);
+        assert_int_equal(v->rows.stage[k].k[i], s.k[k]);
     }
     const bool predicts = s.listed && cn_selector_of(q->kv.select)->predicts;
     assert_int_equal(v->ring_slots[i], predicts ? (uint32_t)q->query_slot : CN_NO_SLOT);
@@ -126,24 +141,15 @@ static bool check_rows(const rig *r)
 static void check_launches(const rig *r)
 {
     const cn_select_view *v = &r->b.view;
-    bool predicts = false, active[CN_SELECT_STAGES] = {0};
-    bool max[CN_SELECT_STAGES] = {0};
-    uint32_t keys[CN_SELECT_STAGES] = {0};
+    bool predicts = false;
+    cn_sel_forms forms = {{0}};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         predicts |= v->ring_slots[i] != CN_NO_SLOT;
-        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-            const cn_sel_stage *st = &v->stage[k].stage[i];
-            active[k] |= st->active;
-            if (st->active) keys[k] |= 1U << st->key;
-            max[k] |= st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
-        }
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
+            forms.stage[k] |= cn_sel_form(&v->rows.stage[k].stage[i]);
     }
     assert_int_equal(v->runs_predict, predicts);
-    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-        assert_int_equal(v->stage[k].runs, active[k]);
-        assert_int_equal(v->stage[k].runs_max, max[k]);
-        assert_int_equal(v->stage[k].keys, keys[k]);
-    }
+    assert_int_equal(v->route, route_of_need(&forms, NULL));
 }
 
 /* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie
@@ -159,15 +165,15 @@ static void check_ranges(const rig *r, uint32_t room)
         assert_true(range.end > range.start);
         for (uint32_t i = range.start; i < range.end; i++)
             for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-                assert_int_equal(v->stage[k].first[i], end[k]);
-                end[k] += v->stage[k].n[i];
+                assert_int_equal(v->rows.stage[k].first[i], end[k]);
+                end[k] += v->rows.stage[k].n[i];
                 assert_true(end[k] <= room);
             }
         next = range.end;
         if (next == r->plan.n_decode) continue;
         bool fits = true;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
-            fits &= end[k] + v->stage[k].n[next] <= room;
+            fits &= end[k] + v->rows.stage[k].n[next] <= room;
         assert_false(fits);
     }
     assert_int_equal(next, r->plan.n_decode);
@@ -185,8 +191,8 @@ static bool ranks_by_max(const cn_kv_params *kv)
     }
 }
 
-/* Returns the flavour that the rows need, and whether they fit. */
-static cn_select_flavour flavour_of(const rig *r, uint32_t room, bool *fits)
+/* What the rows need, as sets of rows that rank tiles, or tokens under rule max. */
+static void check_need(const rig *r, uint32_t room, const cn_select_need *need)
 {
     bool listed = false, tiles = false, max = false;
     uint64_t n[CN_SELECT_STAGES] = {0};
@@ -199,9 +205,12 @@ static cn_select_flavour flavour_of(const rig *r, uint32_t room, bool *fits)
         max |= s.listed && ranks_by_max(&row->seq->kv);
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
     }
-    *fits = n[0] <= room && n[1] <= room;
-    if (!listed) return CN_SELECT_PLAIN;
-    return (cn_select_flavour)((tiles ? CN_SELECT_TWO_STAGES : CN_SELECT_ONE_STAGE) + max);
+    assert_int_equal(need->listed, listed);
+    assert_int_equal(need->fits, n[0] <= room && n[1] <= room);
+    assert_int_equal(need->forms.stage[0] != 0, tiles);
+    assert_int_equal((need->forms.stage[1] & CN_SEL_FORMS_MAX) != 0, max);
+    assert_int_equal((need->forms.stage[1] & CN_SEL_FORMS_IN_TILES) != 0, tiles);
+    assert_int_equal(need->forms.stage[1] != 0, listed);
 }
 
 /* Draws a plan with decode rows of any selector, then rows of prompts, which are rows of the step
@@ -230,23 +239,21 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
         draw_plan(r, seed);
         const uint32_t room = most_candidates(r) + below(r, 3 * CONTEXT);
         open_builder(r, room);
-        bool fits, fits_as_told;
-        const cn_select_flavour flavour = flavour_of(r, room, &fits);
-        assert_int_equal(cn_select_flavour_of(&r->plan, r->block, room, &fits_as_told), flavour);
-        assert_int_equal(fits_as_told, fits);
+        const cn_select_need need = cn_select_need_of(&r->plan, r->block, room);
+        check_need(r, room, &need);
         const bool built = cn_select_build(&r->b, &r->plan, op_by_op, r->memory);
-        assert_int_equal(built, flavour != CN_SELECT_PLAIN);
+        assert_int_equal(built, need.listed);
         if (built) {
             const cn_select_view *v = &r->b.view;
             assert_true(check_rows(r));
             check_launches(r);
             check_ranges(r, room);
-            assert_int_equal(v->n_ranges == 1, fits);
+            assert_int_equal(v->n_ranges == 1, need.fits);
             n_built++;
             n_split += v->n_ranges > 1;
             for (uint32_t i = 1; i + 1 < r->plan.n_decode; i++)
-                n_dense_between += v->list_len[i] == 0 && v->list_len[i - 1] > 0 &&
-                                   v->list_len[i + 1] > 0;
+                n_dense_between += v->rows.list_len[i] == 0 && v->rows.list_len[i - 1] > 0 &&
+                                   v->rows.list_len[i + 1] > 0;
         }
         close_builder(r);
     }
@@ -258,62 +265,12 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
 static void check_padding(const rig *r, uint32_t row)
 {
     const cn_select_view *v = &r->b.view;
-    assert_int_equal(v->lengths[row] | v->list_len[row] | v->tail[row], 0);
+    assert_int_equal(v->rows.lengths[row] | v->rows.list_len[row] | v->rows.tail[row], 0);
     assert_int_equal(v->ring_slots[row], CN_NO_SLOT);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-        assert_int_equal(v->stage[k].stage[row].active, 0);
-        assert_int_equal(v->stage[k].n[row], 0);
+        assert_int_equal(v->rows.stage[k].stage[row].active, 0);
+        assert_int_equal(v->rows.stage[k].n[row], 0);
     }
-}
-
-/* The keys of the rows are among those of the view, which depend on the shape alone. */
-static void check_fixed_keys(const rig *r, const cn_step_shape *shape)
-{
-    rig *plain = calloc(1, sizeof *plain);
-    assert_non_null(plain);
-    plain->selectors = r->selectors;
-    open_builder(plain, MAX_ROWS * CONTEXT);
-    cn_select_build(&plain->b, &plain->plan, *shape, plain->memory);
-    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-        const cn_select_stage_view *st = &r->b.view.stage[k];
-        assert_int_equal(st->keys, plain->b.view.stage[k].keys);
-        for (uint32_t i = 0; i < r->plan.n_decode; i++)
-            if (st->stage[i].active && st->keys) assert_true(st->keys >> st->stage[i].key & 1);
-    }
-    close_builder(plain);
-    free(plain);
-}
-
-/* A recorded step declares the keys that its selectors can have under its rules. */
-static void a_shape_declares_the_keys_of_its_selectors(void **state)
-{
-    enum { LABELS = 1 << CN_KEY_LABELS, ROWS = 1 << CN_KEY_ROWS, BOUNDS = 1 << CN_KEY_BOUNDS };
-    static const struct {
-        uint32_t selectors;
-        cn_select_flavour flavour;
-        uint32_t keys;
-    } cases[] = {
-        {1U << CN_SELECT_ORACLE, CN_SELECT_ONE_STAGE_MAX, ROWS},
-        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE_MAX, ROWS | BOUNDS},
-        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE, BOUNDS},
-        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, ROWS | LABELS},
-        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE, LABELS},
-        {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE_MAX, ROWS | LABELS},
-        {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE, LABELS},
-        {1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, LABELS},
-    };
-    (void)state;
-    rig *r = calloc(1, sizeof *r);
-    assert_non_null(r);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const cn_step_shape shape = {1, cases[i].flavour};
-        r->selectors = cases[i].selectors;
-        open_builder(r, MAX_ROWS * CONTEXT);
-        assert_true(cn_select_build(&r->b, &r->plan, shape, r->memory));
-        assert_int_equal(r->b.view.stage[1].keys, cases[i].keys);
-        close_builder(r);
-    }
-    free(r);
 }
 
 /* A step of a shape launches the same ops whatever its rows are, also with none. */
@@ -322,25 +279,24 @@ static void a_shape_fixes_what_is_launched(void **state)
     (void)state;
     rig *r = calloc(1, sizeof *r);
     assert_non_null(r);
-    uint32_t n_built[CN_SELECT_FLAVOURS] = {0};
+    uint32_t n_plain = 0, n_routed = 0;
     for (uint64_t seed = 1; seed <= 200; seed++) {
         draw_plan(r, seed);
         if (seed % 4 == 0) r->plan.n_decode = 0;
         r->plan.n_rows = r->plan.n_decode;
         const bool predicts = seed % 3 > 0;
         const uint32_t room = MAX_ROWS * CONTEXT;
-        bool fits;
-        const cn_select_flavour need = flavour_of(r, room, &fits);
-        const uint32_t more = below(r, CN_SELECT_FLAVOURS - need);
+        const cn_select_need need = cn_select_need_of(&r->plan, r->block, room);
+        const bool plain = !need.listed && seed % 8 == 0;
         const cn_step_shape shape = {r->plan.n_rows + below(r, MAX_ROWS - r->plan.n_rows + 1),
-                                     (cn_select_flavour)(need + more)};
+                                     plain ? 0 : 77};
         if (shape.rows == 0) continue;
-        if (cn_select_has_max(need) && !cn_select_has_max(shape.flavour)) continue;
         if (!predicts) r->selectors &= ~(1U << CN_SELECT_SPADE | 1U << CN_SELECT_LAST);
         open_builder(r, room);
         const bool built = cn_select_build(&r->b, &r->plan, shape, r->memory);
-        assert_int_equal(built, shape.flavour != CN_SELECT_PLAIN);
-        n_built[shape.flavour]++;
+        assert_int_equal(built, !plain);
+        n_plain += plain;
+        n_routed += built;
         const cn_select_view *v = &r->b.view;
         if (built) {
             check_rows(r);
@@ -348,39 +304,46 @@ static void a_shape_fixes_what_is_launched(void **state)
             assert_int_equal(v->n_ranges, 1);
             assert_int_equal(v->ranges[0].start, 0);
             assert_int_equal(v->ranges[0].end, shape.rows);
-            assert_true(v->stage[1].runs);
             assert_int_equal(v->runs_predict, predicts);
-            assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES ||
-                                                   shape.flavour == CN_SELECT_TWO_STAGES_MAX);
-            check_fixed_keys(r, &shape);
-            assert_false(v->stage[0].runs_max);
-            assert_int_equal(v->stage[1].runs_max, shape.flavour == CN_SELECT_ONE_STAGE_MAX ||
-                                                       shape.flavour == CN_SELECT_TWO_STAGES_MAX);
+            assert_int_equal(v->route, 77);
         }
         close_builder(r);
     }
-    for (uint32_t i = 0; i < CN_SELECT_FLAVOURS; i++) assert_true(n_built[i] > 5);
+    assert_true(n_plain > 5 && n_routed > 100);
     free(r);
 }
 
-static void flavours_are_those_of_the_declared_selectors(void **state)
+/* The routes are those of all sets of forms that steps can have, and 0. */
+static void routes_are_those_of_the_declared_selectors(void **state)
 {
-    (void)state;
-    const uint32_t plain = 1U << CN_SELECT_PLAIN, one = 1U << CN_SELECT_ONE_STAGE;
-    const uint32_t two = 1U << CN_SELECT_TWO_STAGES, one_max = 1U << CN_SELECT_ONE_STAGE_MAX;
-    const uint32_t two_max = 1U << CN_SELECT_TWO_STAGES_MAX, tls = 1U << CN_SELECT_TLS;
-    const uint32_t of[CN_N_SELECTORS] = {
-        [CN_SELECT_ORACLE] = one_max,      [CN_SELECT_QUEST] = one,
-        [CN_SELECT_DS] = one | one_max,    [CN_SELECT_SPADE] = one | one_max,
-        [CN_SELECT_LAST] = one | one_max,  [CN_SELECT_RANDOM] = one,
+    enum { LABELS = CN_KEY_LABELS * 4, ROWS = CN_KEY_ROWS * 4, BOUNDS = CN_KEY_BOUNDS * 4 };
+    static const struct {
+        uint32_t selectors, n_forms;
+        cn_sel_forms forms;
+    } cases[] = {
+        {1U << CN_SELECT_NONE, 0, {{0}}},
+        {1U << CN_SELECT_ORACLE, 1, {{0, 1 << (ROWS + 2)}}},
+        {1U << CN_SELECT_QUEST, 1, {{0, 1 << BOUNDS}}},
+        {1U << CN_SELECT_DS, 2, {{0, 5 << LABELS}}},
+        {1U << CN_SELECT_TLS, 2, {{1 << BOUNDS, 10 << LABELS}}},
+        {1U << CN_SELECT_SPADE, 2, {{0, 1 << (ROWS + 2) | 1 << LABELS}}},
+        {1U << CN_SELECT_RANDOM, 1, {{0, 1 << (CN_KEY_HASH * 4)}}},
+        {1U << CN_SELECT_DS | 1U << CN_SELECT_TLS, 4, {{1 << BOUNDS, 15 << LABELS}}},
     };
-    assert_int_equal(cn_select_flavours(0), plain);
-    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE), plain);
-    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE | tls), plain | two | two_max);
-    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (i == CN_SELECT_TLS) continue;
-        assert_int_equal(cn_select_flavours(1U << i), plain | of[i]);
-        assert_int_equal(cn_select_flavours(1U << i | tls), plain | of[i] | two | two_max);
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t routes[CN_MAX_ROUTES];
+        const cn_sel_forms forms = cn_selectors_forms(cases[i].selectors);
+        assert_int_equal(forms.stage[0], cases[i].forms.stage[0]);
+        assert_int_equal(forms.stage[1], cases[i].forms.stage[1]);
+        const uint32_t n = cn_select_routes(&by_need, cases[i].selectors, routes);
+        assert_int_equal(n, 1U << cases[i].n_forms);
+        assert_int_equal(routes[0], 0);
+        for (uint32_t a = 0; a < n; a++)
+            for (uint32_t b = 0; b < a; b++) assert_int_not_equal(routes[a], routes[b]);
+        const uint32_t n_wide = cn_select_routes(&by_declared, cases[i].selectors, routes);
+        assert_int_equal(n_wide, n > 1 ? 2 : 1);
+        assert_int_equal(cn_select_routes(&without_routes, cases[i].selectors, routes), n_wide);
     }
 }
 
@@ -402,7 +365,7 @@ static void a_step_without_lists_writes_nothing(void **state)
     assert_true(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
     assert_true(check_rows(r));
     check_launches(r);
-    assert_int_equal(r->b.view.list_len[0], 0);
+    assert_int_equal(r->b.view.rows.list_len[0], 0);
     close_builder(r);
     free(r);
 }
@@ -464,8 +427,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_and_ranges_are_right_for_drawn_plans),
         cmocka_unit_test(a_shape_fixes_what_is_launched),
-        cmocka_unit_test(flavours_are_those_of_the_declared_selectors),
-        cmocka_unit_test(a_shape_declares_the_keys_of_its_selectors),
+        cmocka_unit_test(routes_are_those_of_the_declared_selectors),
         cmocka_unit_test(a_step_without_lists_writes_nothing),
         cmocka_unit_test(the_room_is_bounded_and_holds_a_row),
         cmocka_unit_test(tiles_are_those_that_the_rows_complete),

@@ -1,5 +1,5 @@
 /* test_select_probe.c - the figures of --select-probe compared with plain loops over the KV of an
- * engine. The op attn_sparse of its backend is replaced by one that also computes them. */
+ * engine. The op attend_selected of its backend is replaced by one that also computes them. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static const char *const options[] = {
 /* ---- plain loops, for one request at a time ---- */
 
 static struct {
-    cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
+    cn_status (*attend_selected)(cn_stream *s, const cn_attend_selected_args *a);
     uint32_t n_forced; /* sinks of the request's selector */
     bool was_read[MAX_UNITS][MAX_LEN]; /* the lists of the step before, by unit */
     uint32_t last_position[MAX_UNITS];
@@ -101,15 +101,15 @@ static uint32_t plain_overlap(const cn_attn_args *a, uint32_t head, uint32_t gro
     return common;
 }
 
-static void observe_head(const cn_attn_sparse_args *a, uint32_t head)
+static void observe_head(const cn_attend_selected_args *a, uint32_t head)
 {
     const uint32_t n_kv = a->attn.layout.n_kv_heads, group = a->attn.n_heads / n_kv;
     const uint32_t unit = a->attn.layer * n_kv + head, n = a->attn.batch->kv_len[0];
-    const uint32_t from = naive.n_forced, tail = a->tail[0], k = a->list_len[0] - from;
+    const uint32_t from = naive.n_forced, tail = a->rows.tail[0], k = a->rows.list_len[0] - from;
     bool in_list[MAX_LEN] = {false}, attended[MAX_LEN] = {false};
     assert_true(unit < MAX_UNITS && n <= MAX_LEN);
-    for (uint32_t i = 0; i < a->list_len[0]; i++) {
-        const uint32_t slot = a->index[head * a->index_stride + i];
+    for (uint32_t i = 0; i < a->rows.list_len[0]; i++) {
+        const uint32_t slot = a->scratch.list[head * a->scratch.list_stride + i];
         in_list[slot] = i >= from;
         attended[slot] = true;
     }
@@ -131,9 +131,9 @@ static void observe_head(const cn_attn_sparse_args *a, uint32_t head)
     naive.last_position[unit] = n - 1;
 }
 
-static cn_status observe(cn_stream *s, const cn_attn_sparse_args *a)
+static cn_status observe(cn_stream *s, const cn_attend_selected_args *a)
 {
-    CN_TRY(naive.attn_sparse(s, a));
+    CN_TRY(naive.attend_selected(s, a));
     assert_int_equal(a->attn.batch->n_decode, 1);
     for (uint32_t h = 0; h < a->attn.layout.n_kv_heads; h++) observe_head(a, h);
     return CN_OK;
@@ -200,8 +200,8 @@ static int setup(void **state)
     dense = r;
 
     r = open_run(EVERY);
-    naive.attn_sparse = r->engine->backend->attn_sparse;
-    r->engine->backend->attn_sparse = observe;
+    naive.attend_selected = r->engine->backend->attend_selected;
+    r->engine->backend->attend_selected = observe;
     for (uint32_t i = 1; i < CN_N_SELECTORS; i++) probe_alone(r, (cn_kv_select)i);
     run_free(r);
     return 0;

@@ -1,5 +1,5 @@
 /* attn_one.cuh - attention of one query per sequence over paged K and V: the kernel of attn_decode
- * (every resident slot) and of attn_sparse (a list of slots).
+ * (every resident slot) and of attn_lists (a list of slots).
  *
  * One block per multiprocessor, each with a share of the slots (attn_walk.cuh). One warp fetches,
  * or six if the slots are a list. They keep a ring of stages in shared memory full. A stage has a

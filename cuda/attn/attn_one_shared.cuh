@@ -24,7 +24,7 @@ typedef struct cn_one_params {
     const cn_bf16 *q; /* [sequence, n_heads, head_dim] */
     cn_attn_pool pool;
     cn_walk_shape walk;
-    /* Lists only, as in cn_attn_sparse_args. */
+    /* Lists only, as in cn_list_attn_args. */
     const uint32_t *index, *list_len, *tail, *done;
     uint32_t index_stride;
     uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */

@@ -25,6 +25,7 @@
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score_labels.cuh"
 #include "cuda/select/score_share.h"
+#include "cuda/select/select_route.h"
 
 enum {
     THREADS = 384,
@@ -420,6 +421,17 @@ static size_t counts_bytes(const cn_cuda_backend_opts *o)
     return (size_t)o->max_seqs * o->n_kv_heads * CN_COUNTS * sizeof(uint32_t);
 }
 
+/* Bytes of the counts of finished lists, after them. */
+static size_t done_bytes(const cn_cuda_backend_opts *o)
+{
+    return cn_round_up((size_t)o->max_seqs * o->n_kv_heads * sizeof(uint32_t), 64);
+}
+
+static size_t all_counts_bytes(const cn_cuda_backend_opts *o)
+{
+    return counts_bytes(o) + done_bytes(o);
+}
+
 /* ---- scratch: counts; what blocks that compute shares need; partial results of a call ---- */
 
 enum {
@@ -478,7 +490,7 @@ static size_t waves_bytes(const cn_cuda_backend_opts *o)
 static void set_shares(const cn_stream *s, cn_score_shares *w)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
+    w->n_late = (uint32_t *)((char *)s->select_scratch + all_counts_bytes(o));
     w->n_done = w->n_late + 1;
     w->sums = (cn_marked_sum *)(w->n_late + SHARE_WORDS);
     w->late = (cn_score_late *)((char *)w->sums + share_sums_bytes(o));
@@ -490,7 +502,7 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
     const size_t words = slots_bytes(o) / sizeof *w->slots / group;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + counts_bytes(o) + share_bytes(o));
+    w->n_late = (uint32_t *)((char *)s->select_scratch + all_counts_bytes(o) + share_bytes(o));
     w->n_used = w->n_late + 1;
     w->n_done = w->n_late + 2;
     w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
@@ -500,7 +512,7 @@ static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
 
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return counts_bytes(o) + share_bytes(o) + waves_bytes(o) +
+    return all_counts_bytes(o) + share_bytes(o) + waves_bytes(o) +
            most_units(o) * sizeof(cn_score_unit) +
            (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
                sizeof(cn_exp_sum);
@@ -540,15 +552,14 @@ static cn_status launch(cn_stream *s, cn_score_params p)
     return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
-/* Sets whether the call counts, and says so. */
+/* Lets the call count if it can. */
 static void set_counts(const cn_stream *s, cn_score_params *p)
 {
     const cn_score_args *a = &p->args;
-    if (!a->progress) return;
     const size_t n_units = (size_t)a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
     const bool fits = n_units * CN_COUNTS * sizeof(uint32_t) <= counts_bytes(&s->cuda->opts);
-    a->progress->counts = fits && a->n_layers == 1 && cn_score_ring_counts(s, *p);
-    p->counts = cn_counts_of(s, a->progress);
+    if (fits && a->n_layers == 1 && cn_score_ring_counts(s, *p))
+        p->counts = (uint32_t *)s->select_scratch;
 }
 
 cn_score_params cn_score_params_of(const cn_score_args *a)
@@ -564,7 +575,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     p.row = cn_logit_row(p.group);
     p.seq_units = a->n_layers * l->n_kv_heads;
     p.n_units = a->n_seqs * p.seq_units;
-    p.early = a->early;
+    p.keys = cn_route_keys(a->route);
     return p;
 }
 
@@ -572,7 +583,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
 static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t start = counts_bytes(o) + share_bytes(o) + waves_bytes(o);
+    const size_t start = all_counts_bytes(o) + share_bytes(o) + waves_bytes(o);
     const size_t room = s->cuda->select_scratch_bytes - start;
     set_waves(s, &p->waves, p->group);
     const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
@@ -587,19 +598,35 @@ static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
     return CN_OK;
 }
 
-extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
+cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint32_t **counts)
 {
-    if (a->progress) *a->progress = (cn_score_progress){};
+    if (counts) *counts = NULL;
     CN_TRY(check(a));
     cn_score_params p = cn_score_params_of(a);
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
+    p.early = early;
     p.patience = s->cuda->opts.impatient ? 0 : PATIENCE;
     p.wave_lots = cn_score_wave_lots(s, p);
     CN_TRY(set_scratch(s, &p));
     if (p.wave_lots > 0) return cn_score_ring_waves(s, p);
-    set_counts(s, &p);
+    if (counts) {
+        set_counts(s, &p);
+        *counts = p.counts;
+    }
     if (cn_score_ring_shares(p)) set_shares(s, &p.shares);
     CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
     return a->logits && !p.shares.sums ? cn_score_share(s, p) : CN_OK;
+}
+
+extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
+{
+    return cn_score_launch(s, a, true, NULL);
+}
+
+uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units)
+{
+    const cn_cuda_backend_opts *o = &s->cuda->opts;
+    if (n_units * sizeof(uint32_t) > done_bytes(o)) return NULL;
+    return (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
 }

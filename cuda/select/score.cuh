@@ -95,6 +95,7 @@ typedef struct cn_score_params {
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
     uint32_t row; /* logits of a candidate that rule max stores: cn_logit_row */
+    uint32_t keys; /* cn_route_keys */
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
     cn_score_unit *units; /* [n_units] */
@@ -448,10 +449,10 @@ __device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
     return stage.active && stage.group == CN_GROUP_MAX && stage.key != CN_KEY_HASH;
 }
 
-/* Returns whether a stage may have these keys (cn_score_args.keys). */
+/* Returns whether a stage may have these keys (cn_route_keys). */
 static inline bool cn_score_may_have(const cn_score_params &p, cn_sel_key key)
 {
-    return p.args.keys == 0 || (p.args.keys >> key & 1) != 0;
+    return p.keys == 0 || (p.keys >> key & 1) != 0;
 }
 
 /* Returns log2 of the tokens of a run: tokens of a lot whose keys are contiguous in the pool. */

@@ -406,7 +406,7 @@ __global__ static void __launch_bounds__(THREADS)
 /* ---- on the host ---- */
 
 /* Returns whether all stages rank such keys. */
-static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.args.keys == 1u << key; }
+static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys == 1u << key; }
 
 /* Returns whether one_key_kernel does the work of a launch. */
 static bool has_one_key(const cn_score_params &p)

@@ -14,20 +14,21 @@
  * of their numbers says where they go. Few candidates are spread over all threads, so that each
  * thread has few steps.
  *
- * Where `score` counts the scores that it has stored (cn_score_progress), a block waits for those
+ * Where `score` counts the scores that it has stored (cn_score_launch), a block waits for those
  * of its unit only, and not for the end of `score`. The counts of high bytes are the first
  * histogram.
  *
  * The last blocks end some microseconds after the others, because clusters that find no room beside
- * `score` share the multiprocessors that become free first. With cn_select_args.done the blocks of
- * attn_sparse fetch their first tiles as soon as the lists of these tiles are finished. The first
- * block of a unit clears its count before it lets attn_sparse start. It need not wait for the
+ * `score` share the multiprocessors that become free first. With `done` the blocks of
+ * attn_lists fetch their first tiles as soon as the lists of these tiles are finished. The first
+ * block of a unit clears its count before it lets attn_lists start. It need not wait for the
  * kernels before: `score` has waited for the attention that read the count last. Each block adds
  * its part when it has stored its entries.
  *
  * Bytes read: 2 n per unit, three times from the L2 cache where they exceed the registers. Bytes
  * written: 4 per list entry. CPU version: cpu_sel_list.c. */
 #include "cuda/select/select_list.cuh"
+#include "cuda/select/select_route.h"
 
 /* The arrays of the step are read before the wait. `score` lets the next kernel start only after it
  * has waited for all kernels that write them. A kernel between it and this one is one of `score`.
@@ -40,11 +41,11 @@
  * waits for the end of `score` when its work is done. */
 template <uint32_t PARTS>
 __global__ static void __launch_bounds__(THREADS, 4)
-    select_kernel(const __grid_constant__ cn_select_args a, uint32_t *unit_counts)
+    select_kernel(const __grid_constant__ cn_select_args a, uint32_t *unit_counts, uint32_t *done)
 {
     __shared__ select_shared<PARTS> shared;
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
-    begin_list(a, u, blockIdx.x % PARTS);
+    begin_list(done, u, blockIdx.x % PARTS);
     cn_touch_params(a);
     open_shared(&shared);
     const select_row r = load_row(a, u.seq);
@@ -65,28 +66,33 @@ __global__ static void __launch_bounds__(THREADS, 4)
     } else if (counts && l.part == 0) {
         clear_counts(counts); /* no other block waits for them */
     }
-    end_list<PARTS>(a, u);
+    end_list<PARTS>(done, u);
     if (counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
 template <uint32_t PARTS>
-static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units)
+static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units, uint32_t *counts,
+                        uint32_t *done)
 {
     cn_launch how = {dim3(n_units * PARTS), THREADS};
     if (PARTS > 1) how.cluster = PARTS;
-    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a,
-                          cn_counts_of(s, a->progress));
+    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a, counts, done);
 }
 
-extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)
+cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, uint32_t *counts, uint32_t *done)
 {
     const uint32_t n_units = a->n_seqs * a->n_layers * a->n_kv_heads;
     if (n_units == 0) return CN_OK;
     /* More blocks than these would take longer to launch than they save. */
     const cn_cuda_device *dev = &s->cuda->device;
     const bool clusters = dev->hopper && a->tokens;
-    if (clusters && 8 * n_units <= 3 * dev->n_sms) return launch<8>(s, a, n_units);
-    if (clusters && n_units <= dev->n_sms) return launch<4>(s, a, n_units);
-    if (clusters && n_units <= 2 * dev->n_sms) return launch<2>(s, a, n_units);
-    return launch<1>(s, a, n_units);
+    if (clusters && 8 * n_units <= 3 * dev->n_sms) return launch<8>(s, a, n_units, counts, done);
+    if (clusters && n_units <= dev->n_sms) return launch<4>(s, a, n_units, counts, done);
+    if (clusters && n_units <= 2 * dev->n_sms) return launch<2>(s, a, n_units, counts, done);
+    return launch<1>(s, a, n_units, counts, done);
+}
+
+extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)
+{
+    return cn_select_launch(s, a, NULL, NULL);
 }

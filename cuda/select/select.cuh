@@ -9,7 +9,7 @@
 /* Shared memory that the GPU takes for a block of `select` in clusters of up to four, at most. */
 enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
 
-/* The counts of a unit (cn_score_progress). All are zero before `score`; `select` clears them. */
+/* The counts of a unit (cn_score_launch). All are zero before `score`; `select` clears them. */
 enum {
     /* Counts 0 to 255: how many scores have this high byte. */
     CN_COUNT_DIGITS = 256,
@@ -39,12 +39,6 @@ __device__ static inline size_t cn_sel_first(const cn_sel_unit &u, uint32_t firs
                                              uint32_t n_layers, uint32_t n_kv_heads)
 {
     return ((size_t)first * n_layers + (size_t)u.row * n) * n_kv_heads + (size_t)u.head * n;
-}
-
-/* Returns the counts of all units, or NULL if `score` has counted nothing. done: may be NULL. */
-static inline uint32_t *cn_counts_of(const cn_stream *s, const cn_score_progress *done)
-{
-    return done && done->counts ? (uint32_t *)s->select_scratch : NULL;
 }
 
 /* Adds n to a count. Releases what the block has stored before its last barrier. */

@@ -1,11 +1,11 @@
-/* select_in_tiles.cu - select_in_tiles: `select` of tiles, `score` of their tokens, and `select` of
- * tokens in one kernel.
+/* select_in_tiles.cu - a part of attend_selected: `select` of tiles, `score` of their tokens, and
+ * `select` of tokens in one kernel.
  * In: scores of tiles u16, q bf16, labels of 32 channels and their scales. Out: list [units,
- * list_stride]. Other shapes, and launches of many units, are left to the three ops.
+ * list_stride]. Other shapes, and launches of many units, are left to the three kernels.
  *
  * A unit is a cluster of four or two blocks. Each block selects the tiles itself, which takes less
  * time than passing a list on. Their tokens are few, 64 a tile, so the cluster keeps their logits
- * and scores in shared memory. The three ops pass them through the L2 cache, and each waits for the
+ * and scores in shared memory. Three kernels pass them through the L2 cache, and each waits for the
  * one before. A block has a part of the unit's lots. A warp ranks a lot at a time, and loads its
  * labels into registers all at once. Under rule max the blocks add up their weights in each other's
  * shared memory, lot by lot as `score` does (engine/select_math.h), so the lists are the same.
@@ -19,6 +19,7 @@
 #include "cuda/select/score_labels.cuh"
 #include "cuda/select/score_share.h"
 #include "cuda/select/select_list.cuh"
+#include "cuda/select/select_route.h"
 
 enum {
     N_WORDS = 4, /* of a label */
@@ -324,13 +325,13 @@ __global__ static void __launch_bounds__(THREADS, 2)
     in_tiles_kernel(const __grid_constant__ cn_score_params p,
                     const __grid_constant__ cn_select_args tiles,
                     const __grid_constant__ cn_select_args tokens, uint32_t *unit_counts,
-                    uint32_t room)
+                    uint32_t *done, uint32_t room)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ rank_shared<PARTS> shared;
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, 1, tokens.n_kv_heads);
     const uint32_t number = blockIdx.x % PARTS;
-    begin_list(tokens, u, number);
+    begin_list(done, u, number);
     cn_touch_params(p);
     const select_row of_tiles = load_row(tiles, u.seq), r = load_row(tokens, u.seq);
     cn_score_part x = {};
@@ -356,7 +357,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
         select_unit(l, held, find_high(n_high, k, &shared.select), NULL, &shared.select);
     }
     if (counts && number == 0) clear_counts(counts);
-    end_list<PARTS>(tokens, u);
+    end_list<PARTS>(done, u);
     if (counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
@@ -382,43 +383,26 @@ static size_t memory_of(const cn_score_args *a, uint32_t n_parts)
            a->tile_stride * sizeof(uint32_t);
 }
 
-/* Returns whether the kernel does the work. */
-static bool fits(const cn_stream *s, const cn_score_params &p)
+bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *a)
 {
-    const cn_score_args *a = &p.args;
+    const cn_score_params p = cn_score_params_of(a);
     const uint32_t n_parts = parts_of(s, units_of(a));
-    return s->cuda->device.hopper && a->n_layers == 1 && a->keys == 1u << CN_KEY_LABELS &&
+    return s->cuda->device.hopper && a->n_layers == 1 && p.keys == 1u << CN_KEY_LABELS &&
            p.group <= HEADS && p.label_bytes == N_WORDS * sizeof(uint32_t) && n_parts > 0 &&
            memory_of(a, n_parts) <= MOST_BYTES;
 }
 
-template <uint32_t PARTS>
-static cn_status launch(cn_stream *s, const cn_score_params &p, const cn_in_tiles_args *a)
+template <uint32_t PARTS> static cn_status launch(cn_stream *s, const cn_in_tiles *a)
 {
     const uint32_t room = part_lots(a->score.tile_stride * CN_DIGEST_TILE, PARTS);
     cn_launch how = {dim3(units_of(&a->score) * PARTS), THREADS, memory_of(&a->score, PARTS)};
     how.cluster = PARTS;
-    return cn_cuda_launch(s, "select_in_tiles", in_tiles_kernel<PARTS>, how, p, a->tiles,
-                          a->tokens, cn_counts_of(s, a->tiles.progress), room);
+    return cn_cuda_launch(s, "select: in tiles", in_tiles_kernel<PARTS>, how,
+                          cn_score_params_of(&a->score), a->tiles, a->tokens, a->counts, a->done,
+                          room);
 }
 
-/* The three ops. */
-static cn_status select_apart(cn_stream *s, const cn_in_tiles_args *a)
+cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a)
 {
-    cn_score_progress progress = {};
-    cn_score_args score = a->score;
-    cn_select_args tokens = a->tokens;
-    score.progress = &progress;
-    tokens.progress = &progress;
-    CN_TRY(cn_cuda_select(s, &a->tiles));
-    CN_TRY(cn_cuda_score(s, &score));
-    return cn_cuda_select(s, &tokens);
-}
-
-extern "C" cn_status cn_cuda_select_in_tiles(cn_stream *s, const cn_in_tiles_args *a)
-{
-    if (units_of(&a->score) == 0) return CN_OK;
-    const cn_score_params p = cn_score_params_of(&a->score);
-    if (!fits(s, p)) return select_apart(s, a);
-    return parts_of(s, units_of(&a->score)) == 4 ? launch<4>(s, p, a) : launch<2>(s, p, a);
+    return parts_of(s, units_of(&a->score)) == 4 ? launch<4>(s, a) : launch<2>(s, a);
 }

@@ -383,12 +383,11 @@ template <uint32_t PARTS> __device__ static inline void open_shared(select_share
 }
 
 /* Starts the next kernel, after the unit's list is marked as unfinished. Called first. */
-__device__ static inline void begin_list(const cn_select_args &a, const cn_sel_unit &u,
-                                         uint32_t part)
+__device__ static inline void begin_list(uint32_t *done, const cn_sel_unit &u, uint32_t part)
 {
     if (threadIdx.x > 0) return;
-    if (a.done && part == 0) {
-        a.done[u.index] = 0;
+    if (done && part == 0) {
+        done[u.index] = 0;
         __threadfence();
     }
     cn_overlap_next();
@@ -396,13 +395,13 @@ __device__ static inline void begin_list(const cn_select_args &a, const cn_sel_u
 
 /* Marks the block's part of the list as finished. Called last. */
 template <uint32_t PARTS>
-__device__ static inline void end_list(const cn_select_args &a, const cn_sel_unit &u)
+__device__ static inline void end_list(uint32_t *done, const cn_sel_unit &u)
 {
     static_assert(CN_CUDA_LIST_DONE % PARTS == 0, "each part adds the same number");
-    if (!a.done) return;
+    if (!done) return;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    cn_count_add(a.done + u.index, CN_CUDA_LIST_DONE / PARTS);
+    cn_count_add(done + u.index, CN_CUDA_LIST_DONE / PARTS);
 }
 
 /* Lists the first positions of a sequence. */

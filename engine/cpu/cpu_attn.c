@@ -1,4 +1,5 @@
-/* cpu_attn.c - paged causal attention: attn_decode, attn_prefill, attn_sparse.
+/* cpu_attn.c - paged causal attention: attn_decode, attn_prefill, and that of
+ * attend_selected to lists.
  *
  * A pass computes up to CN_CPU_ATTN_ROWS query rows of one (sequence, kv head): the query heads of
  * the group, for one token (decode) or for neighbouring tokens (prefill). It reads the keys in
@@ -482,12 +483,12 @@ cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a)
 
 typedef struct sparse_job {
     attn_job attn;
-    const cn_attn_sparse_args *args;
+    const cn_list_attn_args *args;
 } sparse_job;
 
 /* Gathers entries [start, start + n) into keys[tile, d] and the values behind them. The slots of
  * the tail are consecutive, so they are copied as far as they share a tile. */
-static void gather_tile(const cn_attn_sparse_args *s, const query_block *b, float *keys,
+static void gather_tile(const cn_list_attn_args *s, const query_block *b, float *keys,
                         uint32_t start, uint32_t n)
 {
     const cn_attn_args *a = &s->attn;
@@ -533,20 +534,20 @@ static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
     finish_block(a, &b, w);
 }
 
-static cn_status check_lists(const cn_attn_sparse_args *a)
+static cn_status check_lists(const cn_list_attn_args *a)
 {
     for (uint32_t i = 0; i < a->attn.batch->n_decode; i++) {
         if (a->lengths[i] == 0) continue;
         const uint32_t most = cn_min_u32(a->lengths[i], a->index_stride);
         if (a->list_len[i] > most)
             return cn_fail(CN_ERR_SHAPE,
-                           "attn_sparse: list of %u slots of sequence %u: expected at most %u",
+                           "attend_selected: list of %u slots of sequence %u: expected at most %u",
                            a->list_len[i], i, most);
     }
     return CN_OK;
 }
 
-cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
+cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a)
 {
     CN_TRY(check_shape(&a->attn));
     CN_TRY(check_lists(a));

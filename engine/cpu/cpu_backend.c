@@ -96,11 +96,11 @@ CPU_OP(gemm, cn_cpu_gemm_run)
 CPU_OP(rope_store, cn_cpu_rope_store)
 CPU_OP(attn_decode, cn_cpu_attn_decode)
 CPU_OP(attn_prefill, cn_cpu_attn_prefill)
-CPU_OP(attn_sparse, cn_cpu_attn_sparse)
 CPU_OP(digest, cn_cpu_digest)
 CPU_OP(predict, cn_cpu_predict)
 CPU_OP(score, cn_cpu_score)
 CPU_OP(select, cn_cpu_select)
+CPU_OP(attend_selected, cn_cpu_attend_selected)
 CPU_OP(exchange, cn_cpu_exchange)
 CPU_OP(fetch, cn_cpu_fetch)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
@@ -214,11 +214,11 @@ static const cn_backend CPU_TABLE = {
     .rope_store = enqueue_rope_store,
     .attn_decode = enqueue_attn_decode,
     .attn_prefill = enqueue_attn_prefill,
-    .attn_sparse = enqueue_attn_sparse,
     .digest = enqueue_digest,
     .predict = enqueue_predict,
     .score = enqueue_score,
     .select = enqueue_select,
+    .attend_selected = enqueue_attend_selected,
     .exchange = enqueue_exchange,
     .fetch = enqueue_fetch,
     .silu_mul = enqueue_silu_mul,

@@ -11,6 +11,7 @@
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_stream.h"
 #include "engine/ops.h"
+#include "engine/selected_stages.h"
 
 enum {
     CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */
@@ -81,7 +82,9 @@ cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
 cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
 cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
+cn_status cn_cpu_attend_selected(cn_stream *s, const cn_attend_selected_args *a);
+/* Its attention. */
+cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a);
 cn_status cn_cpu_digest(cn_stream *s, const cn_digest_args *a);
 cn_status cn_cpu_predict(cn_stream *s, const cn_predict_args *a);
 cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a);

@@ -345,17 +345,26 @@ PLAIN_OPS(LATE_OP)
 BATCH_OPS(LATE_BATCH_OP)
 RUN_OP(copy_blocks)
 
-static cn_status run_attn_sparse(cn_backend *cpu, cn_stream *s, entry *e)
+static cn_status run_attend_selected(cn_backend *cpu, cn_stream *s, entry *e)
 {
-    cn_attn_sparse_args *a = (void *)e->args;
+    cn_attend_selected_args *a = (void *)e->args;
     drop_padding(&e->view);
+    if (a->first_row >= e->view.n_decode) return CN_OK;
+    a->n_rows = cn_min_u32(a->n_rows, e->view.n_decode - a->first_row);
     a->attn.batch = &e->view;
-    return cpu->attn_sparse(s, a);
+    return cpu->attend_selected(s, a);
 }
 
-static cn_status late_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
+static cn_status late_attend_selected(cn_stream *s, const cn_attend_selected_args *a)
 {
-    return submit(s, run_attn_sparse, a, sizeof *a, a->attn.batch, NULL);
+    return submit(s, run_attend_selected, a, sizeof *a, a->attn.batch, NULL);
+}
+
+/* Routes as a device could have them: whether tiles are ranked, and some tokens under rule max. */
+static uint32_t select_route(const cn_sel_forms *need, const cn_sel_forms *declared)
+{
+    (void)declared;
+    return 1u + (need->stage[0] ? 1u : 0) + (need->stage[1] & CN_SEL_FORMS_MAX ? 2u : 0);
 }
 
 static cn_status late_copy_blocks(cn_stream *s, const cn_copy_args *args)
@@ -405,7 +414,8 @@ static void fill_table(cn_backend *t)
     PLAIN_OPS(SET_OP)
     BATCH_OPS(SET_OP)
     SET_OP(copy_blocks)
-    SET_OP(attn_sparse)
+    SET_OP(attend_selected)
+    t->select_route = select_route;
 }
 
 cn_status __real_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);

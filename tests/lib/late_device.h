@@ -16,6 +16,10 @@
 
 #include <stdint.h>
 
+/* Routes of steps (cn_backend.select_route), and 0: whether tiles are ranked, and some tokens under
+ * rule max. */
+enum { N_LATE_ROUTES = 5 };
+
 /* Makes every CPU backend opened from now on a late device with this seed. One seed in four runs
  * ops only when the host waits. 0: backends are normal CPU backends again. */
 void late_device_choose(uint64_t seed);

@@ -48,6 +48,15 @@ size_t world_units(const world *w)
     return (size_t)w->n_seqs * w->n_layers * w->b->layout.n_kv_heads;
 }
 
+cn_sel_forms world_forms(const world *w)
+{
+    cn_sel_forms forms = {{0}};
+    for (uint32_t i = 0; i < WORLD_STAGES; i++)
+        for (uint32_t s = 0; s < w->n_seqs; s++)
+            forms.stage[i] |= cn_sel_form(&w->stage[i][s]);
+    return forms;
+}
+
 /* ---- pools ---- */
 
 static float *nan_floats(size_t n)
@@ -163,6 +172,7 @@ void world_draw_row(world *w, uint32_t s, uint32_t kind)
     test_rng *r = &w->env->rng;
     const uint32_t tile = w->b->layout.tile_tokens, complete = w->b->kv_len[s] / tile * tile;
     const cn_sel_stage *st = &WORLD_KINDS[kind];
+    const bool several = w->n_layers > 1; /* else the stages are those of attend_selected */
     w->stage[1][s] = *st;
     uint32_t base = test_rng_below(r, 40);
     if (st->entry_log2) base = (uint32_t)cn_round_up(base, 16);
@@ -173,7 +183,8 @@ void world_draw_row(world *w, uint32_t s, uint32_t kind)
     if (st->in_tiles) {
         w->stage[0][s] = (cn_sel_stage){.active = 1,
                                         .key = CN_KEY_BOUNDS,
-                                        .group = test_rng_below(r, 2) ? CN_GROUP_SUM : CN_GROUP_MAX,
+                                        .group = several && test_rng_below(r, 2) ? CN_GROUP_MAX
+                                                                                 : CN_GROUP_SUM,
                                         .entry_log2 = 6};
         w->n[0][s] = complete / 64;
         w->k[0][s] = 1 + test_rng_below(r, cn_min_u32(w->n[0][s], FIRST_STRIDE));
@@ -201,9 +212,12 @@ static void bind_queries(world *w, float largest)
     test_rng *r = &w->env->rng;
     const cn_kv_layout *l = &w->b->layout;
     const size_t row = (size_t)w->n_layers * l->n_kv_heads * w->group * l->head_dim;
-    const size_t stride = row + 16, n = w->n_seqs * stride;
-    float *values = cn_calloc(n, sizeof *values);
+    const size_t all = w->n_seqs + WORLD_STEPS;
+    float *values = cn_calloc(all * (row + 16), sizeof *values);
     for (int i = 0; i < CN_N_SEL_QUERIES; i++) {
+        /* Queries of one layer are those that attention reads: without gaps. */
+        const size_t stride = row + (i == CN_SEL_TRUE && w->n_layers == 1 ? 0 : 16);
+        const size_t n = all * stride;
         for (size_t j = 0; j < n; j++) values[j] = largest > 0 ? largest * test_rng_uniform(r) : 4;
         const world_both q = keep(w, op_floats(w->env, values, n, CN_BF16));
         for (int side = 0; side < 2; side++)
@@ -231,8 +245,8 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools,
     a->seed = words[6].at[side];
     a->tiles = i == 0 ? NULL : side == ON_CPU ? w->lists[0].cpu : w->lists[0].cuda;
     a->tile_stride = w->stride[0];
-    for (uint32_t s = 0; w->keys_known && s < w->n_seqs; s++)
-        if (w->stage[i][s].active) a->keys |= 1U << w->stage[i][s].key;
+    const cn_sel_forms forms = {{0, world_forms(w).stage[i]}};
+    if (w->forms_known && side == ON_CUDA) a->route = w->env->cuda->select_route(&forms, &forms);
     a->n_seqs = w->n_seqs;
     a->first_layer = WORLD_FIRST_LAYER;
     a->n_layers = w->n_layers;
@@ -297,8 +311,7 @@ world *world_create(op_env *env, const paged_shape *s, uint32_t n_layers)
                  .n_seqs = s->n_seqs,
                  .group = s->n_heads / s->n_kv_heads,
                  .n_layers = n_layers,
-                 .keys_known = test_rng_below(&env->rng, 3) > 0,
-                 .counts = test_rng_below(&env->rng, 3) > 0,
+                 .forms_known = test_rng_below(&env->rng, 3) > 0,
                  .stride = {FIRST_STRIDE}};
     for (uint32_t i = 0; i < s->n_seqs; i++)
         w->stride[1] = cn_max_u32(w->stride[1], s->kv_len[i] + 100);

@@ -1,7 +1,6 @@
 /* op_world.h - steps of random sequences that test_op_select_cuda.c ranks on the CPU and on the
- * GPU. The keys of the stages are declared (cn_score_args.keys) in two worlds of three. Stages
- * without group rule max have no logits. `select` gets the progress of `score` in two worlds of
- * three. */
+ * GPU. The forms of the stages are declared (cn_backend.select_route) in two worlds of three.
+ * Stages without group rule max have no logits. */
 #ifndef CN_TEST_OP_WORLD_H
 #define CN_TEST_OP_WORLD_H
 
@@ -13,6 +12,7 @@ enum {
     WORLD_TENSORS = 60,
     WORLD_POISON = 0xa5,
     WORLD_STAGES = 2,
+    WORLD_STEPS = 3, /* that follow each other; each has queries of its own */
     WORLD_GUARD = 256, /* poisoned bytes behind the logits */
     WORLD_N_KINDS = 14,
     WORLD_WITHOUT_TILES = WORLD_N_KINDS - 4
@@ -23,10 +23,7 @@ typedef struct world {
     op_env *env;
     paged_batch *b;
     uint32_t n_seqs, group, n_layers;
-    bool keys_known, counts; /* counts: `select` gets the progress of `score` */
-    /* `score` must count in the stages; or must not, because there are too many units */
-    bool must_count, must_not_count;
-    cn_score_progress progress[WORLD_STAGES];
+    bool forms_known;
     cn_sel_stage stage[WORLD_STAGES][PAGED_MAX_SEQS];
     uint32_t first[WORLD_STAGES][PAGED_MAX_SEQS], n[WORLD_STAGES][PAGED_MAX_SEQS],
         base[WORLD_STAGES][PAGED_MAX_SEQS];
@@ -62,6 +59,8 @@ void world_draw_rows(world *w);
 void world_bind(world *w, float largest);
 void world_free(world *w);
 
+/* The forms of the active stages. */
+cn_sel_forms world_forms(const world *w);
 /* Units of a stage: sequences, layers and kv heads. */
 size_t world_units(const world *w);
 /* Memory on both sides that is freed with the world: a copy of bytes, or poisoned words. */

@@ -1,4 +1,4 @@
-/* attn_sparse.cu - one query per sequence over a list of its resident slots per kv head, then over
+/* attn_lists.cu - one query per sequence over a list of its resident slots per kv head, then over
  * the slots of its tail.
  *
  * Like attn_decode (attn_one.cuh), but a tile is 64 entries, fetched row by row from their places.
@@ -6,25 +6,26 @@
  * first. index [n_decode, hk, index_stride]; list_len, tail, lengths [n_decode]. A sequence of
  * length 0 leaves its rows of out unchanged.
  * Bytes moved: 4 * hk * d * (sum of lengths) + 4 * hk * (sum of list_len) + 4 * n_decode * hq * d.
- * CPU version: cpu_attn.c. */
+ * CPU version: cpu_attn.c. Part of attend_selected. */
 #include "cuda/attn/attn_one.cuh"
 
 template <int D> static cn_status launch(cn_stream *s, const cn_one_params &p)
 {
     const CUtensorMap none = {};
-    return cn_one_launch_as<D, false, true>(s, "attn_sparse", p, &none, &none);
+    return cn_one_launch_as<D, false, true>(s, "attn_lists", p, &none, &none);
 }
 
-extern "C" cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
+extern "C" cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a,
+                                        const uint32_t *done)
 {
-    CN_TRY(cn_attn_check("attn_sparse", &a->attn));
+    CN_TRY(cn_attn_check("attn_lists", &a->attn));
     if (a->attn.batch->n_decode == 0) return CN_OK;
     cn_one_params p = cn_one_params_of(s, &a->attn);
     p.walk.lengths = a->lengths;
     p.index = a->index;
     p.list_len = a->list_len;
     p.tail = a->tail;
-    p.done = a->done;
+    p.done = done;
     p.index_stride = a->index_stride;
     p.early = a->attn.layer > 0; /* as in attn_decode */
     const uint32_t d = a->attn.layout.head_dim;

@@ -1,0 +1,65 @@
+/* select_route.h - which kernels of selection a launch takes (cn_backend.select_route), and the
+ * launchers that attend_selected runs one after the other.
+ *
+ * | candidates                          | kernel                                                  |
+ * |-------------------------------------|---------------------------------------------------------|
+ * | labels alone, 16 or 32 channels     | one_key_kernel; counts; rule max of 3 or 4 heads: with  |
+ * |                                     | its shares                                              |
+ * | bounds alone, rule sum              | one_key_kernel; counts                                  |
+ * | K rows alone, rule max              | wave_kernel, with its shares                            |
+ * | K rows alone, rule mean             | row_kernel                                              |
+ * | several keys, or a hash             | ring_kernel                                             |
+ * | no Hopper, or another shape         | score_kernel                                            |
+ * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |
+ * |                                     | `score`                                                 |
+ *
+ * Under rule max share_kernel follows where no shares are named above. `score` counts what it has
+ * stored, so that `select` need not wait for all of it; `select` counts finished lists, so that
+ * attention need not wait for all of them (select.cu). */
+#ifndef CN_CUDA_SELECT_ROUTE_H
+#define CN_CUDA_SELECT_ROUTE_H
+
+#include "cuda/cuda_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bits of a route; from CN_ROUTE_KEYS on a bit for each cn_sel_key that the last stage may have. */
+enum {
+    CN_ROUTE_SELECTS = 1,
+    CN_ROUTE_TILES = 2,    /* stage 0 runs */
+    CN_ROUTE_MAX = 4,      /* a row may rank tokens by group rule max */
+    CN_ROUTE_IN_TILES = 8, /* all rows that rank tokens rank those of tiles */
+    CN_ROUTE_KEYS_LOG2 = 4
+};
+
+/* The keys of a route; 0: any. */
+static inline uint32_t cn_route_keys(uint32_t route) { return route >> CN_ROUTE_KEYS_LOG2; }
+
+/* Runs `score`. early: as its contract says, what it reads except q and tiles is complete. counts:
+ * NULL; or set to the counts of the units, for the `select` of this output that must be launched
+ * next and clears them; or to NULL if nothing is counted. */
+cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint32_t **counts);
+/* Runs `select`. done: [units] finished parts of each list, for attn_lists; or NULL. */
+cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, uint32_t *counts,
+                           uint32_t *done);
+
+/* The tiles of each unit are selected, their tokens are scored, and tokens are selected. `tiles`
+ * follows its score, with its counts. Their lists and the scores of tokens stay unwritten. */
+typedef struct cn_in_tiles {
+    cn_select_args tiles;
+    cn_score_args score;
+    cn_select_args tokens;
+    uint32_t *counts, *done;
+} cn_in_tiles;
+bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *tokens);
+cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a);
+
+/* Where `select` counts the finished parts of n_units lists; NULL: there is no room. */
+uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
