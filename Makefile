@@ -123,7 +123,7 @@ TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend
 
 # The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-structured nightly-clients
+  nightly-structured nightly-clients nightly-checkpoint
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check cuda-deps install deb wheel package-check examples programs test-programs sanitized \
@@ -325,6 +325,8 @@ nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
 nightly-clients: programs
 	@SEED=$(SEED) $(RUN) tests/nightly_clients.sh
+nightly-checkpoint: programs
+	@$(RUN) tests/nightly_checkpoint.sh
 
 ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1
