@@ -109,6 +109,8 @@ static const struct {
      "\"s\"}]"},
     {"{\"input\": [" USER ", {\"type\": \"reasoning\", \"id\": \"r\", \"summary\": []}]}",
      "[" USER "]"},
+    {"{\"input\": [{\"role\": \"assistant\", \"content\": null}, " USER "]}",
+     "[{\"role\": \"assistant\", \"content\": \"\"}, " USER "]"},
     {"{\"input\": [{\"role\": \"assistant\", \"content\": [{\"type\": \"refusal\", \"refusal\": "
      "\"no\"}, {\"type\": \"output_text\", \"text\": \"!\"}]}]}",
      "[{\"role\": \"assistant\", \"content\": \"no!\"}]"},

@@ -170,8 +170,8 @@ static cn_status take_assistant(reader *in, const char *where, json_t *content)
     if (in->turn && json_object_get(in->turn, "content") &&
         !json_object_get(in->turn, "tool_calls"))
         in->turn = NULL;
-    if (!content) return cn_fail(CN_ERR_ARG, "%s: missing", place);
     if (!in->turn) CN_TRY(add_message(in, "assistant", &in->turn));
+    if (!content || json_is_null(content)) return CN_OK;
     cn_status status = join_parts(in, place, content, "", &text);
     if (status == CN_OK) status = add_text(in->turn, "content", "", &text);
     cn_buf_free(&text);

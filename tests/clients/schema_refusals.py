@@ -16,14 +16,14 @@ REASONS = re.compile("|".join((
     "tool_choice: expected (the name of one of the tools|tools beside it)",
     "the request asks for another structure too",
     "structured output, bad_words and min_tokens do not exclude",
-    "min_(tokens|pattern_size) (is|0, got)",
+    "min_(tokens|pattern_size|count) (is|0, got)",
     "(stream_options|top_logprobs|continue_final_message): needs ",
     "prompt_logprobs: not available with ",
     "logit_bias names token .* twice",
     # Texts and numbers.
     r"structured output \(",  # a JSON Schema or an expression
     "NUL",
-    "is 0: expected (a finite number )?above 0",  # too small for a float
+    r"(is 0|e-[0-9]+): expected (a (finite )?number )?above 0",  # too small for a float
     # Not exact in a double.
     r"expected a whole number .*, got -?([0-9]{16,}\.0|[0-9.]+e1[5-9])",
     "the prompt is empty",  # texts without tokens
