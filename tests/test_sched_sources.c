@@ -258,6 +258,60 @@ static void blocks_are_lent_and_nothing_is_preempted_for_them(void **state)
     }
 }
 
+/* z1 has lent blocks when the event of z2, which needs three targets of shared blocks, is due. Two
+ * blocks are available. They are not lent to z3, and nothing is preempted. */
+static void an_event_that_lacks_blocks_waits_for_lent_ones(void **state)
+{
+    (void)state;
+    rig r = rig_make(options_of(22));
+    cn_seq *a = rig_add(&r, 1, 13, 40, rig_full());
+    cn_seq *g = rig_add(&r, 90, 2, 40, rig_full());
+    rig_step(&r);
+    cn_seq *z2 = rig_add(&r, 1, 13, 40, rig_zip(12));
+    rig_steps(&r, 2);
+    cn_seq *z1 = rig_add(&r, 30, 20, 40, rig_zip(8));
+    rig_step(&r);
+    cn_seq *z3 = rig_add(&r, 60, 20, 40, rig_zip(8));
+    cn_sched_event *e = step_to_event(&r);
+    assert_ptr_equal(e->seq, z1);
+    assert_int_equal(z1->sched->n_lent, 2);
+    rig_step(&r);
+    assert_int_equal(z2->state, CN_SEQ_RUNNING);
+    assert_int_equal(z3->state, CN_SEQ_COMPRESSING);
+    assert_int_equal(z3->sched->n_lent, 0);
+    cn_scheduler_event_done(r.s, e);
+    rig_step(&r);
+    assert_int_equal(z2->state, CN_SEQ_COMPRESSING);
+    assert_int_equal(a->preemptions + g->preemptions, 0);
+    rig_done(&r);
+}
+
+/* f is interactive and lacks a block. The compressed c could move to the swap space for it. */
+static void nothing_is_swapped_out_while_blocks_are_lent(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options_of(12);
+    o.n_swap_blocks = 8;
+    o.n_swap_windows = 2;
+    rig r = rig_make(o);
+    cn_seq *c = rig_add(&r, 60, 12, 40, rig_zip(8));
+    rig_step(&r);
+    cn_seq *f = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 11, 20, rig_full());
+    cn_seq *z = add_common(&r, 20, 20, 40, rig_zip(8));
+    rig_step(&r);
+    assert_int_equal(c->usage_kv.compressions, 1);
+    cn_sched_event *e = step_to_event(&r);
+    assert_int_equal(z->sched->n_lent, 1);
+    rig_step(&r);
+    assert_int_equal(f->n_resident, 12);
+    assert_int_equal(c->state, CN_SEQ_RUNNING);
+    cn_scheduler_event_done(r.s, e);
+    rig_step(&r);
+    assert_int_equal(f->n_resident, 13);
+    assert_int_equal(rig_stats(&r).swap_outs, 0);
+    rig_done(&r);
+}
+
 /* It waits when the event begins, for a seat. It needs one block, and g may need one. */
 static void blocks_of_the_next_interactive_request_are_not_lent(void **state)
 {
@@ -304,6 +358,8 @@ int main(void)
         cmocka_unit_test(answers_leave_the_cache),
         cmocka_unit_test(a_request_cancelled_during_its_event_leaves_its_prompt),
         cmocka_unit_test(blocks_are_lent_and_nothing_is_preempted_for_them),
+        cmocka_unit_test(an_event_that_lacks_blocks_waits_for_lent_ones),
+        cmocka_unit_test(nothing_is_swapped_out_while_blocks_are_lent),
         cmocka_unit_test(blocks_of_the_next_interactive_request_are_not_lent),
         cmocka_unit_test(an_interactive_request_waits_for_lent_blocks),
     };
