@@ -38,7 +38,7 @@ grep -q '^</svg>$' "$dir/out.svg"
 
 # Output to a pipe is written into the pipe, which is not replaced by a file.
 mkfifo "$dir/pipe"
-timeout 60 grep -c '"complete": true' "$dir/pipe" >"$dir/seen" &
+timeout 600 grep -c '"complete": true' "$dir/pipe" >"$dir/seen" &
 reader=$!
 "$cinch" compare --model $model -i $model/prompts/sums.jsonl --prompt-field prompt --limit 1 \
     --max-tokens 2 --arms full --json "$dir/pipe" >"$dir/table" 2>"$dir/log"

@@ -35,7 +35,7 @@ until_ok() {
     tries=0
     until curl -skf "$1" >"$dir/health"; do
         tries=$((tries + 1))
-        [ $tries -lt 50 ] || { cat "$2"; exit 1; }
+        [ $tries -lt 600 ] || { cat "$2"; exit 1; }
         sleep 0.1
     done
 }
@@ -56,7 +56,7 @@ if place.scheme == "https":
     c = http.client.HTTPSConnection(place.hostname, place.port, timeout=60,
                                     context=ssl._create_unverified_context())
 else:
-    c = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+    c = http.client.HTTPConnection(place.hostname, place.port, timeout=600)
 # A short answer fits a buffer of the proxy, a long one does not.
 for n in 16, 300:
     started = time.time()

@@ -92,7 +92,7 @@ class Server:
         self.process.wait()
 
     def request(self, method, path, body=None, content_type="application/json"):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             headers = {"Content-Type": content_type} if body is not None else {}
             c.request(method, path, body=body, headers=headers)
@@ -110,7 +110,7 @@ class Server:
     def ask_json(self, *args):
         return json.loads(self.ask(*args))
 
-    def wait_until_up(self, seconds=60):
+    def wait_until_up(self, seconds=300):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:

@@ -15,7 +15,7 @@ key=a-key-for-the-test
 # open_page WIDTH: writes the page after a few polls to $dir/page and its console to $dir/console.
 # Sends the key in the way a browser sends typed credentials.
 open_page() {
-    timeout 60 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage \
+    timeout 600 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage \
         --user-data-dir="$dir/profile" --window-size="$1,900" --enable-logging=stderr \
         --virtual-time-budget=5000 --dump-dom "$(echo "$url" | sed "s|//|//operator:$key@|")/" \
         >"$dir/page" 2>"$dir/console"
@@ -58,7 +58,7 @@ ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$fi
 tries=0
 until ask /stats | grep -qE '"compressions":([3-9]|[1-9][0-9])'; do
     tries=$((tries + 1))
-    [ $tries -lt 300 ] || { echo "no compressions"; ask /stats; exit 1; }
+    [ $tries -lt 3000 ] || { echo "no compressions"; ask /stats; exit 1; }
     sleep 0.2
 done
 sleep 2
@@ -123,7 +123,7 @@ ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$fi
 tries=0
 until ask "/v1/batches?limit=9" >"$dir/list" && ! grep -qE '"status":"(validating|in_progress|finalizing)"' "$dir/list"; do
     tries=$((tries + 1))
-    [ $tries -lt 100 ] || { echo "the jobs do not end"; cat "$dir/list"; exit 1; }
+    [ $tries -lt 3000 ] || { echo "the jobs do not end"; cat "$dir/list"; exit 1; }
     sleep 0.2
 done
 browse look

@@ -42,7 +42,7 @@ kill -HUP "$served"
 tries=0
 until [ -e "$dir/access.log" ]; do
     tries=$((tries + 1))
-    [ $tries -lt 100 ] || { echo "SIGHUP: no new access log"; exit 1; }
+    [ $tries -lt 1200 ] || { echo "SIGHUP: no new access log"; exit 1; }
     sleep 0.1
 done
 stop

@@ -534,7 +534,7 @@ static void a_full_queue_answers_429(void **state)
     for (int i = 1; i < 3; i++) waiting[i] = serve_begin(rig.port, NULL, 10, false);
     cn_stats s = {0};
     const double began = cn_now_s();
-    while (s.waiting < 2 && cn_now_s() - began < 10)
+    while (s.waiting < 2 && cn_now_s() - began < 120)
         cn_service_engine_stats(cn_server_service(rig.server), &s);
     cn_serve_figures f;
     serve_rig_figures(&rig, &f);

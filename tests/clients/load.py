@@ -159,7 +159,7 @@ async def steady_client(url, left, counts):
             counts["left"] += 1
             continue
         writer.write(post("/v1/completions", body))
-        status, _ = await asyncio.wait_for(read_reply(reader), 120)
+        status, _ = await asyncio.wait_for(read_reply(reader), 600)
         counts[status] = counts.get(status, 0) + 1
         if draw.randint(0, 19) == 0:
             writer.close()

@@ -30,7 +30,7 @@ def start(client, file_id, **more):
 
 
 def wait(client, batch, *ends):
-    deadline = time.time() + 60
+    deadline = time.time() + 600
     while batch.status not in ends and time.time() < deadline:
         time.sleep(0.2)
         batch = client.batches.retrieve(batch.id)
@@ -112,7 +112,7 @@ def answers_of_two_batches_have_their_own_ids(client):
 
 def main():
     url, key = sys.argv[1:]
-    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=600)
     for use in (files, a_batch_runs_to_its_end, a_failed_batch_names_the_faulty_line,
                 a_batch_is_cancelled, answers_of_two_batches_have_their_own_ids):
         use(client)

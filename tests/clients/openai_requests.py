@@ -35,7 +35,7 @@ def chat(client, **more):
 def a_chat_answers(client):
     r = chat(client)
     assert r.object == "chat.completion" and r.model == "tiny" and r.id.startswith("chatcmpl-")
-    assert abs(r.created - time.time()) < 60
+    assert abs(r.created - time.time()) < 600
     message = r.choices[0].message
     assert message.role == "assistant" and "408" in message.content, message
     assert r.choices[0].finish_reason == "stop"
@@ -302,7 +302,7 @@ def closing_a_stream_cancels_the_request(client):
         for i, _ in enumerate(stream):
             if i == 3:
                 break
-    deadline = time.time() + 10
+    deadline = time.time() + 120
     while aborted() == before and time.time() < deadline:
         time.sleep(0.05)
     assert aborted() == before + 1
@@ -340,7 +340,7 @@ def detokenize_inverts_tokenize(client):
 
 def main():
     url, key = sys.argv[1:]
-    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=600)
     for use in (a_chat_answers, a_stream_gives_the_text_of_the_whole_answer,
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,

@@ -115,7 +115,7 @@ def a_wrong_schema_is_a_bad_request(client):
 
 
 def main():
-    client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=600)
     for use in (a_pydantic_model_is_filled, a_tagged_union_is_filled, a_stream_gives_json,
                 json_mode_gives_an_object, completions_take_expressions_and_choices,
                 a_wrong_schema_is_a_bad_request):

@@ -182,7 +182,7 @@ def json_that_was_asked_for_is_no_call(client):
 
 def main():
     url, key = sys.argv[1:]
-    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=600)
     for use in (tools_can_be_required, arguments_are_streamed, a_call_can_be_cut_off,
                 calls_have_many_spellings, json_that_was_asked_for_is_no_call):
         use(client)

@@ -39,7 +39,7 @@ def make(n, tokens, path):
 def ask(url, body=None, kind="application/json"):
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": kind})
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with urllib.request.urlopen(request, timeout=600) as reply:
         return reply.read().decode()
 
 
@@ -62,11 +62,11 @@ def metric(url, name):
 
 
 def wait(what, condition):
-    for _ in range(6000):
+    for _ in range(60000):
         if condition():
             return
         time.sleep(0.01)
-    fail("not reached in 60 s: " + what)
+    fail("not reached in 600 s: " + what)
 
 
 def normal(line):

@@ -77,7 +77,7 @@ void fuzz_failed(const char *file, int line, const char *cond)
 
 static void run_one(const fuzz_target *t, const uint8_t *data, size_t size)
 {
-    enum { SECONDS_PER_INPUT = 20 }; /* a longer run is a failure */
+    enum { SECONDS_PER_INPUT = 120 }; /* a longer run is a failure */
     uint8_t *exact = malloc(size ? size : 1);
     if (!exact) abort();
     memcpy(exact, data, size);

@@ -16,7 +16,7 @@ static void must(cn_status status) { CN_ASSERT(status == CN_OK); }
 
 static int finish_connect(int fd, const struct sockaddr *at, socklen_t n)
 {
-    const struct timeval limit = {.tv_sec = 120};
+    const struct timeval limit = {.tv_sec = 600};
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);

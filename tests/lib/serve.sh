@@ -12,7 +12,7 @@ serve() {
     tries=0
     until url=$(sed -n 's/^info: serving tiny on \(http.*\)/\1/p' "$dir/serve.log") && [ -n "$url" ]; do
         tries=$((tries + 1))
-        if [ $tries = 200 ] || ! kill -0 "$served" 2>/dev/null; then
+        if [ $tries = 1200 ] || ! kill -0 "$served" 2>/dev/null; then
             echo "the server did not start:"
             cat "$dir/serve.log"
             exit 1
