@@ -374,6 +374,7 @@ typedef struct cn_request_params {
     uint32_t n_prompt_top; /* with alternatives, at most 20 */
     bool no_output;        /* end when the prompt is computed, with CN_FINISH_LENGTH */
     bool cut_max_tokens;   /* a max_tokens beyond the room in the context is cut, not an error */
+    bool finds_calls; /* special tokens that mark tool calls are text in any case */
     bool whole_text; /* reasoning and its tags stay in the text, whatever the reasoning parser */
     /* Keep only the last tokens of the prompt; 0 = all. CN_TRUNCATE_TO_ROOM keeps as many as leave
      * room for max_tokens, or for min_tokens and at least one token. */

@@ -94,6 +94,7 @@ cn_status cn_engine_open_output(const cn_engine *e, cn_sample *sample)
         .sampling = &r->sampling,
         .stop = r->stop,
         .reasoning = reasoning,
+        .finds_calls = r->finds_calls,
         .prompt = sample->seq->tokens,
         .n_prompt = sample->seq->n_prompt,
     };
@@ -124,6 +125,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
         };
     r->no_output = p->no_output;
     r->whole_text = p->whole_text;
+    r->finds_calls = p->finds_calls;
     status = make_bans(e, r);
     if (status == CN_OK) status = copy_forced(r, p);
     if (status == CN_OK) status = cn_structure_open(e, p, r);

@@ -67,7 +67,7 @@ struct cn_engine_request {
     cn_token_rules rules;
     bool has_mask; /* each row has a token mask, because of the grammar or the rules */
     cn_prompt_scores *scores; /* NULL: the prompt is not scored */
-    bool no_output, whole_text;
+    bool no_output, whole_text, finds_calls;
     bool needs_counts;
     bool cancelled;
     double submitted_s, admitted_s; /* cn_now_s; admitted_s of the first sample, 0: not yet */

@@ -101,6 +101,7 @@ cn_status cn_output_create(cn_output **out, const cn_output_opts *opts)
     }
     o->include_stop = p->include_stop_str_in_output;
     cn_detok_init(&o->detok, opts->tokenizer, p->skip_special_tokens);
+    o->detok.keeps_call_marks = opts->finds_calls;
     cn_reasoning_init(&o->reasoning, &opts->reasoning, p->thinking_token_budget, opts->prompt,
                       opts->n_prompt);
     *out = o;

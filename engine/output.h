@@ -25,6 +25,7 @@ typedef struct cn_output_opts {
     const cn_sampling *sampling;   /* checked (cn_sampling_check); copied where kept */
     const cn_stop_rules *stop;     /* of the request; borrowed for the output's life */
     cn_output_reasoning reasoning;
+    bool finds_calls; /* special tokens that mark tool calls are text */
     const uint32_t *prompt; /* [n_prompt] searched for reasoning tags at its end; not kept */
     uint32_t n_prompt;
 } cn_output_opts;

@@ -11,6 +11,7 @@
 #include "engine/api/api_response.h"
 #include "engine/api/api_tools.h"
 #include "engine/philox.h"
+#include "engine/call_marks.h"
 
 /* The content and the calls "name arguments;" that a text has. */
 typedef struct found {

@@ -12,7 +12,9 @@
 #include "engine/sampler.h"
 #include "tests/lib/defaults.h"
 
-enum { A, B, C, SPACE, E_1, E_2, STOP_HEAD, STOP_TAIL, EOS, OPEN, CLOSE, HELLO, NUL, N_TOKENS };
+enum {
+    A, B, C, SPACE, E_1, E_2, STOP_HEAD, STOP_TAIL, EOS, OPEN, CLOSE, HELLO, NUL, MARK, N_TOKENS
+};
 
 struct cn_tokenizer {
     const char *text[N_TOKENS];
@@ -26,7 +28,7 @@ bool cn_tokenizer_is_added(const cn_tokenizer *t, uint32_t id)
 
 static const cn_tokenizer vocab = {
     {"a", "b", "c", " ", "\xc3", "\xa9", "xST", "OPy", "<eos>", "<think>", "</think>", "hello",
-     ""}}; /* one NUL byte; the literal adds the end */
+     "" /* one NUL byte; the literal adds the end */, "<tool_call>"}};
 
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,
                         bool *special)
@@ -34,7 +36,7 @@ bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, 
     if (id >= N_TOKENS) return false;
     *bytes = t->text[id];
     *n_bytes = id == NUL ? 1 : strlen(t->text[id]);
-    *special = id == EOS || id == OPEN || id == CLOSE;
+    *special = id == EOS || id == OPEN || id == CLOSE || id == MARK;
     return true;
 }
 
@@ -50,6 +52,7 @@ typedef struct run {
     cn_sampling sampling;
     const char *stops[4];
     cn_opt_reasoning_parser parser;
+    bool finds_calls;
     const uint32_t *prompt;
     uint32_t n_prompt, max_output, take_every;
     char text[4096], reasoning[4096];
@@ -90,6 +93,7 @@ static cn_output *open_output(run *r)
         .stop = rules,
         .prompt = r->prompt,
         .n_prompt = r->n_prompt,
+        .finds_calls = r->finds_calls,
     };
     assert_int_equal(cn_output_reasoning_choose(&vocab, r->parser, &o.reasoning), CN_OK);
     cn_output *out = NULL;
@@ -179,6 +183,18 @@ static void eos_has_no_text(void **state)
     r.sampling.include_stop_str_in_output = true;
     PLAY(&r, A, EOS);
     expect(&r, "a<eos>", "", CN_FINISH_STOP);
+}
+
+/* A call would be lost without its mark. */
+static void special_marks_of_calls_may_be_text(void **state)
+{
+    (void)state;
+    for (int finds = 0; finds < 2; finds++) {
+        run r = plain();
+        r.finds_calls = finds;
+        PLAY(&r, A, MARK, B, EOS);
+        expect(&r, finds ? "a<tool_call>b" : "ab", "", CN_FINISH_STOP);
+    }
 }
 
 static void stop_tokens_are_named(void **state)
@@ -580,6 +596,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(characters_are_never_split),
         cmocka_unit_test(eos_has_no_text),
+        cmocka_unit_test(special_marks_of_calls_may_be_text),
         cmocka_unit_test(stop_tokens_are_named),
         cmocka_unit_test(a_stop_string_across_tokens_is_cut),
         cmocka_unit_test(held_text_is_delivered_when_no_stop_string_follows),

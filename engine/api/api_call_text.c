@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/api/api_tools.h"
+#include "engine/call_marks.h"
 #include "engine/utf8.h"
 
 enum {
@@ -17,18 +18,7 @@ enum {
 /* More text may decide; no; yes. */
 typedef enum verdict { WAIT, NO, YES } verdict;
 
-/* Texts that are dropped: before calls, after calls, and after calls only if a call precedes. */
-typedef enum mark_kind { MARK_OPENS, MARK_CLOSES, MARK_CLOSES_CALL } mark_kind;
-static const struct mark {
-    const char *text;
-    mark_kind kind;
-} marks[] = {
-    {CN_TOOL_CALL_OPEN, MARK_OPENS}, {CN_TOOL_CALL_CLOSE, MARK_CLOSES},
-    {"<|python_tag|>", MARK_OPENS},  {"[TOOL_CALLS]", MARK_OPENS},
-    {"[/TOOL_CALLS]", MARK_CLOSES},  {"</function>", MARK_CLOSES_CALL},
-};
 static const char function_tag[] = "<function=";
-static const char id_mark[] = "[CALL_ID]", arguments_mark[] = "[ARGS]";
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
@@ -365,12 +355,13 @@ static verdict match(const char *text, size_t n, const char *word)
     return n < len ? WAIT : YES;
 }
 
-static verdict match_mark(const char *text, size_t n, const struct mark **out)
+static verdict match_mark(const char *text, size_t n, const cn_call_mark **out)
 {
     verdict found = NO;
-    for (size_t i = 0; i < sizeof marks / sizeof *marks && found != YES; i++) {
-        const verdict v = match(text, n, marks[i].text);
-        if (v == YES) *out = &marks[i];
+    for (size_t i = 0; i < CN_N_CALL_MARKS && found != YES; i++) {
+        if (cn_call_marks[i].kind == CN_MARK_INSIDE) continue;
+        const verdict v = match(text, n, cn_call_marks[i].text);
+        if (v == YES) *out = &cn_call_marks[i];
         if (v != NO) found = v;
     }
     return found;
@@ -388,13 +379,13 @@ static verdict match_name(cn_tool_finder *f, const char *text, size_t n, bool is
     if (is_tagged) {
         if (text[(*len)++] != '>') return NO;
     } else {
-        verdict v = match(text + *len, n - *len, id_mark);
-        if (v == YES) *len += strlen(id_mark);
+        verdict v = match(text + *len, n - *len, CN_CALL_ID);
+        if (v == YES) *len += strlen(CN_CALL_ID);
         while (v == YES && *len < n && is_name_byte(text[*len])) ++*len;
         if (v == WAIT || *len == n) return *len < 2 * MAX_NAME_BYTES ? WAIT : NO;
-        v = match(text + *len, n - *len, arguments_mark);
+        v = match(text + *len, n - *len, CN_CALL_ARGUMENTS);
         if (v == WAIT) return WAIT;
-        if (v == YES) *len += strlen(arguments_mark);
+        if (v == YES) *len += strlen(CN_CALL_ARGUMENTS);
         if (v == NO && text[*len] != '{') return NO;
     }
     json_decref(f->open.name);
@@ -415,7 +406,7 @@ static void begin_bare(cn_tool_finder *f, size_t at)
 
 /* What may begin a call. */
 typedef struct opening {
-    const struct mark *mark; /* NULL: an object or, with `n` > 0, <function=NAME> of n bytes */
+    const cn_call_mark *mark; /* NULL: an object or, with `n` > 0, <function=NAME> of n bytes */
     size_t n;
 } opening;
 
@@ -426,7 +417,7 @@ static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out
     const size_t n = f->held.len - i, tag = strlen(function_tag);
     *out = (opening){0};
     verdict v = *text == '<' || *text == '[' ? match_mark(text, n, &out->mark) : NO;
-    if (v == YES && out->mark->kind == MARK_CLOSES_CALL) v = NO;
+    if (v == YES && out->mark->kind == CN_MARK_CLOSES_CALL) v = NO;
     if (v == NO && *text == '<' && !f->is_content) {
         v = match(text, n, function_tag);
         if (v == YES) v = match_name(f, text + tag, n - tag, true, &out->n);
@@ -442,9 +433,9 @@ static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out
 
 static void open_call(cn_tool_finder *f, size_t at, const opening *found)
 {
-    const struct mark *mark = found->mark;
+    const cn_call_mark *mark = found->mark;
     if (mark) drop(&f->held, at, strlen(mark->text));
-    if (mark && (mark->kind != MARK_OPENS || f->is_content)) return;
+    if (mark && (mark->kind != CN_MARK_OPENS || f->is_content)) return;
     json_t *name = found->n > 0 && !mark ? json_incref(f->open.name) : NULL;
     begin_object(f, at);
     f->is_in_list = false;
@@ -582,7 +573,7 @@ static void leave_call(cn_tool_finder *f, bool end, bool *more)
 {
     const size_t space = count_space(f->held.data, f->held.len), n = f->held.len - space;
     const char *text = f->held.data + space;
-    const struct mark *mark = NULL;
+    const cn_call_mark *mark = NULL;
     const verdict v = n > 0 ? match_mark(text, n, &mark) : WAIT;
     *more = v != WAIT || end;
     if (!*more) return;
@@ -591,7 +582,7 @@ static void leave_call(cn_tool_finder *f, bool end, bool *more)
         f->place = CN_OUTSIDE;
     } else if (mark) {
         drop(&f->held, 0, space + strlen(mark->text));
-        if (mark->kind != MARK_OPENS) return;
+        if (mark->kind != CN_MARK_OPENS) return;
         f->is_marked = true;
         f->is_in_list = false;
         begin_object(f, 0);

@@ -483,6 +483,7 @@ cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_par
     const cn_structure_kind kind = r->params.structure.kind;
     const bool is_json = kind == CN_STRUCTURE_JSON || kind == CN_STRUCTURE_SCHEMA;
     if (json_object_get(r->chat, *key) && !is_json) r->tool_parser = parser;
+    r->params.finds_calls = r->tool_parser != CN_OPT_TOOLS_NONE;
     *key = "tool_choice";
     return choice && !json_is_null(choice) ? cn_api_set_tool_choice(r, *key, choice) : CN_OK;
 }

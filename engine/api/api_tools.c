@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/call_marks.h"
+
 enum { CALL_BYTES = 110 /* of a call in a body, without its values */ };
 
 json_t *cn_tool_names(const json_t *tools)

@@ -36,9 +36,6 @@ typedef struct cn_tool_call {
     size_t content_at; /* bytes of content before it */
 } cn_tool_call;
 
-#define CN_TOOL_CALL_OPEN "<tool_call>"
-#define CN_TOOL_CALL_CLOSE "</tool_call>"
-
 /* Zero, then set the first four. */
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;

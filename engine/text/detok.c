@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/call_marks.h"
 #include "engine/utf8.h"
 
 void cn_detok_init(cn_detok *d, const cn_tokenizer *t, bool skip_special)
@@ -35,7 +36,8 @@ cn_status cn_detok_push(cn_detok *d, uint32_t id, cn_buf *out)
     size_t n;
     bool special;
     if (!cn_tokenizer_token(d->tokenizer, id, &bytes, &n, &special)) return CN_OK;
-    if (special && d->skip_special) return CN_OK;
+    const bool is_kept = special && d->keeps_call_marks && cn_is_call_mark(bytes, n);
+    if (special && d->skip_special && !is_kept) return CN_OK;
     for (size_t at = 0; at < n;) {
         size_t whole = d->n_held ? 0 : cn_utf8_valid_prefix(bytes + at, n - at);
         CN_TRY(cn_buf_add(out, bytes + at, whole));

@@ -11,6 +11,7 @@
 typedef struct cn_detok {
     const cn_tokenizer *tokenizer; /* borrowed */
     bool skip_special;
+    bool keeps_call_marks; /* set it after init: special tokens of call_marks.h are not skipped */
     uint8_t n_held; /* at most 3 between calls */
     char held[4];   /* the start of a character that the next token may complete */
 } cn_detok;
