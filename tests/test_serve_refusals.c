@@ -118,11 +118,9 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", chat, chat_body("\"n\": 1, \"n\": 2"), 400, NULL);
     assert_error("POST", chat, chat_body("\"stop\": \"\\u0000\""), 400, "stop");
     assert_error("POST", chat,
-                 "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}", 400,
+                 "{\"messages\": [{\"role\": \"user\\u0000\", \"content\": \"ab\"}]}", 400,
                  "messages");
-    assert_error("POST", "/v1/completions", "{\"prompt\": \"a\\u0000b\"}", 400, "prompt");
     assert_error("POST", chat, chat_body("\"user\": \"\\u0000\""), 400, "user");
-    assert_error("POST", "/tokenize", "{\"prompt\": \"a\\u0000b\"}", 400, "prompt");
     assert_error("POST", "/tokenize", "{\"prompt\": 5}", 400, "prompt");
     assert_error("POST", "/tokenize", "{\"prompt\": \"a\", \"add_special_tokens\": 1}", 400,
                  "add_special_tokens");
