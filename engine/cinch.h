@@ -380,6 +380,7 @@ typedef struct cn_request_params {
      * room for max_tokens, or for min_tokens and at least one token. */
     uint32_t truncate_prompt;
     cn_sampling sampling;
+    struct cn_bad_words *bad_words_made; /* internal: their tokens; NULL: made from the texts */
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;
     cn_class klass;

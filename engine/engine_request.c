@@ -316,7 +316,11 @@ cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t 
     CN_TRY(check_fit(e, p, n));
     *first = next_id;
     for (size_t i = 0; i < n; i++) {
-        const cn_status status = cn_engine_submit(e, &p[i], fn, user, NULL);
+        cn_request_params one = p[i];
+        if (i > 0 && one.sampling.bad_words == p[i - 1].sampling.bad_words)
+            one.bad_words_made =
+                CN_CONTAINER_OF(e->requests.tail, cn_engine_request, node)->rules.bad;
+        const cn_status status = cn_engine_submit(e, &one, fn, user, NULL);
         if (status == CN_OK) continue;
         while (e->next_id > next_id) {
             cn_engine_drop_request(e, CN_CONTAINER_OF(e->requests.tail, cn_engine_request, node));

@@ -115,13 +115,22 @@ static cn_status use_grammar(cn_engine *e, cn_engine_request *r)
     return cn_token_rules_apply_ever(&r->rules) ? check_rules(e, r) : CN_OK;
 }
 
+static cn_status make_rules(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
+{
+    const uint32_t vocab = e->model_config.vocab;
+    cn_bad_words *bad = cn_bad_words_share(p->bad_words_made);
+    cn_status status =
+        bad ? CN_OK : cn_bad_words_make(&bad, &p->sampling, e->tokenizer, vocab, NULL);
+    if (status == CN_OK) status = cn_token_rules_make(&r->rules, &p->sampling, bad, vocab);
+    cn_bad_words_free(bad);
+    return status;
+}
+
 cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
 {
     const bool has_form = p->structure.kind != CN_STRUCTURE_NONE;
     if (has_form) CN_TRY(cn_for_param(check_params(e, p), "structured_outputs"));
-    CN_TRY(cn_for_param(
-        cn_token_rules_make(&r->rules, &p->sampling, e->tokenizer, e->model_config.vocab),
-        "bad_words"));
+    CN_TRY(make_rules(e, p, r));
     const bool has_rules = cn_token_rules_apply_ever(&r->rules);
     r->has_mask = has_form || has_rules;
     if (!has_form) return has_rules ? check_rules(e, r) : CN_OK;

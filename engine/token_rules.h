@@ -1,6 +1,7 @@
 /* token_rules.h - which tokens a request may sample: allowed_token_ids and bad_words.
  *
- * Owner: cn_engine_request. Thread: engine only. Stage 7 of the path of a request.
+ * Owner: cn_engine_request. Thread: engine only, but for bad words. Stage 7 of the path of a
+ * request.
  *
  * A bad word is two sequences: the tokens of its text, and those of the text after a space. vLLM
  * leaves out the second one if it is not as long as the first. The last token of a sequence is
@@ -11,11 +12,21 @@
 
 #include "engine/text/tokenizer.h"
 
+/* The tokens of bad words. Immutable, and shared by the requests of several prompts. Any thread. */
+typedef struct cn_bad_words cn_bad_words;
+
+/* *out is NULL without words. `turns`: as in cn_prompt_maker. CN_ERR_ARG when a word needs a
+ * tokenizer, or has a token that the model has not. */
+cn_status cn_bad_words_make(cn_bad_words **out, const cn_sampling *s, cn_tokenizer *tokenizer,
+                            uint32_t vocab, const cn_encode_opts *turns);
+/* Another reference; NULL for NULL. cn_bad_words_free() drops one. */
+cn_bad_words *cn_bad_words_share(cn_bad_words *w);
+void cn_bad_words_free(cn_bad_words *w); /* NULL is fine */
+uint32_t cn_bad_words_count(const cn_bad_words *w); /* sequences; 0 for NULL */
+
 typedef struct cn_token_rules {
     uint32_t *allowed; /* [cn_mask_words(vocab)] as cn_sample_args.masks; NULL: all tokens */
-    cn_tokens words;   /* the tokens of all bad words, one word after the other */
-    uint32_t *ends;    /* [n_words] where each word ends in `words` */
-    uint32_t n_words;
+    cn_bad_words *bad; /* NULL: none */
 } cn_token_rules;
 
 /* Words of the mask of one row. */
@@ -28,9 +39,9 @@ static inline void cn_mask_ban(uint32_t *mask, uint32_t token)
 }
 bool cn_mask_is_empty(const uint32_t *mask, uint32_t vocab);
 
-/* Makes the rules of checked parameters (cn_sampling_check). CN_ERR_ARG when a bad word needs a
- * tokenizer, or has a token that the model has not. On failure *out is empty. */
-cn_status cn_token_rules_make(cn_token_rules *out, const cn_sampling *s, cn_tokenizer *tokenizer,
+/* Makes the rules of checked parameters (cn_sampling_check). bad: the tokens of its bad words,
+ * which it shares. On failure *out is empty. */
+cn_status cn_token_rules_make(cn_token_rules *out, const cn_sampling *s, cn_bad_words *bad,
                               uint32_t vocab);
 void cn_token_rules_free(cn_token_rules *r); /* leaves *r empty */
 /* Whether the rules exclude any token. */

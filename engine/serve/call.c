@@ -11,6 +11,8 @@ void cn_call_free_tokens(cn_call *call)
     cn_free(call->tokens);
     call->tokens = NULL;
     call->n_tokens = 0;
+    cn_bad_words_free(call->bad_words);
+    call->bad_words = NULL;
 }
 
 void cn_call_unref(cn_call *call)

@@ -149,6 +149,7 @@ static cn_status submit_prompts(cn_service *s, cn_call *call)
         all[i].text = NULL;
         all[i].tokens = call->tokens[i].ids;
         all[i].n_tokens = call->tokens[i].len;
+        all[i].bad_words_made = call->bad_words;
     }
     call->n_left = n;
     const cn_status status =

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/json.h"
+#include "engine/sampler.h"
 #include "engine/serve/service_state.h"
 #include "engine/text/prompt.h"
 
@@ -168,6 +169,17 @@ static cn_status make_tokens(cn_service *s, cn_call *call, bool is_long)
     return CN_OK;
 }
 
+/* The engine thread does not encode texts. */
+static cn_status make_bad_words(cn_service *s, cn_call *call, bool is_long)
+{
+    const cn_sampling *p = &call->request->params.sampling;
+    const cn_intake_turn turn = {s, &call->cancelled, is_long};
+    const cn_encode_opts turns = cn_intake_encode_opts(&turn);
+    if (p->n_bad_words == 0) return CN_OK;
+    CN_TRY(cn_sampling_check(p, s->vocab, s->max_model_len));
+    return cn_bad_words_make(&call->bad_words, p, s->tokenizer, s->vocab, &turns);
+}
+
 static void read_call(cn_call *call, bool is_long)
 {
     cn_service *s = call->service;
@@ -179,6 +191,7 @@ static void read_call(cn_call *call, bool is_long)
     if (status == CN_OK)
         status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
     if (status == CN_OK) status = make_tokens(s, call, is_long);
+    if (status == CN_OK) status = make_bad_words(s, call, is_long);
     if (status == CN_OK) status = take_memory(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;

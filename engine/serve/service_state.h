@@ -14,6 +14,7 @@
 #include "engine/serve/service.h"
 #include "engine/serve/turns.h"
 #include "engine/text/chat_template.h"
+#include "engine/token_rules.h"
 
 /* A larger body is read after the smaller ones that wait. */
 enum { CN_LARGE_BODY_BYTES = 64 << 10 };
@@ -49,6 +50,7 @@ struct cn_call {
     /* One for each prompt of the request, which may be gone when the call ends. */
     cn_tokens *tokens;
     uint32_t n_tokens;
+    cn_bad_words *bad_words;
 
     /* the engine thread's */
     cn_list_node node; /* of service->active */

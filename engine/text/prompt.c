@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-const char *cn_prompt_param(const cn_request_params *p)
+/* The member of a body that has the prompt. */
+static const char *prompt_param(const cn_request_params *p)
 {
     return p->chat || p->messages ? "messages" : "prompt";
 }
@@ -61,7 +62,7 @@ size_t cn_prompt_longest_token(const cn_tokenizer *t)
 cn_status cn_prompt_check_length(const cn_request_params *p, uint32_t max_model_len, uint64_t n)
 {
     if (n < (uint64_t)max_model_len + p->no_output) return CN_OK;
-    return cn_fail_param(cn_prompt_param(p),
+    return cn_fail_param(prompt_param(p),
                          CN_CONTEXT_ERROR " %u tokens, but the prompt has %llu, which leaves no "
                          "room for output: shorten it or raise --max-model-len",
                          max_model_len, (unsigned long long)n);
@@ -73,7 +74,7 @@ static cn_status check_bytes(const cn_prompt_maker *m, const cn_request_params *
 {
     const size_t most = m->longest_token * m->max_model_len * (m->any_length ? ANY_LENGTH : 1);
     if (p->truncate_prompt > 0 || most == 0 || counted <= most) return CN_OK;
-    return cn_fail_param(cn_prompt_param(p),
+    return cn_fail_param(prompt_param(p),
                          CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu bytes, and no token "
                          "has more than %zu: shorten it, set truncate_prompt_tokens or raise "
                          "--max-model-len",
@@ -93,10 +94,10 @@ static cn_status check_nul(const cn_prompt_maker *m, const cn_request_params *p,
         if (cn_tokenizer_token(m->tokenizer, id, &bytes, &len, &special) && len == 1 && !*bytes)
             return CN_OK;
     }
-    return cn_fail_param(cn_prompt_param(p),
+    return cn_fail_param(prompt_param(p),
                          "%s: the vocabulary of the model has no token for U+0000: leave this "
                          "character out",
-                         cn_prompt_param(p));
+                         prompt_param(p));
 }
 
 cn_status cn_prompt_check_text(const cn_prompt_maker *m, const cn_request_params *p,
@@ -194,12 +195,12 @@ static cn_status encode(const cn_prompt_maker *m, const cn_request_params *p, cn
 cn_status cn_prompt_tokens(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
     const uint32_t most = most_tokens(m, p);
-    CN_TRY(cn_for_param(encode(m, p, out), cn_prompt_param(p)));
+    CN_TRY(cn_for_param(encode(m, p, out), prompt_param(p)));
     if (most > 0 && out->len > most) {
         memmove(out->ids, out->ids + out->len - most, most * sizeof *out->ids);
         out->len = most;
     }
-    if (out->len == 0) return cn_fail_param(cn_prompt_param(p), "the prompt is empty");
+    if (out->len == 0) return cn_fail_param(prompt_param(p), "the prompt is empty");
     for (size_t i = 0; i < out->len; i++)
         if (out->ids[i] >= m->vocab)
             return cn_fail(CN_ERR_ARG,

@@ -36,7 +36,4 @@ cn_status cn_prompt_check_text(const cn_prompt_maker *m, const cn_request_params
 /* CN_ERR_ARG if a prompt of n tokens leaves no room for the output of the request. */
 cn_status cn_prompt_check_length(const cn_request_params *p, uint32_t max_model_len, uint64_t n);
 
-/* The member of a body that has the prompt: "messages" or "prompt". */
-const char *cn_prompt_param(const cn_request_params *p);
-
 #endif
