@@ -297,6 +297,41 @@ static void requests_get_an_error_at_the_deadline(void **state)
     serve_rig_close(&rig);
 }
 
+/* A stream of /v1/responses ends with response.failed instead. */
+static void a_response_fails_at_the_deadline(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--shutdown-timeout", "1", NULL};
+    static const char body[] = "{\"input\": \"Compute 12 * 34\", \"max_output_tokens\": 7900, "
+                               "\"ignore_eos\": true, \"temperature\": 0, \"stream\": true}";
+    char request[512];
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, options);
+    const int fd = http_connect(rig.port);
+    assert_true(fd >= 0);
+    snprintf(request, sizeof request,
+             "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+             "application/json\r\nContent-Length: %zu\r\n\r\n%s",
+             sizeof body - 1, body);
+    assert_true(http_send_text(fd, request));
+    assert_true(serve_rig_wait_running(&rig, 1));
+    serve_pause_ms(500);
+    cn_server_stop(rig.server);
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    assert_false(r.truncated);
+    const char *failed = strstr(r.body.data, "event: response.failed\n");
+    assert_non_null(failed);
+    assert_non_null(strstr(failed, "\"message\":\"the server is stopping\""));
+    assert_null(strstr(failed + 1, "event: "));
+    assert_null(strstr(r.body.data, "[DONE]"));
+    http_reply_free(&r);
+    close(fd);
+    wait_stopped(&rig);
+    serve_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +343,7 @@ int main(void)
         cmocka_unit_test(a_stopping_server_answers_503),
         cmocka_unit_test(a_second_stop_ends_at_once),
         cmocka_unit_test(requests_get_an_error_at_the_deadline),
+        cmocka_unit_test(a_response_fails_at_the_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
