@@ -369,24 +369,65 @@ done
 # are those of the run's record: without and with the kind of device.
 cat >"$dir/fsync.c" <<'C'
 #include <errno.h>
-int fsync(int fd);
-int fsync(int fd)
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+/* Call FAIL_FSYNC of fsync, or FAIL_CLOSE of close of the output, fails with ERRNO. */
+static int fails(const char *name)
 {
     static int calls;
-    (void)fd;
-    if (calls++ < 2) return 0;
-    errno = EIO;
-    return -1;
+    const char *number = getenv(name);
+    if (!number || calls++ != atoi(number)) return 0;
+    errno = atoi(getenv("ERRNO"));
+    return 1;
+}
+int fsync(int fd)
+{
+    return fails("FAIL_FSYNC") ? -1 : (int)syscall(SYS_fsync, fd);
+}
+int close(int fd)
+{
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(link, path, sizeof path - 1);
+    const int failed = n > 7 && strcmp(path + n - 7, "/synced") == 0 && fails("FAIL_CLOSE");
+    syscall(SYS_close, fd);
+    return failed ? -1 : 0;
 }
 C
 "${CC:-cc}" -shared -fPIC -o "$dir/fsync.so" "$dir/fsync.c"
-head -n 2 examples/prompts.jsonl >"$dir/two"
-got=0
-LD_PRELOAD=$dir/fsync.so "$cinch" run-batch --model "${model#--model }" -i "$dir/two" -o "$dir/synced" \
-    --max-tokens 4 >"$dir/out" 2>"$dir/err" || got=$?
-[ $got = 1 ] && grep -q 'synced: fsync: Input/output error: .*--resume' "$dir/err" ||
-    { echo "a failed fsync: exit code $got"; cat "$dir/err"; exit 1; }
-[ "$(wc -l <"$dir/synced")" = 2 ]
+printf '{"prompt": "a"}\n{"prompt": "b"}\n' >"$dir/two"
+# on_disk CODE TEXT NAME=VALUE...: runs two lines on a disk with this fault.
+on_disk() {
+    want=$1
+    text=$2
+    shift 2
+    rm -f "$dir"/synced*
+    got=0
+    env LD_PRELOAD="$dir/fsync.so" "$@" "$cinch" run-batch --model "${model#--model }" \
+        -i "$dir/two" -o "$dir/synced" --prompt-field prompt --max-tokens 4 \
+        >"$dir/out" 2>"$dir/err" || got=$?
+    [ $got = "$want" ] && grep -q "$text" "$dir/err" ||
+        { echo "$*: exit code $got"; cat "$dir/err"; exit 1; }
+}
+# The record at the start: nothing is done, and no file is left.
+on_disk 1 'synced.cinch-run.tmp: write: No space left' FAIL_FSYNC=0 ERRNO=28
+[ ! -e "$dir/synced" ] && [ ! -e "$dir/synced.cinch-run" ]
+# The answers at the end: --resume continues.
+for fault in "fsync: Input/output error" FAIL_FSYNC=2:5 "fsync: No space left" FAIL_FSYNC=2:28 \
+    "close: Input/output error" FAIL_CLOSE=0:5 "close: Disk quota exceeded" FAIL_CLOSE=0:122; do
+    case $fault in
+    FAIL*) ;;
+    *) text=$fault && continue ;;
+    esac
+    on_disk 3 "synced: $text.*--resume" "${fault%:*}" ERRNO="${fault#*:}"
+    [ "$(wc -l <"$dir/synced")" = 2 ]
+    "$cinch" run-batch --model "${model#--model }" -i "$dir/two" -o "$dir/synced" --max-tokens 4 \
+        --prompt-field prompt --resume >"$dir/out" 2>&1
+    grep -q 'nothing was left to do: all 2 lines' "$dir/out"
+done
 
 # A request whose arrays find no host memory fails, and the others go on. Its arrays have more than
 # 2,000 words.

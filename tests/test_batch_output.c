@@ -499,6 +499,36 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     cn_config_free(c);
 }
 
+/* The record is beside the file, so the run is found by the file's name and through a link. */
+static void a_link_names_the_run_of_its_file(void **state)
+{
+    (void)state;
+    char model[64], link[80], record_path[96];
+    struct stat st;
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(link, sizeof link, "%s/link", dir);
+    make_checkpoint(model, 5);
+    cn_config *c = cn_config_create();
+    c->model = cn_strdup(model);
+    cn_buf record = {0};
+    assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+    assert_int_equal(symlink(path, link), 0);
+    for (int through_link = 0; through_link < 2; through_link++) {
+        const char *first = through_link ? link : path, *then = through_link ? path : link;
+        assert_int_equal(cn_run_record_write(first, &record), CN_OK);
+        assert_int_equal(cn_run_record_check(then, &record), CN_OK);
+        assert_int_equal(cn_run_record_backend(then, "cpu"), CN_OK);
+        assert_int_equal(lstat(link, &st), 0);
+        assert_true(S_ISLNK(st.st_mode));
+        snprintf(record_path, sizeof record_path, "%s.cinch-run", link);
+        assert_int_equal(access(record_path, F_OK), -1);
+        cn_run_record_remove(then);
+        assert_int_equal(cn_run_record_check(first, &record), CN_ERR_ARG);
+    }
+    cn_buf_free(&record);
+    cn_config_free(c);
+}
+
 /* A run of a version without --json-whitespace keeps the white space that it began with. */
 static void a_run_keeps_its_white_space(void **state)
 {
@@ -579,6 +609,7 @@ int main(void)
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),
+        IN_DIR(a_link_names_the_run_of_its_file),
         IN_DIR(a_run_keeps_its_white_space),
         IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };

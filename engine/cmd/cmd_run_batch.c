@@ -2,8 +2,8 @@
  * and prints a summary.
  *
  * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
- * continues, also after a full disk, 1 nothing was done, a pipe for the answers was closed, or the
- * summary could not be written. */
+ * continues, also after a full disk or a failed fsync, 1 nothing was done, a pipe for the answers
+ * was closed, or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -287,12 +287,14 @@ static cn_status write_summary(const summary *s)
     return json != CN_OK ? json : text;
 }
 
-static int exit_code_of(const cn_batch_run *r)
+/* synced: the disk has taken all answers. If not, --resume repeats the missing ones. */
+static int exit_code_of(const cn_batch_run *r, bool synced)
 {
     const bool empty = r->totals.answered + r->totals.errors == 0;
     const bool stopped = *r->why && !cn_batch_run_is_complete(r);
     const bool resumable = !r->failed || (!empty && cn_batch_output_is_file(r->output));
     if (stopped) return resumable ? CN_EXIT_RESUMABLE : CN_EXIT_FAILED;
+    if (!synced) return CN_EXIT_RESUMABLE;
     return r->totals.errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
 }
 
@@ -328,11 +330,13 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     const double started_s = cn_now_s();
     cn_batch_drive_all(drive, run);
     const bool synced = cn_batch_output_sync(run->output) == CN_OK;
-    if (!synced) cn_log(CN_LOG_ERROR, "%s: answers may be missing from the file: check the disk, "
-                        "then run again with --resume", cn_last_error());
-    summary s = {.run = run,
-                 .elapsed_s = cn_now_s() - started_s,
-                 .exit_code = exit_code_of(run)};
+    if (!synced)
+        cn_log(CN_LOG_ERROR,
+               "%s: answers may be missing from the file: check the disk, "
+               "then run again with --resume",
+               cn_last_error());
+    summary s = {
+        .run = run, .elapsed_s = cn_now_s() - started_s, .exit_code = exit_code_of(run, synced)};
     cn_engine_stats(drive->engine, &s.stats);
     s.stats.prompt_tokens -= run->replayed.prompt_tokens;
     s.stats.cached_tokens -= run->replayed.cached_tokens;
@@ -340,7 +344,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
     if (s.exit_code == CN_EXIT_FAILED) return s.exit_code;
     print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
-    const bool written = write_summary(&s) == CN_OK && synced;
+    const bool written = write_summary(&s) == CN_OK;
     return written || s.exit_code == CN_EXIT_RESUMABLE ? s.exit_code : CN_EXIT_FAILED;
 }
 

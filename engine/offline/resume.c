@@ -12,6 +12,7 @@
 #include "engine/offline/batch_line.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/first_lines.h"
+#include "engine/replace_file.h"
 #include "engine/options/option_value.h"
 
 enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };
@@ -95,7 +96,10 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 
 cn_status cn_run_record_path(cn_buf *out, const char *output_path)
 {
-    return cn_buf_addf(out, "%s%s", output_path, record_suffix);
+    char *real = cn_resolve_path(output_path);
+    const cn_status status = cn_buf_addf(out, "%s%s", real ? real : output_path, record_suffix);
+    cn_free(real);
+    return status;
 }
 
 /* Replaces what has this name instead of writing through it: it may be a link. */

@@ -22,7 +22,7 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c);
 /* Call before cn_run_record_make of a run that resumes. json-whitespace takes the value of the
  * record, unless the user set it. */
 cn_status cn_run_record_adopt(const char *output_path, cn_config *c);
-/* Appends the path of the record beside an output. */
+/* Appends the path of the record beside an output: beside the file that a link names. */
 cn_status cn_run_record_path(cn_buf *out, const char *output_path);
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record);
 void cn_run_record_remove(const char *output_path);
