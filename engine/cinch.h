@@ -217,6 +217,7 @@ typedef struct cn_structure {
     /* Of JSON and calls: a regular expression of the white space that may stand between values and
      * marks, such as CN_JSON_WHITESPACE_ANY. NULL: none. */
     const char *whitespace;
+    bool strict; /* refuse a schema with a keyword that cannot be enforced */
 } cn_structure;
 
 /* ---- engine configuration: one field per row of the option table (docs/CONFIG.md) ---- */
@@ -328,6 +329,7 @@ typedef struct cn_event {
     bool invalid;
     const char *param;
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
+    const char *warnings; /* what the structure of the request does not enforce: lines, or NULL */
     /* Seconds that the request waited: from its submission to the first admission of a sample, or
      * until now if none has been admitted. */
     double waited_s;

@@ -408,6 +408,7 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
                    .error = error,
                    .invalid = error && (sample->mask_error || r->is_refused),
                    .param = param_at_fault(sample),
+                   .warnings = r->grammar ? cn_grammar_warnings(r->grammar) : NULL,
                    .waited_s = (r->admitted_s > 0 ? r->admitted_s : cn_now_s()) - r->submitted_s};
     if (r->scores && r->scores->n == r->scores->n_prompt) ev.prompt_logprobs = r->scores->tokens;
     if (finish != CN_FINISH_NONE) {

@@ -38,10 +38,11 @@ static cn_grammars *make(uint64_t most)
 }
 
 static const char *whitespace = CN_JSON_WHITESPACE_ANY; /* of the next grammars */
+static bool strict;
 
 static cn_grammar *open_grammar(cn_grammars *g, cn_structure_kind kind, const char *text)
 {
-    const cn_structure s = {kind, text, whitespace};
+    const cn_structure s = {kind, text, whitespace, strict};
     cn_grammar *grammar = NULL;
     if (grammar_open(g, &s, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
     return grammar;
@@ -131,9 +132,9 @@ static void put_object(char *out, size_t size, uint32_t n, const char *type, con
     size_t at = 0;
     if (type) at += (size_t)snprintf(out, size, "{\"type\":\"object\",\"properties\":");
     for (uint32_t i = 0; i < n; i++)
-        at += (size_t)snprintf(out + at, size - at, type ? "%c\"p%u\":{\"type\":\"%s\"}"
-                                                         : "%c\"p%u\":%s",
-                               i ? ',' : '{', i, type ? type : value);
+        at += (size_t)snprintf(out + at, size - at,
+                               type ? "%c\"p%u\":{\"type\":\"%s\"}" : "%c\"p%u\":%s", i ? ',' : '{',
+                               i, type ? type : value);
     at += (size_t)snprintf(out + at, size - at, "}");
     for (uint32_t i = 0; type && i < n; i++)
         at += (size_t)snprintf(out + at, size - at, "%s\"p%u\"", i ? "," : ",\"required\":[", i);
@@ -210,7 +211,7 @@ static void references(void **state)
            LIST("[2]"));
 }
 
-#define TAGGED_OBJECT(tag)                                                     \
+#define TAGGED_OBJECT(tag)                                                 \
     "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"" tag "\"}}," \
     "\"required\":[\"k\"]}"
 
@@ -223,11 +224,11 @@ static void one_of_disjoint_schemas(void **state)
     SCHEMA("{\"oneOf\":[{\"enum\":[1,\"a\"]},{\"enum\":[2,\"b\"]},{\"type\":\"array\"}]}",
            LIST("1", "\"b\"", "[1]"), LIST("3", "{}"));
     SCHEMA("{\"oneOf\":[{\"$ref\":\"#/$defs/cat\"},{\"$ref\":\"#/$defs/dog\"}],\"discriminator\":"
-           "{\"propertyName\":\"k\"},\"$defs\":{\"cat\":" TAGGED_OBJECT("cat") ",\"dog\":"
-           TAGGED_OBJECT("dog") "}}",
+           "{\"propertyName\":\"k\"},\"$defs\":{\"cat\":" TAGGED_OBJECT(
+               "cat") ",\"dog\":" TAGGED_OBJECT("dog") "}}",
            LIST("{\"k\":\"cat\"}", "{\"k\":\"dog\"}"), LIST("{}", "{\"k\":\"cow\"}"));
-    SCHEMA("{\"oneOf\":[{\"anyOf\":[" TAGGED_OBJECT("a") "," TAGGED_OBJECT("b") "]},"
-           TAGGED_OBJECT("c") "]}",
+    SCHEMA("{\"oneOf\":[{\"anyOf\":[" TAGGED_OBJECT("a") "," TAGGED_OBJECT("b") "]}," TAGGED_OBJECT(
+               "c") "]}",
            LIST("{\"k\":\"b\"}", "{\"k\":\"c\"}"), LIST("{\"k\":\"d\"}"));
     SCHEMA("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"null\"}},"
            "\"required\":[\"x\"]},{\"type\":\"object\",\"properties\":{\"y\":{\"type\":\"null\"}},"
@@ -263,10 +264,161 @@ static void patterns(void **state)
     check(CN_STRUCTURE_JSON, NULL, LIST("{}", "{\"a\":[{\"b\":1e5}]}"), LIST("[]", "1"));
 }
 
+static void numbers_are_valid_for_readers_with_doubles(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"number\",\"exclusiveMinimum\":99,\"exclusiveMaximum\":100}",
+           LIST("99.5", "99.000000000001", "99.99999999999998"),
+           LIST("99", "100", "99.0", "99.999999999999999", "99.000000000000001"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":0.5,\"maximum\":0.95}",
+           LIST("0.5", "0.50", "0.95", "0.7", "0.949999999999999"),
+           LIST("0.49", "0.951", "1", "0", "-0.7"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":0.1}", LIST("0.1", "0.10", "999999999999999.5", "7"),
+           LIST("0.09", "0.099999999999999", "0", "1e3"));
+    SCHEMA("{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1}",
+           LIST("0.000000000000001", "1", "1.0", "0.5"),
+           LIST("0", "0.0", "-1", "1.1", "0.000000000000000"));
+    SCHEMA("{\"type\":\"number\",\"exclusiveMaximum\":-0.25,\"minimum\":-3}",
+           LIST("-0.26", "-3", "-3.0", "-1"), LIST("-0.25", "-0.2", "0", "-3.1"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":0,\"exclusiveMinimum\":true}", LIST("1"), LIST("0"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":-0.5,\"maximum\":0.5}",
+           LIST("0", "-0.5", "0.5", "-0.1"), LIST("-0.0", "1", "-0.51"));
+    SCHEMA("{\"type\":\"integer\",\"minimum\":-9007199254740991,\"maximum\":9007199254740991}",
+           LIST("0", "-5", "999999999999999"), LIST("1.5", "-0"));
+    SCHEMA("{\"type\":\"integer\",\"minimum\":1600000000000000}",
+           LIST("1600000000000000", "999999999999999999"), LIST("1599999999999999"));
+    SCHEMA("{\"type\":\"integer\",\"maximum\":18446744073709551615,\"minimum\":0}", LIST("0", "7"),
+           LIST("-1"));
+    SCHEMA("{\"type\":\"integer\",\"format\":\"int32\"}", LIST("2147483647", "-2147483648"),
+           LIST("2147483648"));
+    SCHEMA("{\"type\":\"integer\",\"multipleOf\":5}", LIST("0", "5", "-10", "1000000"),
+           LIST("3", "12", "-7"));
+    SCHEMA("{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":10,\"maximum\":30}",
+           LIST("14", "21", "28"), LIST("7", "35", "15"));
+    SCHEMA("{\"type\":\"integer\",\"multipleOf\":1.5}", LIST("0", "3", "-6"),
+           LIST("1", "2", "1.5"));
+    SCHEMA("{\"type\":\"number\",\"multipleOf\":100}", LIST("300", "-100"), LIST("50", "100.5"));
+}
+
+static void keywords_stand_beside_one_another(void **state)
+{
+    (void)state;
+    SCHEMA("{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
+           "\"required\":[\"a\"]},{\"properties\":{\"a\":{\"minimum\":5},\"b\":{\"const\":1}},"
+           "\"required\":[\"b\"]}]}",
+           LIST("{\"a\":7,\"b\":1}"), LIST("{\"a\":4,\"b\":1}", "{\"a\":7}"));
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2}},"
+           "\"anyOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}]}",
+           LIST("{\"a\":1}", "{\"b\":2}", "{\"a\":1,\"b\":2}"), LIST("{}"));
+    SCHEMA("{\"type\":[\"string\",\"null\"],\"anyOf\":[{\"minLength\":2},{\"type\":\"null\"},{"
+           "\"type\":\"integer\"}]}",
+           LIST("\"ab\"", "null"), LIST("\"a\"", "1"));
+    SCHEMA("{\"type\":\"string\",\"enum\":[\"a\",\"abc\",3],\"minLength\":2}", LIST("\"abc\""),
+           LIST("\"a\"", "3"));
+    SCHEMA("{\"$ref\":\"#/$defs/"
+           "n\",\"maximum\":3,\"$defs\":{\"n\":{\"type\":\"integer\",\"minimum\":1}}}",
+           LIST("1", "3"), LIST("0", "4"));
+    SCHEMA("{\"$ref\":\"#/$defs/t\",\"$defs\":{\"t\":{\"allOf\":[{\"$ref\":\"#/$defs/"
+           "b\"},{\"properties\":{\"c\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+           "t\"},{\"type\":\"null\"}]}},\"required\":[\"c\"]}]},\"b\":{\"type\":\"object\","
+           "\"properties\":{\"v\":{\"type\":\"integer\"}},\"required\":[\"v\"]}}}",
+           LIST("{\"v\":1,\"c\":null}", "{\"v\":1,\"c\":{\"v\":2,\"c\":null}}"),
+           LIST("{\"v\":1}", "{\"v\":1,\"c\":{\"v\":2}}"));
+    SCHEMA("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"a\",\"default\":"
+           "\"a\"},\"x\":{\"type\":\"null\"}}},{\"type\":\"object\",\"properties\":{\"k\":{"
+           "\"const\":\"b\",\"default\":\"b\"}}}]}",
+           LIST("{\"k\":\"a\"}", "{\"k\":\"b\"}", "{\"k\":\"a\",\"x\":null}"),
+           LIST("{}", "{\"x\":null}"));
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"unevaluatedProperties\":"
+           "false,\"allOf\":[{\"properties\":{\"b\":{\"const\":2}}}]}",
+           LIST("{\"a\":1,\"b\":2}", "{}"), LIST("{\"c\":1}"));
+    SCHEMA("{\"not\":false,\"type\":\"null\"}", LIST("null"), LIST("1"));
+    SCHEMA("{\"type\":\"array\",\"items\":[{\"const\":1},{\"const\":2}],\"additionalItems\":false,"
+           "\"minItems\":2}",
+           LIST("[1,2]"), LIST("[1]", "[1,2,3]"));
+}
+
+static void conditions_on_strings_hold_together(void **state)
+{
+    (void)state;
+    SCHEMA("{\"pattern\":\"^[a-z]+$\",\"minLength\":2,\"maxLength\":4}", LIST("\"ab\"", "\"abcd\""),
+           LIST("\"a\"", "\"abcde\"", "\"A1\""));
+    SCHEMA("{\"pattern\":\"^\\\\S\",\"maxLength\":3}", LIST("\"a b\"", "\"a\""),
+           LIST("\" a\"", "\"abcd\"", "\"\""));
+    SCHEMA("{\"pattern\":\"a\",\"allOf\":[{\"pattern\":\"b\"}]}", LIST("\"ab\"", "\"xbya\""),
+           LIST("\"a\"", "\"b\""));
+    SCHEMA("{\"format\":\"date\",\"pattern\":\"^2024-\"}", LIST("\"2024-02-29\""),
+           LIST("\"2023-01-01\"", "\"2024-02-30\""));
+    SCHEMA("{\"format\":\"email\",\"maxLength\":20}", LIST("\"ab@cd.ef\""),
+           LIST("\"abcdefghijklmnop@cd.ef\"", "\"ab\""));
+    SCHEMA("{\"format\":\"uri\",\"minLength\":1,\"maxLength\":2083}",
+           LIST("\"https://a.bc/d?e=f#g\""), LIST("\"\"", "\"a\""));
+    SCHEMA("{\"minLength\":1,\"maxLength\":300000}", LIST("\"a\""), LIST("\"\""));
+    SCHEMA("{\"pattern\":\"^.{3,5}$\",\"minLength\":4}", LIST("\"a\\\"bc\"", "\"éééé\""),
+           LIST("\"abc\"", "\"abcdef\""));
+}
+
+static void names_are_bounded(void **state)
+{
+    (void)state;
+    SCHEMA("{\"patternProperties\":{\"^x\":{\"const\":1},\"y$\":{\"const\":2}},"
+           "\"additionalProperties\":false}",
+           LIST("{\"xa\":1}", "{\"ay\":2}", "{}"), LIST("{\"xa\":2}", "{\"a\":1}", "{\"xy\":1}"));
+    SCHEMA("{\"patternProperties\":{\"^x\":{\"const\":1}},\"additionalProperties\":{\"const\":3},"
+           "\"properties\":{\"xk\":{},\"b\":{\"const\":2}}}",
+           LIST("{\"xk\":1,\"b\":2,\"xa\":1,\"c\":3}"),
+           LIST("{\"xk\":2}", "{\"c\":1}", "{\"b\":3}"));
+    SCHEMA("{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-c]{2}$\"},"
+           "\"additionalProperties\":{\"type\":\"null\"}}",
+           LIST("{\"ab\":null}", "{}"), LIST("{\"ad\":null}", "{\"a\":null}"));
+    SCHEMA("{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"a\",\"b\"]},"
+           "\"additionalProperties\":{\"type\":\"null\"}}",
+           LIST("{\"a\":null,\"b\":null}"), LIST("{\"c\":null}"));
+    SCHEMA("{\"type\":\"object\",\"minProperties\":1}", LIST("{\"a\":1}"), LIST("{}"));
+    SCHEMA("{\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2},\"c\":{\"const\":3}},"
+           "\"minProperties\":2,\"maxProperties\":2}",
+           LIST("{\"a\":1,\"c\":3}", "{\"b\":2,\"c\":3}"),
+           LIST("{}", "{\"a\":1}", "{\"a\":1,\"b\":2,\"c\":3}"));
+    SCHEMA("{\"properties\":{\"a\":{\"const\":1}},\"additionalProperties\":{\"const\":2},"
+           "\"maxProperties\":2,\"minProperties\":1}",
+           LIST("{\"a\":1,\"x\":2}", "{\"x\":2,\"y\":2}", "{\"a\":1}"),
+           LIST("{}", "{\"a\":1,\"x\":2,\"y\":2}"));
+    SCHEMA("{\"type\":\"object\",\"properties\":{},\"minProperties\":0}", LIST("{}"),
+           LIST("{\"a\":1}"));
+}
+
+static void items_from_a_list_differ(void **state)
+{
+    (void)state;
+    SCHEMA("{\"items\":{\"enum\":[\"a\",\"b\",\"c\"]},\"uniqueItems\":true}",
+           LIST("[]", "[\"b\",\"a\"]", "[\"a\",\"b\",\"c\"]"), LIST("[\"a\",\"a\"]", "[\"d\"]"));
+    SCHEMA("{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":2}",
+           LIST("[true,false]"), LIST("[true]", "[true,true]"));
+    SCHEMA("{\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9]},\"uniqueItems\":true,\"minItems\":2,"
+           "\"maxItems\":3}",
+           LIST("[1,2]", "[1,5,9]"), LIST("[1]", "[1,1]", "[1,2,3,4]", "[2,1]"));
+    SCHEMA("{\"items\":{\"type\":\"integer\"},\"uniqueItems\":false,\"maxItems\":3}",
+           LIST("[7,7,7]"), LIST("[1,2,3,4]"));
+}
+
+static void references_take_every_form(void **state)
+{
+    (void)state;
+    SCHEMA("{\"$defs\":{\"a "
+           "b\":{\"const\":1},\"c%d\":{\"const\":2},\"\":{\"const\":3},\"e~f\":[{\"const\":4}],"
+           "\"g\":{\"$anchor\":\"here\",\"const\":5}},\"prefixItems\":[{\"$ref\":\"#/$defs/"
+           "a%20b\"},{\"$ref\":\"#/$defs/c%25d\"},{\"$ref\":\"#/$defs/\"},{\"$ref\":\"#/$defs/e~0f/"
+           "0\"},{\"$ref\":\"#here\"}]}",
+           LIST("[1,2,3,4,5]"), LIST("[2]"));
+    SCHEMA("{\"$id\":\"https://x.y/z\",\"items\":{\"$ref\":\"https://x.y/z#/$defs/"
+           "a\"},\"$defs\":{\"a\":{\"const\":1}}}",
+           LIST("[1]"), LIST("[2]"));
+}
+
 static void refuse(cn_structure_kind kind, const char *text, const char *error)
 {
     cn_grammars *g = make(0);
-    const cn_structure s = {kind, text, whitespace};
+    const cn_structure s = {kind, text, whitespace, strict};
     cn_grammar *grammar;
     const cn_status status = grammar_open(g, &s, &grammar);
     if (status != CN_ERR_ARG || !strstr(cn_last_error(), error))
@@ -275,10 +427,10 @@ static void refuse(cn_structure_kind kind, const char *text, const char *error)
 }
 
 /* Functions f(a: integer), fg() and h(any). */
-#define FUNCTIONS                                                                    \
-    "\"functions\":[{\"name\":\"f\",\"parameters\":{\"type\":\"object\","            \
-    "\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"required\":[\"a\"],"          \
-    "\"$defs\":{\"x\":{\"type\":\"integer\"}}}},"                                    \
+#define FUNCTIONS                                                           \
+    "\"functions\":[{\"name\":\"f\",\"parameters\":{\"type\":\"object\","   \
+    "\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"required\":[\"a\"]," \
+    "\"$defs\":{\"x\":{\"type\":\"integer\"}}}},"                           \
     "{\"name\":\"fg\"},{\"name\":\"h\",\"parameters\":{}}]}"
 #define CALL(name, args) "{\"name\":\"" name "\",\"args\":" args "}"
 #define TAGGED(name, args) "<c>" CALL(name, args) "</c>"
@@ -295,8 +447,8 @@ static void calls(void **state)
                TAGGED("g", "{}"), TAGGED("fg", "{\"a\":1}"), "<c>{\"name\":\"fg\"}</c>",
                TAGGED("h", "1"), TAGGED("fg", "{}") TAGGED("fg", "{}")));
     check(CN_STRUCTURE_CALLS,
-          "{\"begin\":\"\",\"between\":\";\",\"end\":\"\",\"arguments\":\"args\",\"one\":false,"
-          FUNCTIONS,
+          "{\"begin\":\"\",\"between\":\";\",\"end\":\"\",\"arguments\":\"args\",\"one\":"
+          "false," FUNCTIONS,
           LIST(CALL("fg", "{}"), CALL("f", "{\"a\":1}") "; " CALL("fg", "{}") ";" CALL("h", "{}")),
           LIST(CALL("fg", "{}") ";", CALL("fg", "{}") CALL("fg", "{}"),
                CALL("fg", "{}") " " CALL("fg", "{}")));
@@ -310,9 +462,14 @@ static void white_space_is_what_the_request_asks_for(void **state)
         "\"required\":[\"a\"],\"additionalProperties\":true}";
     static const char *const compact[] = {"{\"a\":[],\"b\":[1,2],\"x\":{\"y\":[1,{}]}}",
                                           "{\"a\":[1,\"a b\"]}", NULL};
-    static const char *const spaced[] = {"{ \"a\":[]}", "{\"a\": []}", "{\"a\":[] }",
-                                         "{\"a\":[1, 2]}", "{\"a\":[ 1]}", "{\"a\":[1 ]}",
-                                         "{\"a\":[], \"c\":1}", "{\"a\":[],\"c\":{\"d\": 1}}",
+    static const char *const spaced[] = {"{ \"a\":[]}",
+                                         "{\"a\": []}",
+                                         "{\"a\":[] }",
+                                         "{\"a\":[1, 2]}",
+                                         "{\"a\":[ 1]}",
+                                         "{\"a\":[1 ]}",
+                                         "{\"a\":[], \"c\":1}",
+                                         "{\"a\":[],\"c\":{\"d\": 1}}",
                                          NULL};
     static const char *const broken[] = {"{\"a\":\n[]}", "{\"a\":[1,\n  2]}", NULL};
     whitespace = NULL;
@@ -339,15 +496,29 @@ static void white_space_is_what_the_request_asks_for(void **state)
     whitespace = CN_JSON_WHITESPACE_ANY;
 }
 
-static void what_is_not_supported_is_refused_by_name(void **state)
+static void warns(const char *text, const char *warning)
+{
+    cn_grammars *g = make(0);
+    cn_grammar *grammar = open_grammar(g, CN_STRUCTURE_SCHEMA, text);
+    const char *found = cn_grammar_warnings(grammar);
+    if (warning ? !found || !strstr(found, warning) : found != NULL)
+        fail_msg("%s: warnings %s", text, found ? found : "none");
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+/* Strict requests are refused, others get a warning. */
+static void what_is_not_enforced_is_named(void **state)
 {
     (void)state;
     static const struct {
-        const char *text, *error;
+        const char *text, *name;
     } schemas[] = {
-        {"{\"properties\":{\"a\":{\"items\":{\"not\":{}}}}}",
+        {"{\"properties\":{\"a\":{\"items\":{\"not\":{\"type\":\"null\"}}}}}",
          "schema at #/properties/a/items: keyword 'not' is not supported"},
-        {"{\"oneOf\":[]}", "oneOf: expected an array of schemas"},
+        {"{\"if\":{\"type\":\"null\"}}", "keyword 'if' is not supported"},
+        {"{\"type\":\"array\",\"contains\":{\"const\":1}}", "keyword 'contains'"},
+        {"{\"dependentRequired\":{\"a\":[\"b\"]}}", "keyword 'dependentRequired'"},
         {"{\"oneOf\":[{\"type\":\"null\"},{\"type\":\"integer\"},{\"type\":\"number\"}]}",
          "both schema 1 and schema 2"},
         {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1.0]}]}", "both schema 0 and schema 1"},
@@ -355,24 +526,53 @@ static void what_is_not_supported_is_refused_by_name(void **state)
         {"{\"oneOf\":[" TAGGED_OBJECT("a") ",{\"properties\":{\"k\":{\"const\":\"b\"}}}]}",
          "or use anyOf"},
         {"{\"oneOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}", "or use anyOf"},
-        {"{\"anyOf\":[{},{\"multipleOf\":2}]}", "at #/anyOf/1: keyword 'multipleOf'"},
-        {"{\"uniqueItems\":true}", "keyword 'uniqueItems'"},
+        {"{\"anyOf\":[{},{\"type\":\"number\",\"multipleOf\":0.1}]}",
+         "at #/anyOf/1: multipleOf 0.1"},
+        {"{\"uniqueItems\":true}", "uniqueItems of items"},
+        {"{\"pattern\":\"(?=a)\"}", "pattern: regular expression, byte 1: only groups"},
+        {"{\"pattern\":\"a\\\\b\"}", "byte 2: this escape"},
+        {"{\"patternProperties\":{\"(?=a)\":{}}}", "patternProperties '(?=a)': regular expression"},
+        {"{\"propertyNames\":{\"not\":{}}}", "propertyNames: only conditions on a string"},
+        {"{\"minProperties\":3}", "minProperties beyond 1"},
+    };
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        warns(schemas[i].text, schemas[i].name);
+        strict = true;
+        refuse(CN_STRUCTURE_SCHEMA, schemas[i].text, schemas[i].name);
+        refuse(CN_STRUCTURE_SCHEMA, schemas[i].text, "set strict to false");
+        strict = false;
+    }
+    /* Annotations concern no answer: strict allows them. */
+    strict = true;
+    warns("{\"format\":\"iri\"}", "format \"iri\" is unknown and has no effect");
+    warns("{\"type\":\"null\",\"minlength\":3}", "keyword 'minlength' is unknown");
+    warns("{\"type\":\"string\",\"nullable\":true,\"x-order\":1,\"contentMediaType\":\"a/b\","
+          "\"examples\":[1],\"strict\":true,\"title\":\"t\",\"format\":\"password\"}",
+          NULL);
+    warns("{\"type\":\"integer\",\"format\":\"int64\"}", NULL);
+    strict = false;
+}
+
+static void what_is_wrong_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error;
+    } schemas[] = {
+        {"{\"oneOf\":[]}", "oneOf: expected an array of schemas"},
+        {"{\"allOf\":[]}", "allOf: expected an array of schemas"},
         {"{\"type\":\"text\"}", "expected the name of a JSON type, got \"text\""},
         {"{\"$ref\":\"#/$defs/x\"}", "$ref: expected a part of this schema"},
         {"{\"$ref\":\"http://x/y\"}", "$ref: expected a part of this schema"},
         {"{\"$defs\":{\"a\":{\"$ref\":\"#/$defs/a\"}},\"items\":{\"$ref\":\"#/$defs/a\"}}",
          "refers to itself"},
-        {"{\"anyOf\":[{\"type\":\"null\"}],\"minLength\":2}", "minLength beside anyOf"},
-        {"{\"enum\":[1],\"const\":1}", "const beside enum"},
         {"{\"enum\":[]}", "enum: expected an array of values"},
-        {"{\"pattern\":\"a\",\"minLength\":2}", "not supported together"},
-        {"{\"format\":\"iri\"}", "format \"iri\" is not supported"},
-        {"{\"pattern\":\"(?=a)\"}", "pattern: regular expression, byte 1: only groups"},
-        {"{\"pattern\":\"a\\\\b\"}", "byte 2: this escape"},
-        {"{\"type\":\"integer\",\"minimum\":1,\"maximum\":0}", "a whole number between them"},
-        {"{\"type\":\"number\",\"minimum\":0.1,\"maximum\":0.9}", "a whole number between them"},
+        {"{\"enum\":[1],\"const\":2}", "no text matches"},
+        {"{\"type\":\"integer\",\"minimum\":1,\"maximum\":0}", "expected bounds with a number"},
+        {"{\"type\":\"integer\",\"minimum\":0.1,\"maximum\":0.9}", "expected bounds with a number"},
+        {"{\"type\":\"number\",\"minimum\":1e20}", "expected bounds with a number"},
+        {"{\"type\":\"number\",\"multipleOf\":0}", "multipleOf: expected a number above 0"},
         {"{\"maxLength\":-1}", "maxLength: expected a whole number"},
-        {"{\"maxLength\":131072}", "needs more than 131072 nodes"},
         {"{\"minLength\":3,\"maxLength\":2}", "no text matches"},
         {"{\"properties\":{\"a\":false},\"required\":[\"a\"]}", "no text matches"},
         {"{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no text matches"},
@@ -548,9 +748,16 @@ int main(void)
         cmocka_unit_test(references),
         cmocka_unit_test(one_of_disjoint_schemas),
         cmocka_unit_test(patterns),
+        cmocka_unit_test(numbers_are_valid_for_readers_with_doubles),
+        cmocka_unit_test(keywords_stand_beside_one_another),
+        cmocka_unit_test(conditions_on_strings_hold_together),
+        cmocka_unit_test(names_are_bounded),
+        cmocka_unit_test(items_from_a_list_differ),
+        cmocka_unit_test(references_take_every_form),
         cmocka_unit_test(calls),
         cmocka_unit_test(white_space_is_what_the_request_asks_for),
-        cmocka_unit_test(what_is_not_supported_is_refused_by_name),
+        cmocka_unit_test(what_is_not_enforced_is_named),
+        cmocka_unit_test(what_is_wrong_is_refused_by_name),
         cmocka_unit_test(masks_have_the_tokens_that_may_follow),
         cmocka_unit_test(forgotten_states_are_made_again),
         cmocka_unit_test(equal_grammars_are_one),

@@ -35,7 +35,7 @@ static void check(cn_structure_kind kind, const char *text, const char *error)
 {
     cn_grammars *g = make();
     cn_grammar *grammar = NULL;
-    const cn_structure s = {kind, text, NULL};
+    const cn_structure s = {kind, text, NULL, true};
     const cn_status status = grammar_open(g, &s, &grammar);
     if (!error && status != CN_OK) fail_msg("%.200s: %s", text, cn_last_error());
     if (error && (status != CN_ERR_ARG || !strstr(cn_last_error(), error)))

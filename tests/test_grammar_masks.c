@@ -79,7 +79,7 @@ static cn_grammars *make(uint64_t net_bytes)
 static cn_grammar *open_grammar(cn_grammars *g, cn_structure_kind kind, const char *text)
 {
     cn_grammar *grammar;
-    if (grammar_open(g, &(cn_structure){kind, text, NULL}, &grammar) != CN_OK)
+    if (grammar_open(g, &(cn_structure){kind, text, NULL, false}, &grammar) != CN_OK)
         fail_msg("%s", cn_last_error());
     return grammar;
 }
@@ -248,7 +248,7 @@ static void refusals_are_remembered(void **state)
     cn_grammars *g = make(0);
     cn_grammar *grammar;
     cn_form f;
-    const cn_structure slow = {CN_STRUCTURE_REGEX, "(((){65535}){65535}){65535}", NULL};
+    const cn_structure slow = {CN_STRUCTURE_REGEX, "(((){65535}){65535}){65535}", NULL, false};
     assert_int_equal(grammar_open(g, &slow, &grammar), CN_ERR_ARG);
     assert_int_equal(cn_form_copy(&f, &slow), CN_OK);
     assert_int_equal(cn_grammars_open(g, &f, &grammar), CN_ERR_ARG);
@@ -256,8 +256,8 @@ static void refusals_are_remembered(void **state)
     for (uint32_t i = 0; i < CN_GRAMMARS_REFUSED; i++) {
         char text[32];
         snprintf(text, sizeof text, "(%u", i);
-        assert_int_equal(grammar_open(g, &(cn_structure){CN_STRUCTURE_REGEX, text, NULL}, &grammar),
-                         CN_ERR_ARG);
+        const cn_structure form = {CN_STRUCTURE_REGEX, text, NULL, false};
+        assert_int_equal(grammar_open(g, &form, &grammar), CN_ERR_ARG);
     }
     assert_int_equal(cn_grammars_open(g, &f, &grammar), CN_OK); /* the oldest is forgotten */
     assert_null(grammar);

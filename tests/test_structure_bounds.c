@@ -25,7 +25,7 @@ static cn_request_params params(const run *r, const char *expression, uint32_t m
     static cn_message message;
     cn_request_params p = run_params(r, "Say something.", &message, max_tokens);
     p.enable_thinking = 0;
-    if (expression) p.structure = (cn_structure){CN_STRUCTURE_REGEX, expression, NULL};
+    if (expression) p.structure = (cn_structure){CN_STRUCTURE_REGEX, expression, NULL, false};
     p.sampling.temperature = 2.0f;
     p.sampling.has_seed = true;
     p.sampling.seed = seed;

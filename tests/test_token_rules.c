@@ -146,7 +146,7 @@ static void submit_all(run *r)
         if (i % 3 == 0) p.sampling.allowed_token_ids = few, p.sampling.n_allowed_token_ids = N_FEW;
         if (i % 3 == 1) p.sampling.bad_words = bad, p.sampling.n_bad_words = N_BAD;
         if (i == 4 || i == 7)
-            p.structure = (cn_structure){CN_STRUCTURE_REGEX, "[a-z0-9 ]{20}", NULL};
+            p.structure = (cn_structure){CN_STRUCTURE_REGEX, "[a-z0-9 ]{20}", NULL, false};
         run_submit(r, &p);
     }
     run_finish(r);
@@ -282,7 +282,7 @@ static void rules_and_min_tokens_hold_together(void **state)
     assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "allowed_token_ids: expected a token that"));
     p.sampling.min_tokens = 0;
-    p.structure = (cn_structure){CN_STRUCTURE_CHOICE, "[\"yes\",\"no\"]", NULL};
+    p.structure = (cn_structure){CN_STRUCTURE_CHOICE, "[\"yes\",\"no\"]", NULL, false};
     run_assert_invalid(&r, &p, "allowed_token_ids", "expected a token that structured output");
     run_close(&r);
 }

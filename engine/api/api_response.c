@@ -46,6 +46,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->echoes = request->echo;
     r->chunk_usage = request->chunk_usage;
     r->summarizes = request->summarizes;
+    r->structure_key = request->structure_key ? request->structure_key : "structured_outputs";
     r->names_call = request->tool_choice == CN_API_TOOL_NAMED;
     r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
                                      .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
@@ -214,9 +215,25 @@ cn_event cn_api_event_of(const cn_api_request *request, uint64_t first, uint32_t
     return e;
 }
 
+/* What the structure does not enforce, from the first event that says so. */
+static bool try_add_warnings(cn_api_result *r, const char *lines)
+{
+    r->knows_structure = true;
+    if (!r->warnings) r->warnings = json_array();
+    for (const char *at = lines; *at; at += strspn(at, "\n")) {
+        const int n = (int)strcspn(at, "\n");
+        json_t *text = json_sprintf("%s: %.*s", r->structure_key, n, at);
+        if (json_array_append_new(r->warnings, text) != 0) return false;
+        at += n;
+    }
+    return true;
+}
+
 void cn_api_result_add(cn_api_result *r, const cn_event *ev)
 {
     CN_ASSERT(!r->done && ev->sample < r->n_choices);
+    if (ev->warnings && !r->knows_structure && !try_add_warnings(r, ev->warnings))
+        keep_error(r, "out of memory for a warning");
     cn_api_choice *c = &r->choices[ev->sample];
     if (!add_output(r, c, ev)) keep_error(r, "out of memory for the output");
     r->n_tokens += ev->n_tokens;

@@ -47,6 +47,8 @@ struct cn_api_result {
     uint64_t n_tokens;
     bool done, cancelled, invalid;
     json_t *warnings; /* NULL: none, or the stream has sent them */
+    const char *structure_key; /* the member that the request has set its structure by */
+    bool knows_structure;      /* warnings has those of the structure */
     json_t *tool_names; /* the keys of an object; NULL: there are no tools */
     cn_buf repeated;  /* cn_api_request.repeated */
     bool summarizes;

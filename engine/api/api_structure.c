@@ -15,7 +15,7 @@ static cn_status set_text(cn_api_request *r, const char *key, cn_structure_kind 
 {
     if (!text || json_array_append_new(r->keep, text) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
-    r->params.structure = (cn_structure){kind, json_string_value(text), NULL};
+    r->params.structure = (cn_structure){.kind = kind, .text = json_string_value(text)};
     r->structure_key = key;
     return CN_OK;
 }
@@ -59,10 +59,14 @@ static cn_status set_json_schema(cn_api_request *r, const char *key, json_t *for
                            "description",
                            where, cn_json_printable(member, shown, sizeof shown));
     }
-    json_t *schema = json_object_get(v, "schema");
+    json_t *schema = json_object_get(v, "schema"), *strict = json_object_get(v, "strict");
     if (!json_is_object(schema))
         return cn_api_refuse("response_format.json_schema.schema", "an object", schema);
-    return set(r, key, CN_STRUCTURE_SCHEMA, schema);
+    if (strict && !json_is_boolean(strict) && !json_is_null(strict))
+        return cn_api_refuse("response_format.json_schema.strict", "true or false", strict);
+    CN_TRY(set(r, key, CN_STRUCTURE_SCHEMA, schema));
+    r->params.structure.strict = json_is_true(strict);
+    return CN_OK;
 }
 
 cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t *v)

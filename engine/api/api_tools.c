@@ -95,6 +95,8 @@ json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const c
         const bool chosen =
             !name || strcmp(name, json_string_value(json_object_get(entry, "name"))) == 0;
         if (json_is_object(parameters)) json_object_set(entry, "parameters", parameters);
+        if (json_is_true(json_object_get(function, "strict")))
+            json_object_set_new(entry, "strict", json_true());
         if (chosen) json_array_append(functions, entry);
         json_decref(entry);
     }

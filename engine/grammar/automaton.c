@@ -569,6 +569,8 @@ bool cn_matcher_is_complete(const cn_matcher *m) { return m->automaton->t.states
 
 /* ---- memory ---- */
 
+const char *cn_automaton_warnings(const cn_automaton *a) { return a->net.warnings.data; }
+
 uint64_t cn_automaton_bytes(const cn_automaton *a) { return a->t.bytes; }
 uint64_t cn_automaton_net_bytes(const cn_automaton *a) { return cn_net_bytes(&a->net); }
 

@@ -67,6 +67,9 @@ cn_status cn_matcher_mask(cn_matcher *m, uint64_t *work, const uint32_t **mask);
  * far, if the mask is not complete. */
 uint64_t cn_matcher_mask_cost(const cn_matcher *m);
 
+/* What the network reads although it should not: lines of text, or NULL. Valid as long as a. */
+const char *cn_automaton_warnings(const cn_automaton *a);
+
 /* Bytes of host memory: of states and masks, and of the network. */
 uint64_t cn_automaton_bytes(const cn_automaton *a);
 uint64_t cn_automaton_net_bytes(const cn_automaton *a);

@@ -39,13 +39,13 @@ static cn_status emit_string(cn_net *net, uint32_t from, const json_t *string, u
 
 /* A rule that reads the arguments of a function. */
 static cn_status arguments_rule(cn_net *net, const cn_json_rules *r, json_t *parameters,
-                                uint32_t *rule)
+                                bool strict, uint32_t *rule)
 {
     *rule = r->any_object;
     if (parameters && json_object_size(parameters) == 0) return CN_OK;
     *rule = cn_net_rule_new(net);
     CN_TRY(net->status);
-    if (parameters) return cn_schema_emit(parameters, net, r, *rule);
+    if (parameters) return cn_schema_emit(parameters, strict, net, r, *rule);
     const cn_net_rule none = net->rules[*rule];
     cn_net_byte(net, cn_json_mark(net, r, none.start, '{'), none.end, '}', '}');
     return net->status;
@@ -59,7 +59,9 @@ static cn_status emit_function(cn_net *net, const cn_json_rules *r, const json_t
     const json_t *name = json_object_get(function, "name");
     char shown[SHOWN_BYTES];
     if (!json_is_string(name)) return cn_fail(CN_ERR_ARG, "expected functions with names");
-    const cn_status status = arguments_rule(net, r, json_object_get(function, "parameters"), &rule);
+    const cn_status status =
+        arguments_rule(net, r, json_object_get(function, "parameters"),
+                       json_is_true(json_object_get(function, "strict")), &rule);
     if (status != CN_OK)
         return cn_fail_within(status, "parameters of function %s",
                               cn_json_printable(json_string_value(name), shown, sizeof shown));

@@ -16,9 +16,13 @@ typedef struct cn_charset {
     uint32_t n;
 } cn_charset;
 
-/* How a text is written: as it is; between the quotes of a JSON string, where only the characters
- * that must be escaped are; or between the values of JSON, as it is and white space only. */
-typedef enum cn_text_form { CN_TEXT_PLAIN, CN_TEXT_JSON, CN_TEXT_SPACE } cn_text_form;
+/* How a text is written. */
+typedef enum cn_text_form {
+    CN_TEXT_PLAIN, /* as it is */
+    CN_TEXT_BYTES, /* as it is, in a network without calls */
+    CN_TEXT_JSON,  /* in a JSON string: only the characters that must be escaped are */
+    CN_TEXT_SPACE  /* as it is; between the values of JSON: white space only */
+} cn_text_form;
 
 /* False when the set has too many ranges. */
 bool cn_charset_try_add(cn_charset *c, uint32_t lo, uint32_t hi);

@@ -41,11 +41,11 @@ static cn_status emit_choice(const json_t *list, cn_net *net)
     return net->status;
 }
 
-static cn_status emit_schema(json_t *schema, const char *whitespace, cn_net *net)
+static cn_status emit_schema(json_t *schema, const cn_structure *s, cn_net *net)
 {
     cn_json_rules rules;
-    CN_TRY(cn_json_rules_add(net, whitespace, &rules));
-    if (schema) return cn_schema_emit(schema, net, &rules, 0);
+    CN_TRY(cn_json_rules_add(net, s->whitespace, &rules));
+    if (schema) return cn_schema_emit(schema, s->strict, net, &rules, 0);
     cn_net_call(net, net->rules[0].start, net->rules[0].end, rules.any_object);
     return net->status;
 }
@@ -63,7 +63,7 @@ static cn_status emit_json(const cn_structure *s, cn_net *net)
                          CN_ERR_ARG));
     const cn_status status = calls    ? cn_calls_emit(value, s->whitespace, net)
                              : choice ? emit_choice(value, net)
-                                      : emit_schema(value, s->whitespace, net);
+                                      : emit_schema(value, s, net);
     json_decref(value);
     return status;
 }
@@ -73,7 +73,7 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     cn_net_rule_new(net);
     CN_TRY(net->status);
     switch (s->kind) {
-    case CN_STRUCTURE_JSON: return emit_schema(NULL, s->whitespace, net);
+    case CN_STRUCTURE_JSON: return emit_schema(NULL, s, net);
     case CN_STRUCTURE_SCHEMA:
     case CN_STRUCTURE_CALLS:
     case CN_STRUCTURE_CHOICE: return emit_json(s, net);

@@ -115,7 +115,7 @@ cn_status cn_form_copy(cn_form *out, const cn_structure *s)
         cn_free(space);
         return cn_fail(CN_ERR_MEMORY, "out of memory for a form of %zu bytes", strlen(text));
     }
-    *out = (cn_form){{s->kind, copy, space}, cn_hash64(s->kind, copy, strlen(copy))};
+    *out = (cn_form){{s->kind, copy, space, s->strict}, cn_hash64(s->kind, copy, strlen(copy))};
     return CN_OK;
 }
 
@@ -130,6 +130,7 @@ bool cn_form_equal(const cn_form *a, const cn_form *b)
 {
     const char *p = a->structure.whitespace, *q = b->structure.whitespace;
     return a->hash == b->hash && a->structure.kind == b->structure.kind &&
+           a->structure.strict == b->structure.strict &&
            (p && q ? strcmp(p, q) == 0 : p == q) &&
            strcmp(a->structure.text, b->structure.text) == 0;
 }
@@ -292,6 +293,11 @@ void cn_grammars_close(cn_grammar *grammar)
     g->unused_bytes += cn_grammar_bytes(grammar);
     g->used_bytes -= cn_grammar_bytes(grammar);
     drop_unused(g);
+}
+
+const char *cn_grammar_warnings(const cn_grammar *grammar)
+{
+    return cn_automaton_warnings(grammar->automaton);
 }
 
 void cn_grammar_match(cn_grammar *grammar, cn_matcher *m)

@@ -58,6 +58,9 @@ bool cn_form_equal(const cn_form *a, const cn_form *b);
 cn_status cn_grammars_open(cn_grammars *g, const cn_form *f, cn_grammar **out);
 void cn_grammars_close(cn_grammar *grammar); /* NULL is fine */
 
+/* What the grammar does not enforce: lines of text, or NULL. Valid until it is closed. */
+const char *cn_grammar_warnings(const cn_grammar *grammar);
+
 /* Has a form compiled that is unknown. Nothing happens when it is being made. */
 cn_status cn_grammars_begin(cn_grammars *g, const cn_form *f);
 /* Nobody waits for the form any more: it is not compiled if that has not begun. */

@@ -5,7 +5,7 @@
 
 #include "engine/grammar/regex.h"
 
-static const int64_t LARGEST = INT64_C(999999999999999); /* CN_JSON_DIGITS digits */
+enum { MAX_DIGITS = 18 }; /* of an integer with bounds */
 
 static cn_status add_space(cn_net *n, const char *whitespace, cn_json_rules *out)
 {
@@ -118,13 +118,13 @@ static void all_digits(cn_net *n, uint32_t from, uint32_t to, int least, int mos
     }
 }
 
-/* 0 <= lo <= hi <= LARGEST. Lengths of which only some numbers are in the range have nodes of their
- * own; there are at most two. */
+/* 0 <= lo <= hi < 10^MAX_DIGITS. Lengths of which only some numbers are in the range have nodes of
+ * their own; there are at most two. */
 static void digits(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
 {
     int64_t least = 0, most = 9;
-    int shortest = CN_JSON_DIGITS + 1, longest = 0; /* lengths whose numbers are all in the range */
-    for (int len = 1; len <= CN_JSON_DIGITS; len++) {
+    int shortest = MAX_DIGITS + 1, longest = 0; /* lengths whose numbers are all in the range */
+    for (int len = 1; len <= MAX_DIGITS; len++) {
         const int64_t a = lo > least ? lo : least, b = hi < most ? hi : most;
         char first[24], last[24];
         snprintf(first, sizeof first, "%lld", (long long)a);
@@ -141,53 +141,100 @@ static void digits(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi
     all_digits(n, from, to, shortest, longest);
 }
 
-/* The whole numbers from lo to hi. */
-static void add_integers(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
+void cn_json_integer_range(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
 {
-    if (lo < -LARGEST) lo = -LARGEST;
-    if (hi > LARGEST) hi = LARGEST;
     if (lo > hi) return;
     if (hi >= 0) digits(n, from, to, lo > 0 ? lo : 0, hi);
     if (lo < 0) digits(n, cn_net_text(n, from, "-", 1), to, hi < 0 ? -hi : 1, -lo);
 }
 
-void cn_json_integer_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
-                           int64_t lo, int64_t hi)
+/* ---- decimals ---- */
+
+/* Reads numbers of which some digits were read: at `whole` all of the integer part, at free[k] the
+ * point and k digits after it. Any further digits may follow. */
+typedef struct decimals {
+    cn_net *net;
+    uint32_t to, whole, free[CN_JSON_DIGITS + 1];
+} decimals;
+
+static decimals make_decimals(cn_net *n, uint32_t to)
 {
-    if (lo == INT64_MIN && hi == INT64_MAX)
-        cn_net_call(n, from, to, r->integer);
-    else
-        add_integers(n, from, to, lo, hi);
+    decimals d = {.net = n, .to = to, .whole = cn_net_node_new(n)};
+    for (int k = 0; k <= CN_JSON_DIGITS; k++) d.free[k] = cn_net_node_new(n);
+    if (n->status != CN_OK) return d;
+    cn_net_empty(n, d.whole, to);
+    cn_net_byte(n, d.whole, d.free[0], '.', '.');
+    for (int k = 0; k < CN_JSON_DIGITS; k++) {
+        cn_net_byte(n, d.free[k], d.free[k + 1], '0', '9');
+        cn_net_empty(n, d.free[k + 1], to);
+    }
+    return d;
 }
 
-/* The whole numbers from lo to hi with a fraction, behind a sign. The first of them, if it is open,
- * needs a fraction other than 0. */
-static void fractions(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to, int64_t lo,
-                      int64_t hi, bool open)
+/* The digits after the point of a number whose integer part was that of a bound. lo and hi have
+ * CN_JSON_DIGITS digits. */
+static void bounded_fraction(const decimals *d, uint32_t at, const char *lo, const char *hi)
 {
-    if (lo > hi) return;
-    const uint32_t point = cn_net_node_new(n), first = cn_net_node_new(n);
-    cn_net_call(n, point, to, r->fraction);
-    cn_net_call(n, first, to, r->nonzero);
-    if (open) digits(n, from, first, lo, lo);
-    if (lo + open <= hi) digits(n, from, point, lo + open, hi);
+    uint32_t on[2][2] = {{UINT32_MAX, UINT32_MAX},
+                         {UINT32_MAX, UINT32_MAX}}; /* [is lo's][is hi's] */
+    on[lo != NULL][hi != NULL] = at;
+    for (int i = 0; i <= CN_JSON_DIGITS; i++) {
+        uint32_t next[2][2] = {{UINT32_MAX, UINT32_MAX}, {UINT32_MAX, UINT32_MAX}};
+        for (int k = 1; k < 4; k++) {
+            const bool l = k & 1, h = k & 2;
+            if (on[l][h] == UINT32_MAX) continue;
+            /* The missing digits are 0: the number ends here if it is not below lo then. */
+            const bool ends = !l || strspn(lo + i, "0") == strlen(lo + i);
+            if (i > 0 && ends) cn_net_empty(d->net, on[l][h], d->to);
+            if (i == CN_JSON_DIGITS) continue;
+            for (char c = l ? lo[i] : '0'; c <= (h ? hi[i] : '9'); c++) {
+                const bool still_l = l && c == lo[i], still_h = h && c == hi[i];
+                uint32_t *node = &next[still_l][still_h];
+                const bool is_free = !still_l && !still_h;
+                if (*node == UINT32_MAX) *node = is_free ? d->free[i + 1] : cn_net_node_new(d->net);
+                cn_net_byte(d->net, on[l][h], *node, (uint8_t)c, (uint8_t)c);
+            }
+        }
+        memcpy(on, next, sizeof on);
+    }
 }
 
-void cn_json_number_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
-                          cn_json_bounds b)
+/* Numbers with this integer part, from lo to hi, which are fractions; NULL: no bound. */
+static void edge_of_range(const decimals *d, uint32_t from, int64_t whole, const char *lo,
+                          const char *hi)
 {
-    if (b.lo == INT64_MIN && b.hi == INT64_MAX) {
-        cn_net_call(n, from, to, r->number);
+    cn_net *n = d->net;
+    const uint32_t read = cn_net_node_new(n), point = cn_net_node_new(n);
+    digits(n, from, read, whole, whole);
+    if (!lo || strspn(lo, "0") == strlen(lo)) cn_net_empty(n, read, d->to);
+    cn_net_byte(n, read, point, '.', '.');
+    bounded_fraction(d, point, lo, hi);
+}
+
+/* 0 <= lo <= hi. */
+static void add_decimals(const decimals *d, uint32_t from, cn_json_decimal lo, cn_json_decimal hi)
+{
+    char first[24], last[24];
+    const int64_t a = (int64_t)(lo / CN_JSON_UNIT), b = (int64_t)(hi / CN_JSON_UNIT);
+    snprintf(first, sizeof first, "%015lld", (long long)(lo % CN_JSON_UNIT));
+    snprintf(last, sizeof last, "%015lld", (long long)(hi % CN_JSON_UNIT));
+    if (a == b) {
+        edge_of_range(d, from, a, first, last);
         return;
     }
-    if (b.lo < -LARGEST) b.lo = -LARGEST;
-    if (b.hi > LARGEST) b.hi = LARGEST;
-    add_integers(n, from, to, b.lo + b.lo_open, b.hi - b.hi_open);
-    /* k.f lies from k to below k + 1, -k.f from above -k - 1 to -k. */
-    fractions(n, r, from, to, b.lo > 0 ? b.lo : 0, b.hi - 1, b.lo_open && b.lo >= 0);
-    if (b.lo < 0)
-        fractions(n, r, cn_net_text(n, from, "-", 1), to, b.hi < 0 ? -b.hi : 0, -b.lo - 1,
-                  b.hi_open && b.hi <= 0);
+    edge_of_range(d, from, a, first, NULL);
+    edge_of_range(d, from, b, NULL, last);
+    if (a + 1 <= b - 1) digits(d->net, from, d->whole, a + 1, b - 1);
+}
+
+void cn_json_number_range(cn_net *n, uint32_t from, uint32_t to, cn_json_decimal lo,
+                          cn_json_decimal hi)
+{
+    if (lo > hi) return;
+    const decimals d = make_decimals(n, to);
+    if (n->status != CN_OK) return;
+    if (hi >= 0) add_decimals(&d, from, lo > 0 ? lo : 0, hi);
+    if (lo < 0) add_decimals(&d, cn_net_text(n, from, "-", 1), hi < 0 ? -hi : 1, -lo);
 }
 
 static void add_fraction(cn_net *n, cn_net_rule r)
@@ -201,27 +248,13 @@ static void add_fraction(cn_net *n, cn_net_rule r)
     }
 }
 
-static void add_nonzero(cn_net *n, cn_net_rule r)
-{
-    uint32_t zeros = cn_net_text(n, r.start, ".", 1), more = cn_net_node_new(n);
-    for (int i = 0; i < CN_JSON_DIGITS; i++) {
-        const uint32_t next = cn_net_node_new(n), behind = cn_net_node_new(n);
-        cn_net_byte(n, zeros, behind, '1', '9');
-        cn_net_byte(n, zeros, next, '0', '0');
-        cn_net_byte(n, more, behind, '0', '9');
-        cn_net_empty(n, behind, r.end);
-        zeros = next;
-        more = behind;
-    }
-}
-
 static void add_number(cn_net *n, cn_net_rule r, uint32_t fraction)
 {
     const uint32_t sign = cn_net_node_new(n), whole = cn_net_node_new(n);
     const uint32_t parted = cn_net_node_new(n), exponent = cn_net_node_new(n);
     cn_net_empty(n, r.start, sign);
     cn_net_byte(n, r.start, sign, '-', '-');
-    digits(n, sign, whole, 0, LARGEST);
+    digits(n, sign, whole, 0, CN_JSON_LARGEST);
     cn_net_empty(n, whole, parted);
     cn_net_call(n, whole, parted, fraction);
     cn_net_empty(n, parted, r.end);
@@ -294,7 +327,6 @@ cn_status cn_json_rules_add(cn_net *n, const char *whitespace, cn_json_rules *ou
         .number = cn_net_rule_new(n),
         .integer = cn_net_rule_new(n),
         .fraction = cn_net_rule_new(n),
-        .nonzero = cn_net_rule_new(n),
         .any_value = cn_net_rule_new(n),
         .any_object = cn_net_rule_new(n),
         .any_array = cn_net_rule_new(n),
@@ -305,8 +337,8 @@ cn_status cn_json_rules_add(cn_net *n, const char *whitespace, cn_json_rules *ou
     add_string(n, n->rules[out->any_string], out->character);
     add_fraction(n, n->rules[out->fraction]);
     add_number(n, n->rules[out->number], out->fraction);
-    add_integers(n, n->rules[out->integer].start, n->rules[out->integer].end, -LARGEST, LARGEST);
-    add_nonzero(n, n->rules[out->nonzero]);
+    cn_json_integer_range(n, n->rules[out->integer].start, n->rules[out->integer].end,
+                          -CN_JSON_LARGEST, CN_JSON_LARGEST);
     add_value(n, n->rules[out->any_value], out);
     add_object(n, n->rules[out->any_object], out);
     add_array(n, n->rules[out->any_array], out);

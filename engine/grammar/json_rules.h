@@ -11,11 +11,13 @@
 #include "engine/grammar/network.h"
 
 enum { CN_JSON_DIGITS = 15, CN_JSON_NO_SPACE = 0 };
+#define CN_JSON_UNIT INT64_C(1000000000000000) /* 10^CN_JSON_DIGITS */
+#define CN_JSON_LARGEST (CN_JSON_UNIT - 1)
 
 typedef struct cn_json_rules {
     uint32_t space; /* CN_JSON_NO_SPACE: there is none */
     uint32_t character, any_string, number, integer, any_value, any_object, any_array;
-    uint32_t fraction, nonzero; /* a point and digits; not all of them 0 */
+    uint32_t fraction; /* a point and digits */
 } cn_json_rules;
 
 /* Adds the rules. Rule 0 must exist: the root. whitespace: as in cn_structure. CN_ERR_ARG says what
@@ -27,18 +29,13 @@ uint32_t cn_json_space(cn_net *n, const cn_json_rules *r, uint32_t from);
 /* The node after a punctuation mark and the white space that may follow it. */
 uint32_t cn_json_mark(cn_net *n, const cn_json_rules *r, uint32_t from, char mark);
 
-/* A whole number from lo to hi, both included; INT64_MIN and INT64_MAX: no bound. Numbers have at
- * most CN_JSON_DIGITS digits. */
-void cn_json_integer_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
-                           int64_t lo, int64_t hi);
-/* Bounds of a number; INT64_MIN and INT64_MAX: none. `open`: the bound itself is excluded. */
-typedef struct cn_json_bounds {
-    int64_t lo, hi;
-    bool lo_open, hi_open;
-} cn_json_bounds;
+/* A number as a count of 10^-CN_JSON_DIGITS. Below 10^33, that is 18 digits before the point. */
+__extension__ typedef __int128 cn_json_decimal;
 
-/* A number within the bounds. Without bounds an exponent is allowed. */
-void cn_json_number_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
-                          cn_json_bounds b);
+/* A whole number from lo to hi, both included, of at most 18 digits. */
+void cn_json_integer_range(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi);
+/* A number from lo to hi, both included, without an exponent. It may end in zeros. */
+void cn_json_number_range(cn_net *n, uint32_t from, uint32_t to, cn_json_decimal lo,
+                          cn_json_decimal hi);
 
 #endif

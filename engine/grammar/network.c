@@ -11,6 +11,7 @@ void cn_net_free(cn_net *n)
     cn_free(n->nodes);
     cn_free(n->edges);
     cn_free(n->rules);
+    cn_buf_free(&n->warnings);
     *n = (cn_net){0};
 }
 
@@ -114,6 +115,113 @@ uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len)
     }
     return from;
 }
+
+cn_status cn_net_warn(cn_net *n, const char *text)
+{
+    const char *found = n->warnings.data ? strstr(n->warnings.data, text) : NULL;
+    if (found || n->n_warnings == CN_NET_MAX_WARNINGS) return CN_OK;
+    n->n_warnings++;
+    return cn_buf_addf(&n->warnings, "%s\n", text);
+}
+
+/* ---- repetition ---- */
+
+enum { LONGEST_CHAIN = 4096, POWERS = 32 };
+
+/* Rules that read a rule 2^k times, and 0 to 2^k times; 0: not made. Few nodes stand for a large
+ * count, at the price of more places in a state. */
+typedef struct powers {
+    cn_net *net;
+    uint32_t exact[POWERS], up_to[POWERS];
+} powers;
+
+static uint32_t exact_rule(powers *p, uint32_t k)
+{
+    if (p->exact[k]) return p->exact[k];
+    const uint32_t half = exact_rule(p, k - 1), middle = cn_net_node_new(p->net);
+    const uint32_t rule = cn_net_rule_new(p->net);
+    if (p->net->status != CN_OK) return 0;
+    cn_net_call(p->net, p->net->rules[rule].start, middle, half);
+    cn_net_call(p->net, middle, p->net->rules[rule].end, half);
+    return p->exact[k] = rule;
+}
+
+/* Either at most half, or exactly half and then at most half: a text is read in few ways. */
+static uint32_t up_to_rule(powers *p, uint32_t k)
+{
+    if (p->up_to[k]) return p->up_to[k];
+    const uint32_t half = k > 0 ? up_to_rule(p, k - 1) : 0, middle = cn_net_node_new(p->net);
+    const uint32_t exact = exact_rule(p, k > 0 ? k - 1 : 0), rule = cn_net_rule_new(p->net);
+    if (p->net->status != CN_OK) return 0;
+    const cn_net_rule r = p->net->rules[rule];
+    if (k == 0) {
+        cn_net_empty(p->net, r.start, r.end);
+        cn_net_call(p->net, r.start, r.end, exact);
+    } else {
+        cn_net_call(p->net, r.start, r.end, half);
+        cn_net_call(p->net, r.start, middle, exact);
+        cn_net_call(p->net, middle, r.end, half);
+    }
+    return p->up_to[k] = rule;
+}
+
+static uint32_t repeat_exactly(powers *p, uint32_t from, uint32_t count)
+{
+    for (uint32_t k = POWERS; k-- > 0 && p->net->status == CN_OK;) {
+        if (!(count >> k & 1)) continue;
+        const uint32_t next = cn_net_node_new(p->net);
+        cn_net_call(p->net, from, next, exact_rule(p, k));
+        from = next;
+    }
+    return from;
+}
+
+/* Leads to `end` after at most `count`. */
+static void repeat_up_to(powers *p, uint32_t from, uint32_t end, uint32_t count)
+{
+    for (uint32_t k = POWERS; k-- > 0 && p->net->status == CN_OK;) {
+        if (!(count >> k & 1)) continue;
+        cn_net_call(p->net, from, end, up_to_rule(p, k));
+        from = repeat_exactly(p, from, 1U << k);
+    }
+    cn_net_empty(p->net, from, end);
+}
+
+uint32_t cn_net_repeat(cn_net *n, uint32_t from, uint32_t rule, uint32_t least, uint32_t most)
+{
+    const bool limited = most != UINT32_MAX;
+    powers p = {.net = n, .exact = {rule}};
+    const uint32_t end = cn_net_node_new(n);
+    if (least <= LONGEST_CHAIN) {
+        for (uint32_t i = 0; i < least && n->status == CN_OK; i++) {
+            const uint32_t next = cn_net_node_new(n);
+            cn_net_call(n, from, next, rule);
+            from = next;
+        }
+    } else {
+        from = repeat_exactly(&p, from, least);
+    }
+    if (limited && most - least > LONGEST_CHAIN) {
+        repeat_up_to(&p, from, end, most - least);
+        return end;
+    }
+    for (uint32_t i = least; limited && i < most && n->status == CN_OK; i++) {
+        const uint32_t next = cn_net_node_new(n);
+        cn_net_empty(n, from, end);
+        cn_net_call(n, from, next, rule);
+        from = next;
+    }
+    if (!limited) {
+        const uint32_t loop = cn_net_node_new(n);
+        cn_net_empty(n, from, loop);
+        cn_net_call(n, loop, loop, rule);
+        from = loop;
+    }
+    cn_net_empty(n, from, end);
+    return end;
+}
+
+/* ---- words ---- */
 
 static int compare_words(const void *pa, const void *pb)
 {

@@ -16,7 +16,8 @@ enum {
     CN_NET_MAX_NODES = 1 << 17,  /* and the same number of edges, times 4 */
     CN_NET_MAX_STEPS = 30000000, /* of the loops that build it, below 1 s; see cn_net_spend */
     CN_NET_MAX_DEPTH = 100,      /* calls inside one another */
-    CN_NET_NO_END = 255          /* height of a node from which the end cannot be reached */
+    CN_NET_MAX_WARNINGS = 16,
+    CN_NET_NO_END = 255 /* height of a node from which the end cannot be reached */
 };
 
 typedef enum cn_edge_kind { CN_EDGE_BYTE, CN_EDGE_EMPTY, CN_EDGE_CALL } cn_edge_kind;
@@ -44,6 +45,8 @@ typedef struct cn_net {
     uint32_t n_nodes, n_edges, n_rules;
     uint32_t cap_nodes, cap_edges, cap_rules;
     uint64_t steps;
+    cn_buf warnings; /* lines; see cn_net_warn */
+    uint32_t n_warnings;
     cn_status status;
 } cn_net;
 
@@ -65,6 +68,14 @@ void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
 /* Reads the bytes one after the other; returns the node behind them. */
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
+
+/* Notes what the network reads although it should not. A text that was noted is not noted again.
+ * CN_ERR_MEMORY. */
+cn_status cn_net_warn(cn_net *n, const char *text);
+
+/* Reads texts of a rule one after the other, least to most of them; most UINT32_MAX: no limit.
+ * Returns the node after them, which has no edges yet. */
+uint32_t cn_net_repeat(cn_net *n, uint32_t from, uint32_t rule, uint32_t least, uint32_t most);
 
 typedef struct cn_net_word {
     const char *bytes;

@@ -344,7 +344,7 @@ static void emit_set(parser *p, item *set, uint32_t from, uint32_t to)
 {
     const cn_charset *c = &p->sets[set->set];
     const bool ascii = c->n > 0 && c->range[c->n - 1].hi < 0x80;
-    if (ascii && (p->form != CN_TEXT_JSON || c->range[0].lo > '\\')) {
+    if (p->form == CN_TEXT_BYTES || (ascii && (p->form != CN_TEXT_JSON || c->range[0].lo > '\\'))) {
         cn_charset_emit(c, p->form, p->net, from, to);
         return;
     }

@@ -1,79 +1,27 @@
-/* schema.c - see schema.h. Each schema inside the schema is a part with a rule of its own, so that
- * $ref may be recursive. Parts wait in a list; compiling one may add others. */
+/* schema.c - see schema.h: the parts of a schema. Parts wait in a list; compiling one may add
+ * others. */
 #include "engine/grammar/schema_parts.h"
 
-#include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "engine/grammar/regex.h"
 #include "engine/json.h"
 
-enum { SHOWN_BYTES = 96, MAX_REFS = 64, ALL_TYPES = (1 << CN_N_JSON_TYPES) - 1 };
+enum { MAX_PATH = 64 };
 
-static const char *const type_names[CN_N_JSON_TYPES] = {
-    [CN_JSON_STRING] = "string", [CN_JSON_NUMBER] = "number", [CN_JSON_INTEGER] = "integer",
-    [CN_JSON_OBJECT] = "object", [CN_JSON_ARRAY] = "array",   [CN_JSON_BOOLEAN] = "boolean",
-    [CN_JSON_NULL] = "null",
-};
-
-/* The keywords that only concern one type, and those that stand alone. */
-typedef enum keyword_kind { NOTE, TYPE, OF_TYPE, ALONE } keyword_kind;
-
-static const struct keyword {
-    const char *name;
-    keyword_kind kind;
-    unsigned types; /* OF_TYPE: the types that a schema without `type` has */
-} keywords[] = {
-    {"title", NOTE, 0},
-    {"description", NOTE, 0},
-    {"default", NOTE, 0},
-    {"example", NOTE, 0},
-    {"examples", NOTE, 0},
-    {"deprecated", NOTE, 0},
-    {"readOnly", NOTE, 0},
-    {"writeOnly", NOTE, 0},
-    {"discriminator", NOTE, 0},
-    {"$schema", NOTE, 0},
-    {"$id", NOTE, 0},
-    {"$comment", NOTE, 0},
-    {"$defs", NOTE, 0},
-    {"definitions", NOTE, 0},
-    {"type", TYPE, 0},
-    {"enum", ALONE, 0},
-    {"const", ALONE, 0},
-    {"anyOf", ALONE, 0},
-    {"oneOf", ALONE, 0},
-    {"allOf", ALONE, 0},
-    {"$ref", ALONE, 0},
-    {"properties", OF_TYPE, 1 << CN_JSON_OBJECT},
-    {"required", OF_TYPE, 1 << CN_JSON_OBJECT},
-    {"additionalProperties", OF_TYPE, 1 << CN_JSON_OBJECT},
-    {"items", OF_TYPE, 1 << CN_JSON_ARRAY},
-    {"prefixItems", OF_TYPE, 1 << CN_JSON_ARRAY},
-    {"minItems", OF_TYPE, 1 << CN_JSON_ARRAY},
-    {"maxItems", OF_TYPE, 1 << CN_JSON_ARRAY},
-    {"minLength", OF_TYPE, 1 << CN_JSON_STRING},
-    {"maxLength", OF_TYPE, 1 << CN_JSON_STRING},
-    {"pattern", OF_TYPE, 1 << CN_JSON_STRING},
-    {"format", OF_TYPE, 1 << CN_JSON_STRING},
-    {"minimum", OF_TYPE, 1 << CN_JSON_NUMBER},
-    {"maximum", OF_TYPE, 1 << CN_JSON_NUMBER},
-    {"exclusiveMinimum", OF_TYPE, 1 << CN_JSON_NUMBER},
-    {"exclusiveMaximum", OF_TYPE, 1 << CN_JSON_NUMBER},
-};
-
-/* ---- errors and parts ---- */
+/* ---- messages ---- */
 
 /* The JSON Pointer of a part. */
 static void add_place(const cn_schema_job *job, uint32_t part, cn_buf *out)
 {
     uint32_t above[CN_SCHEMA_MAX_DEPTH], n = 0;
-    for (; part > 0 && n < CN_SCHEMA_MAX_DEPTH; part = job->parts[part].parent) above[n++] = part;
+    for (; part > 0 && n < CN_SCHEMA_MAX_DEPTH; part = job->parts[part].place.parent)
+        above[n++] = part;
     cn_status status = cn_buf_add(out, "#", 1);
     while (n > 0 && status == CN_OK) {
-        const cn_schema_part *p = &job->parts[above[--n]];
-        char shown[SHOWN_BYTES];
+        const cn_schema_place *p = &job->parts[above[--n]].place;
+        char shown[CN_SCHEMA_SHOWN_BYTES];
         status = cn_buf_addf(out, "/%s", p->keyword);
         if (status == CN_OK && p->name)
             status = cn_buf_addf(out, "/%s", cn_json_printable(p->name, shown, sizeof shown));
@@ -82,19 +30,51 @@ static void add_place(const cn_schema_job *job, uint32_t part, cn_buf *out)
     }
 }
 
-cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+/* Sets this thread's last error. */
+static cn_status tell(const cn_schema_job *job, uint32_t part, const char *fmt, va_list ap,
+                      const char *end)
 {
     cn_buf place = {0};
-    char what[256];
-    va_list ap;
-    va_start(ap, fmt);
+    char what[320];
     vsnprintf(what, sizeof what, fmt, ap);
-    va_end(ap);
     add_place(job, part, &place);
-    cn_status status = cn_fail(CN_ERR_ARG, "schema at %s: %s", place.data ? place.data : "#", what);
+    const cn_status status =
+        cn_fail(CN_ERR_ARG, "schema at %s: %s%s", place.data ? place.data : "#", what, end);
     cn_buf_free(&place);
     return status;
 }
+
+cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const cn_status status = tell(job, part, fmt, ap, "");
+    va_end(ap);
+    return status;
+}
+
+cn_status cn_schema_drop(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const cn_status status =
+        tell(job, part, fmt, ap,
+             job->strict ? ", which strict does not allow: change it, or set strict to false"
+                         : ", which is not enforced");
+    va_end(ap);
+    return job->strict ? status : cn_net_warn(job->net, cn_last_error());
+}
+
+cn_status cn_schema_warn(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    tell(job, part, fmt, ap, "");
+    va_end(ap);
+    return cn_net_warn(job->net, cn_last_error());
+}
+
+/* ---- references ---- */
 
 size_t cn_schema_size(const json_t *v)
 {
@@ -106,72 +86,222 @@ size_t cn_schema_size(const json_t *v)
     return n;
 }
 
-json_t *cn_schema_find(const cn_schema_job *job, const json_t *text)
+static int hex_value(char c)
 {
-    const char *ref = json_string_value(text);
-    if (!ref || !cn_net_spend(job->net, 1 + json_string_length(text)) || *ref++ != '#') return NULL;
-    json_t *at = job->root;
-    while (*ref == '/' && at) {
-        char name[256];
-        size_t n = 0;
-        for (ref++; *ref && *ref != '/' && n + 1 < sizeof name; ref++) {
-            const bool escaped = *ref == '~' && (ref[1] == '0' || ref[1] == '1');
-            name[n++] = !escaped ? *ref : *++ref == '0' ? '~' : '/';
-        }
-        name[n] = '\0';
-        if (json_is_array(at)) {
-            const size_t digits = strspn(name, "0123456789");
-            const bool index = n > 0 && n < 9 && digits == n;
-            at = index ? json_array_get(at, (size_t)strtoul(name, NULL, 10)) : NULL;
-        } else {
-            at = json_object_get(at, name);
-        }
-    }
-    return *ref ? NULL : at;
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-static cn_status resolve(cn_schema_job *job, uint32_t parent, json_t **schema)
+/* Decodes %HH in place. */
+static void decode_percent(char *text)
 {
-    for (uint32_t n = 0; json_object_get(*schema, "$ref"); n++) {
-        json_t *ref = json_object_get(*schema, "$ref");
-        char shown[SHOWN_BYTES];
-        cn_json_describe(ref, shown, sizeof shown);
-        if (json_object_size(*schema) > 1 && n == 0) return CN_OK; /* compiled as a part */
-        json_t *to = cn_schema_find(job, ref);
-        CN_TRY(job->net->status);
-        if (!to)
-            return cn_schema_wrong(job, parent, "$ref: expected a part of this schema, got %s",
-                                   shown);
-        if (n == MAX_REFS) return cn_schema_wrong(job, parent, "$ref %s refers to itself", shown);
-        *schema = to;
-        if (json_object_size(to) > 1) return CN_OK;
+    char *out = text;
+    for (const char *at = text; *at; at++) {
+        const int high = *at == '%' ? hex_value(at[1]) : -1;
+        const int low = high >= 0 ? hex_value(at[2]) : -1;
+        if (low > 0 || (low == 0 && high > 0)) {
+            *out++ = (char)(high * 16 + low);
+            at += 2;
+        } else {
+            *out++ = *at;
+        }
     }
+    *out = '\0';
+}
+
+/* Decodes ~0 and ~1 in place. */
+static void decode_tilde(char *name)
+{
+    char *out = name;
+    for (const char *at = name; *at; at++) {
+        const bool escaped = *at == '~' && (at[1] == '0' || at[1] == '1');
+        *out++ = !escaped ? *at : *++at == '0' ? '~' : '/';
+    }
+    *out = '\0';
+}
+
+static json_t *member_of(json_t *v, const char *name)
+{
+    const size_t n = strlen(name);
+    if (!json_is_array(v)) return json_object_get(v, name);
+    const bool index =
+        n > 0 && n < 9 && strspn(name, "0123456789") == n && (*name != '0' || n == 1);
+    return index ? json_array_get(v, (size_t)strtoul(name, NULL, 10)) : NULL;
+}
+
+/* Follows /a/b/0, which it changes. */
+static json_t *follow_pointer(json_t *at, char *pointer)
+{
+    while (at && *pointer == '/') {
+        char *name = pointer + 1, *end = name + strcspn(name, "/");
+        const bool more = *end == '/';
+        *end = '\0';
+        decode_tilde(name);
+        at = member_of(at, name);
+        if (!more) return at;
+        pointer = end;
+        *pointer = '/';
+    }
+    return *pointer ? NULL : at;
+}
+
+static json_t *find_anchor(const cn_schema_job *job, json_t *v, const char *name)
+{
+    const char *key, *anchor = json_string_value(json_object_get(v, "$anchor"));
+    json_t *inner, *found = NULL;
+    size_t i;
+    if (!cn_net_spend(job->net, 1)) return NULL;
+    if (anchor && strcmp(anchor, name) == 0) return v;
+    json_object_foreach(v, key, inner) if (!found) found = find_anchor(job, inner, name);
+    json_array_foreach(v, i, inner) if (!found) found = find_anchor(job, inner, name);
+    return found;
+}
+
+json_t *cn_schema_find(const cn_schema_job *job, const json_t *ref)
+{
+    const char *text = json_string_value(ref);
+    const char *id = json_string_value(json_object_get(job->root, "$id"));
+    if (!text || !cn_net_spend(job->net, 1 + json_string_length(ref))) return NULL;
+    const size_t base = strcspn(text, "#"), id_len = id ? strcspn(id, "#") : 0;
+    const bool own = base == 0 || (id && base == id_len && memcmp(text, id, base) == 0);
+    if (!own || (base == 0 && *text == '\0')) return NULL;
+    text += base;
+    if (*text == '#') text++;
+    char *copy = cn_strdup(text);
+    if (!copy) return NULL;
+    decode_percent(copy);
+    json_t *found = *copy == '/' || *copy == '\0' ? follow_pointer(job->root, copy)
+                                                  : find_anchor(job, job->root, copy);
+    cn_free(copy);
+    return found;
+}
+
+/* ---- terms ---- */
+
+void cn_schema_terms_free(cn_schema_terms *t)
+{
+    cn_free(t->list);
+    *t = (cn_schema_terms){0};
+}
+
+static cn_status add_term(const cn_schema_job *job, cn_schema_terms *io, cn_schema_term term)
+{
+    if (!cn_schema_has_effect(term.schema, term.skip)) return CN_OK;
+    if (!cn_net_spend(job->net, 1 + io->n)) return job->net->status;
+    for (uint32_t i = 0; i < io->n; i++)
+        if (io->list[i].schema == term.schema) {
+            io->list[i].skip &= term.skip;
+            return CN_OK;
+        }
+    if (io->n == io->cap) {
+        const uint32_t cap = 2 * io->cap + 4;
+        cn_schema_term *list = cn_realloc(io->list, cap, sizeof *list);
+        if (!list) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+        io->list = list;
+        io->cap = cap;
+    }
+    io->list[io->n++] = term;
     return CN_OK;
 }
 
-/* The slot of a schema's part, or a free one. */
-static uint32_t *find_part(const cn_schema_job *job, const json_t *schema)
+/* The schemas that are being added, each inside the one before. */
+typedef struct term_path {
+    json_t *above[MAX_PATH];
+    uint32_t n, part;
+} term_path;
+
+static cn_status add_all(cn_schema_job *job, term_path *path, json_t *schema, cn_schema_terms *io);
+
+static cn_status add_reference(cn_schema_job *job, term_path *path, json_t *ref,
+                               cn_schema_terms *io)
 {
-    uint32_t at = (uint32_t)(cn_hash64(0, &schema, sizeof schema) % CN_SCHEMA_TABLE);
-    while (job->table[at] && job->parts[job->table[at]].schema != schema)
-        at = (at + 1) % CN_SCHEMA_TABLE;
+    char shown[CN_SCHEMA_SHOWN_BYTES];
+    cn_json_describe(ref, shown, sizeof shown);
+    json_t *to = cn_schema_find(job, ref);
+    CN_TRY(job->net->status);
+    if (!to)
+        return cn_schema_wrong(job, path->part, "$ref: expected a part of this schema, got %s",
+                               shown);
+    for (uint32_t i = 0; i < path->n; i++)
+        if (path->above[i] == to)
+            return cn_schema_wrong(job, path->part, "$ref %s refers to itself", shown);
+    return add_all(job, path, to, io);
+}
+
+static cn_status add_all(cn_schema_job *job, term_path *path, json_t *schema, cn_schema_terms *io)
+{
+    char shown[CN_SCHEMA_SHOWN_BYTES];
+    if (json_is_true(schema)) return CN_OK;
+    if (json_is_false(schema)) {
+        io->never = true;
+        return CN_OK;
+    }
+    if (!json_is_object(schema))
+        return cn_schema_wrong(job, path->part, "expected an object, true or false, got %s",
+                               cn_json_describe(schema, shown, sizeof shown));
+    if (path->n == MAX_PATH)
+        return cn_schema_wrong(job, path->part, "more than %d $ref and allOf inside one another",
+                               MAX_PATH);
+    CN_TRY(add_term(job, io, (cn_schema_term){schema, 0}));
+    json_t *ref = json_object_get(schema, "$ref"), *all = json_object_get(schema, "allOf"), *v;
+    size_t i;
+    path->above[path->n++] = schema;
+    if (ref) CN_TRY(add_reference(job, path, ref, io));
+    if (all && (!json_is_array(all) || json_array_size(all) == 0))
+        return cn_schema_wrong(job, path->part,
+                               "allOf: expected an array of schemas, at least one");
+    json_array_foreach(all, i, v) CN_TRY(add_all(job, path, v, io));
+    path->n--;
+    return CN_OK;
+}
+
+cn_status cn_schema_add_terms(cn_schema_job *job, cn_schema_place place, json_t *schema,
+                              cn_schema_terms *io)
+{
+    /* The place of messages: a part that is not in the list yet. */
+    term_path path = {.part = job->n_parts};
+    job->parts[job->n_parts].place = place;
+    if (schema == job->root) path.part = 0;
+    return add_all(job, &path, schema, io);
+}
+
+/* ---- parts ---- */
+
+static bool same_terms(const cn_schema_terms *a, const cn_schema_terms *b)
+{
+    if (a->n != b->n) return false;
+    for (uint32_t i = 0; i < a->n; i++) {
+        uint32_t k = 0;
+        while (k < b->n &&
+               (a->list[i].schema != b->list[k].schema || a->list[i].skip != b->list[k].skip))
+            k++;
+        if (k == b->n) return false;
+    }
+    return true;
+}
+
+/* The slot of the part with these terms, in any order, or a free one. NULL after a failure. */
+static uint32_t *find_part(const cn_schema_job *job, const cn_schema_terms *terms)
+{
+    uint64_t hash = terms->n;
+    for (uint32_t i = 0; i < terms->n; i++)
+        hash += cn_hash64(terms->list[i].skip, &terms->list[i].schema, sizeof(json_t *));
+    uint32_t at = (uint32_t)(cn_hash64(0, &hash, sizeof hash) % CN_SCHEMA_TABLE);
+    for (; job->table[at]; at = (at + 1) % CN_SCHEMA_TABLE) {
+        if (!cn_net_spend(job->net, terms->n)) return NULL;
+        if (same_terms(&job->parts[job->table[at] - 1].terms, terms)) break;
+    }
     return &job->table[at];
 }
 
-cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part place, uint32_t *rule)
+static cn_status add_part(cn_schema_job *job, cn_schema_place place, cn_schema_terms *terms,
+                          uint32_t *rule)
 {
-    CN_TRY(resolve(job, place.parent, &schema));
-    if (json_is_true(schema) || (json_is_object(schema) && json_object_size(schema) == 0)) {
-        *rule = job->rules.any_value;
-        return CN_OK;
-    }
-    if (schema == job->root) {
-        *rule = job->parts[0].rule;
-        return CN_OK;
-    }
-    uint32_t *slot = find_part(job, schema);
-    if (*slot && !json_is_false(schema)) {
-        *rule = job->parts[*slot].rule;
+    uint32_t *slot = find_part(job, terms);
+    if (!slot) return job->net->status;
+    if (*slot) {
+        *rule = job->parts[*slot - 1].rule;
         return CN_OK;
     }
     if (job->n_parts == CN_SCHEMA_MAX_PARTS)
@@ -179,376 +309,181 @@ cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part plac
                                CN_SCHEMA_MAX_PARTS);
     *rule = cn_net_rule_new(job->net);
     CN_TRY(job->net->status);
-    place.schema = schema;
-    place.rule = *rule;
-    *slot = job->n_parts;
-    job->parts[job->n_parts++] = place;
+    job->parts[job->n_parts] = (cn_schema_part){*terms, place, *rule};
+    *slot = ++job->n_parts;
+    *terms = (cn_schema_terms){0};
     return CN_OK;
 }
 
-cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *out)
+cn_status cn_schema_terms_rule(cn_schema_job *job, cn_schema_place place, cn_schema_terms *terms,
+                               uint32_t *rule)
 {
-    json_t *v = json_object_get(job->parts[part].schema, key);
-    int64_t n;
-    char shown[SHOWN_BYTES];
-    if (!v) return CN_OK;
-    if (!cn_json_as_i64(v, 0, CN_NET_MAX_NODES, &n))
-        return cn_schema_wrong(job, part, "%s: expected a whole number from 0 to %d, got %s", key,
-                               CN_NET_MAX_NODES, cn_json_describe(v, shown, sizeof shown));
-    *out = (uint32_t)n;
-    return CN_OK;
-}
-
-/* ---- strings ---- */
-
-static const char *format_pattern(const char *name)
-{
-#define LEAP_YEAR /* from 1000 on */                  \
-    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|" \
-    "(?:[2468][048]|[13579][26])00)"
-#define DATE                                                          \
-    "(?:[1-9][0-9]{3}-(?:(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|" \
-    "02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13578]|1[02])-31)|" LEAP_YEAR "-02-29)"
-#define TIME                                                       \
-    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:[.][0-9]{1,6})?" \
-    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-#define ATOM "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,64}"
-#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?" /* of a domain */
-    static const struct {
-        const char *name, *pattern;
-    } formats[] = {
-        {"date", DATE},
-        {"time", TIME},
-        {"date-time", DATE "T" TIME},
-        {"uuid", "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"},
-        {"ipv4", "(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}"
-                 "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"},
-        {"email", ATOM "(?:[.]" ATOM "){0,3}@" LABEL "(?:[.]" LABEL "){0,4}[.][A-Za-z]{2,24}"},
-    };
-#undef LEAP_YEAR
-#undef DATE
-#undef TIME
-#undef ATOM
-#undef LABEL
-    for (size_t i = 0; name && i < sizeof formats / sizeof *formats; i++)
-        if (strcmp(name, formats[i].name) == 0) return formats[i].pattern;
-    return NULL;
-}
-
-static void emit_length(cn_schema_job *job, uint32_t from, uint32_t to, uint32_t least,
-                        uint32_t most)
-{
-    cn_net *net = job->net;
-    for (uint32_t i = 0; i < least && net->status == CN_OK; i++) {
-        const uint32_t next = cn_net_node_new(net);
-        cn_net_call(net, from, next, job->rules.character);
-        from = next;
+    cn_status status = CN_OK;
+    *rule = job->rules.any_value;
+    if (terms->never) {
+        if (job->never == 0) job->never = cn_net_rule_new(job->net);
+        *rule = job->never;
+        status = job->net->status;
+    } else if (terms->n > 0) {
+        status = add_part(job, place, terms, rule);
     }
-    if (most == UINT32_MAX) cn_net_call(net, from, from, job->rules.character);
-    for (uint32_t i = least; most != UINT32_MAX && i < most && net->status == CN_OK; i++) {
-        const uint32_t next = cn_net_node_new(net);
-        cn_net_byte(net, from, to, '"', '"');
-        cn_net_call(net, from, next, job->rules.character);
-        from = next;
+    cn_schema_terms_free(terms);
+    return status;
+}
+
+/* ---- alternatives ---- */
+
+/* The rule of one alternative of term `at`, with the other terms. `tag`: it must have this member.
+ */
+static cn_status alternative_rule(cn_schema_job *job, uint32_t part, uint32_t at,
+                                  cn_schema_place place, json_t *schema, const char *tag,
+                                  uint32_t *rule)
+{
+    const cn_schema_terms *terms = &job->parts[part].terms;
+    const bool any = strcmp(place.keyword, "anyOf") == 0;
+    cn_schema_terms own = {0};
+    cn_status status = CN_OK;
+    for (uint32_t i = 0; i < terms->n && status == CN_OK; i++) {
+        cn_schema_term t = terms->list[i];
+        if (i == at) t.skip |= any ? CN_SKIP_ANY_OF : CN_SKIP_ONE_OF;
+        status = add_term(job, &own, t);
     }
-    cn_net_byte(net, from, to, '"', '"');
-}
-
-static cn_status emit_string(cn_schema_job *job, uint32_t part, cn_net_rule rule)
-{
-    json_t *schema = job->parts[part].schema;
-    json_t *pattern = json_object_get(schema, "pattern"),
-           *format = json_object_get(schema, "format");
-    uint32_t least = 0, most = UINT32_MAX;
-    CN_TRY(cn_schema_count(job, part, "minLength", &least));
-    CN_TRY(cn_schema_count(job, part, "maxLength", &most));
-    const bool bounded = least > 0 || most != UINT32_MAX;
-    if (pattern && !json_is_string(pattern))
-        return cn_schema_wrong(job, part, "pattern: expected a string");
-    if ((pattern && (format || bounded)) || (format && bounded))
-        return cn_schema_wrong(job, part,
-                               "expected one of pattern, format, and minLength with maxLength: "
-                               "they are not supported together");
-    const char *text = pattern ? json_string_value(pattern) : NULL;
-    char shown[SHOWN_BYTES];
-    if (format && !(text = format_pattern(json_string_value(format))))
-        return cn_schema_wrong(job, part,
-                               "format %s is not supported: expected date, time, date-time, uuid, "
-                               "ipv4 or email",
-                               cn_json_describe(format, shown, sizeof shown));
-    const uint32_t open = cn_net_text(job->net, rule.start, "\"", 1);
-    if (!text) {
-        if (least <= most) emit_length(job, open, rule.end, least, most);
-        return CN_OK;
-    }
-    const uint32_t close = cn_net_node_new(job->net);
-    cn_net_byte(job->net, close, rule.end, '"', '"');
-    const cn_status status =
-        cn_regex_emit(text, strlen(text), pattern != NULL, CN_TEXT_JSON, job->net, open, close);
-    if (status != CN_ERR_ARG) return status;
-    if (job->net->status != CN_OK) return cn_fail_within(status, "pattern");
-    return cn_schema_wrong(job, part, "pattern: %s", cn_last_error());
-}
-
-/* ---- numbers ---- */
-
-/* Narrows the bounds to the whole numbers next to them. */
-static cn_status read_bound(const cn_schema_job *job, uint32_t part, const char *key,
-                            cn_json_bounds *b)
-{
-    json_t *v = json_object_get(job->parts[part].schema, key);
-    char shown[SHOWN_BYTES];
-    if (!v) return CN_OK;
-    if (!json_is_number(v))
-        return cn_schema_wrong(job, part, "%s: expected a number, got %s", key,
-                               cn_json_describe(v, shown, sizeof shown));
-    const bool lower = strstr(key, "inimum"), open = key[0] == 'e';
-    const double x = json_number_value(v), rounded = lower ? ceil(x) : floor(x);
-    const bool is_open = open && rounded == x;
-    if (!(fabs(x) < 1e15))
-        return cn_schema_wrong(job, part, "%s: expected a number of at most %d digits, got %s", key,
-                               CN_JSON_DIGITS, cn_json_describe(v, shown, sizeof shown));
-    const int64_t whole = (int64_t)rounded;
-    if (lower && (whole > b->lo || (whole == b->lo && is_open)))
-        b->lo = whole, b->lo_open = is_open;
-    if (!lower && (whole < b->hi || (whole == b->hi && is_open)))
-        b->hi = whole, b->hi_open = is_open;
-    return CN_OK;
-}
-
-static cn_status emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule, bool whole)
-{
-    static const char *const keys[] = {"minimum", "maximum", "exclusiveMinimum",
-                                       "exclusiveMaximum"};
-    cn_json_bounds b = {.lo = INT64_MIN, .hi = INT64_MAX};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        CN_TRY(read_bound(job, part, keys[i], &b));
-    const bool empty = whole ? b.lo + b.lo_open > b.hi - b.hi_open
-                             : b.lo > b.hi || (b.lo == b.hi && (b.lo_open || b.hi_open));
-    if (empty)
-        return cn_schema_wrong(job, part, "expected bounds with a whole number between them");
-    if (whole)
-        cn_json_integer_range(job->net, &job->rules, rule.start, rule.end, b.lo + b.lo_open,
-                              b.hi - b.hi_open);
-    else
-        cn_json_number_range(job->net, &job->rules, rule.start, rule.end, b);
-    return CN_OK;
-}
-
-/* ---- types, values, alternatives ---- */
-
-unsigned cn_schema_type(const char *name)
-{
-    for (unsigned t = 0; name && t < CN_N_JSON_TYPES; t++)
-        if (strcmp(name, type_names[t]) == 0) return 1U << t;
-    return 0;
-}
-
-static cn_status add_type(const cn_schema_job *job, uint32_t part, json_t *name, unsigned *types)
-{
-    char shown[SHOWN_BYTES];
-    const unsigned type = cn_schema_type(json_string_value(name));
-    *types |= type;
-    if (type) return CN_OK;
-    return cn_schema_wrong(job, part, "type: expected the name of a JSON type, got %s",
-                           cn_json_describe(name, shown, sizeof shown));
-}
-
-static cn_status read_types(const cn_schema_job *job, uint32_t part, unsigned inferred,
-                            unsigned *types)
-{
-    json_t *v = json_object_get(job->parts[part].schema, "type"), *name;
-    size_t i;
-    *types = 0;
-    if (!v) {
-        *types = inferred ? inferred : ALL_TYPES;
-        return CN_OK;
-    }
-    if (!json_is_array(v)) return add_type(job, part, v, types);
-    json_array_foreach(v, i, name) CN_TRY(add_type(job, part, name, types));
-    return CN_OK;
-}
-
-bool cn_schema_has_type(const json_t *v, unsigned types)
-{
-    switch (json_typeof(v)) {
-    case JSON_STRING: return types >> CN_JSON_STRING & 1;
-    case JSON_OBJECT: return types >> CN_JSON_OBJECT & 1;
-    case JSON_ARRAY: return types >> CN_JSON_ARRAY & 1;
-    case JSON_TRUE:
-    case JSON_FALSE: return types >> CN_JSON_BOOLEAN & 1;
-    case JSON_NULL: return types >> CN_JSON_NULL & 1;
-    case JSON_INTEGER: return types >> CN_JSON_INTEGER & 1 || types >> CN_JSON_NUMBER & 1;
-    case JSON_REAL:
-        return types >> CN_JSON_NUMBER & 1 ||
-               (types >> CN_JSON_INTEGER & 1 && floor(json_real_value(v)) == json_real_value(v));
-    }
-    return false;
-}
-
-/* Reads one of the values of these types. */
-static cn_status emit_values(cn_schema_job *job, json_t *values, unsigned types, cn_net_rule rule)
-{
-    cn_net_word *words = cn_calloc(json_array_size(values), sizeof *words);
-    cn_status status = words ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    size_t n = 0, i;
-    json_t *v;
-    json_array_foreach(values, i, v)
-    {
-        if (status != CN_OK) break;
-        if (!cn_schema_has_type(v, types)) continue;
-        char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-        if (text)
-            words[n++] = (cn_net_word){text, strlen(text)};
-        else
+    if (status == CN_OK) status = cn_schema_add_terms(job, place, schema, &own);
+    if (status == CN_OK && tag) {
+        json_t *required = json_pack("{s:[s]}", "required", tag);
+        if (!required || json_array_append_new(job->made, required) != 0)
             status = cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+        if (status == CN_OK) status = add_term(job, &own, (cn_schema_term){required, 0});
     }
-    if (status == CN_OK && n > 0) cn_net_words(job->net, rule.start, rule.end, words, n);
-    for (size_t k = 0; k < n; k++) free((char *)words[k].bytes);
-    cn_free(words);
+    if (status == CN_OK) return cn_schema_terms_rule(job, place, &own, rule);
+    cn_schema_terms_free(&own);
     return status;
 }
 
-static cn_status emit_const(cn_schema_job *job, json_t *v, unsigned types, cn_net_rule rule)
-{
-    json_t *values = json_pack("[O]", v);
-    if (!values) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    const cn_status status = emit_values(job, values, types, rule);
-    json_decref(values);
-    return status;
-}
-
-static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
+static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, uint32_t at, const char *key,
                                    cn_net_rule rule)
 {
-    size_t i;
-    json_t *v;
+    json_t *list = json_object_get(job->parts[part].terms.list[at].schema, key), *v;
+    const char *tag = NULL;
+    size_t i, a, b;
     if (json_array_size(list) == 0)
         return cn_schema_wrong(job, part, "%s: expected an array of schemas, at least one", key);
-    if (strcmp(key, "allOf") == 0 && json_array_size(list) > 1)
-        return cn_schema_wrong(job, part, "allOf: only an array of one schema is supported");
-    if (strcmp(key, "oneOf") == 0) CN_TRY(cn_schema_check_one_of(job, part, list));
+    if (strcmp(key, "oneOf") == 0 && !cn_schema_are_disjoint(job, list, &tag, &a, &b)) {
+        CN_TRY(job->net->status);
+        CN_TRY(
+            cn_schema_drop(job, part,
+                           "oneOf: a value may be valid under both schema %zu and schema %zu (they "
+                           "should differ in type or in the constants of a member; or use "
+                           "anyOf)",
+                           a, b));
+    }
     json_array_foreach(list, i, v)
     {
         uint32_t called;
-        const cn_schema_part place = {.parent = part, .keyword = key, .index = i};
-        CN_TRY(cn_schema_rule(job, v, place, &called));
+        const cn_schema_place place = {.parent = part, .keyword = key, .index = i};
+        const bool object = tag && cn_schema_types(v) >> CN_JSON_OBJECT & 1;
+        CN_TRY(alternative_rule(job, part, at, place, v, object ? tag : NULL, &called));
         cn_net_call(job->net, rule.start, rule.end, called);
     }
     return CN_OK;
 }
 
-static cn_status emit_ref(cn_schema_job *job, uint32_t part, json_t *ref, cn_net_rule rule)
-{
-    uint32_t called;
-    json_t *alone = json_pack("{s:O}", "$ref", ref);
-    if (!alone) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    const cn_schema_part place = {.parent = part, .keyword = "$ref", .index = CN_SCHEMA_NO_INDEX};
-    const cn_status status = cn_schema_rule(job, alone, place, &called);
-    json_decref(alone);
-    if (status == CN_OK) cn_net_call(job->net, rule.start, rule.end, called);
-    return status;
-}
+/* ---- one part ---- */
 
-/* The keyword that stands alone. */
-static cn_status emit_alone(cn_schema_job *job, uint32_t part, const char *key, json_t *v,
-                            cn_net_rule rule)
+static void emit_words(cn_net *net, cn_net_rule rule, const char *const *words)
 {
-    unsigned types;
-    CN_TRY(read_types(job, part, 0, &types));
-    if (strcmp(key, "$ref") == 0) return emit_ref(job, part, v, rule);
-    if (strcmp(key, "const") == 0) return emit_const(job, v, types, rule);
-    if (strcmp(key, "enum") != 0) return emit_alternatives(job, part, v, key, rule);
-    if (json_array_size(v) == 0)
-        return cn_schema_wrong(job, part, "enum: expected an array of values, at least one");
-    return emit_values(job, v, types, rule);
+    for (; *words; words++)
+        cn_net_empty(net, cn_net_text(net, rule.start, *words, strlen(*words)), rule.end);
 }
 
 static cn_status emit_type(cn_schema_job *job, uint32_t part, cn_json_type type, cn_net_rule rule)
 {
-    cn_net *net = job->net;
+    static const char *const booleans[] = {"true", "false", NULL}, *const null[] = {"null", NULL};
     switch (type) {
-    case CN_JSON_STRING: return emit_string(job, part, rule);
-    case CN_JSON_NUMBER: return emit_number(job, part, rule, false);
-    case CN_JSON_INTEGER: return emit_number(job, part, rule, true);
+    case CN_JSON_STRING: return cn_schema_emit_string(job, part, rule);
+    case CN_JSON_NUMBER: return cn_schema_emit_number(job, part, rule, false);
+    case CN_JSON_INTEGER: return cn_schema_emit_number(job, part, rule, true);
     case CN_JSON_OBJECT: return cn_schema_emit_object(job, part, rule);
     case CN_JSON_ARRAY: return cn_schema_emit_array(job, part, rule);
-    case CN_JSON_BOOLEAN:
-        cn_net_empty(net, cn_net_text(net, rule.start, "true", 4), rule.end);
-        cn_net_empty(net, cn_net_text(net, rule.start, "false", 5), rule.end);
-        return CN_OK;
-    case CN_JSON_NULL:
-        cn_net_empty(net, cn_net_text(net, rule.start, "null", 4), rule.end);
-        return CN_OK;
+    case CN_JSON_BOOLEAN: emit_words(job->net, rule, booleans); break;
+    case CN_JSON_NULL: emit_words(job->net, rule, null); break;
     case CN_N_JSON_TYPES: break;
     }
     return CN_OK;
 }
 
-static const struct keyword *find_keyword(const char *name)
+/* Returns whether a term says that no value is valid. */
+static bool excludes_all(const json_t *schema)
 {
-    for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-        if (strcmp(name, keywords[i].name) == 0) return &keywords[i];
-    return NULL;
+    const json_t *v = json_object_get(schema, "not");
+    return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
 }
 
 static cn_status emit_part(cn_schema_job *job, uint32_t part)
 {
-    json_t *schema = job->parts[part].schema, *v, *alone = NULL;
-    const char *key, *alone_key = NULL, *typed_key = NULL;
-    unsigned inferred = 0, types;
-    char shown[SHOWN_BYTES];
     const cn_net_rule rule = job->net->rules[job->parts[part].rule];
-    if (json_is_false(schema)) return CN_OK;
-    if (!json_is_object(schema))
-        return cn_schema_wrong(job, part, "expected an object, true or false, got %s",
-                               cn_json_describe(schema, shown, sizeof shown));
-    json_object_foreach(schema, key, v)
-    {
-        const struct keyword *k = find_keyword(key);
-        if (!k)
-            return cn_schema_wrong(job, part, "keyword '%s' is not supported",
-                                   cn_json_printable(key, shown, sizeof shown));
-        if (k->kind == ALONE && alone)
-            return cn_schema_wrong(job, part, "%s beside %s is not supported", key, alone_key);
-        if (k->kind == ALONE) alone = v, alone_key = k->name;
-        if (k->kind == OF_TYPE) inferred |= k->types, typed_key = k->name;
+    const cn_schema_terms *terms = &job->parts[part].terms;
+    unsigned types = UINT32_MAX, inferred = 0;
+    cn_status status = CN_OK;
+    for (uint32_t i = 0; i < terms->n; i++) {
+        const json_t *schema = terms->list[i].schema;
+        CN_TRY(cn_schema_check_keywords(job, part, &terms->list[i]));
+        if (excludes_all(schema)) return CN_OK;
+        types &= cn_schema_types(schema);
+        inferred |= cn_schema_inferred_types(schema);
     }
-    if (alone) {
-        const bool lists = strcmp(alone_key, "enum") == 0 || strcmp(alone_key, "const") == 0;
-        if (!typed_key && !lists && json_object_get(schema, "type")) typed_key = "type";
-        if (typed_key)
-            return cn_schema_wrong(job, part, "%s beside %s is not supported", typed_key,
-                                   alone_key);
-        return emit_alone(job, part, alone_key, alone, rule);
+    for (uint32_t i = 0; i < terms->n; i++) {
+        const cn_schema_term t = terms->list[i];
+        if (!(t.skip & CN_SKIP_ANY_OF) && json_object_get(t.schema, "anyOf"))
+            return emit_alternatives(job, part, i, "anyOf", rule);
+        if (!(t.skip & CN_SKIP_ONE_OF) && json_object_get(t.schema, "oneOf"))
+            return emit_alternatives(job, part, i, "oneOf", rule);
     }
-    CN_TRY(read_types(job, part, inferred, &types));
-    if (types >> CN_JSON_NUMBER & 1) types &= ~(1u << CN_JSON_INTEGER);
+    json_t *values = cn_schema_values(job, terms, &status);
+    if (values) status = cn_schema_emit_values(job, values, rule);
+    json_decref(values);
+    if (values || status != CN_OK) return status;
+    if (types == UINT32_MAX && inferred) types = inferred;
+    if (types >> CN_JSON_NUMBER & 1) types &= ~(1U << CN_JSON_INTEGER);
     for (unsigned t = 0; t < CN_N_JSON_TYPES; t++)
         if (types >> t & 1) CN_TRY(emit_type(job, part, (cn_json_type)t, rule));
     return CN_OK;
 }
 
-cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *shared, uint32_t rule)
+/* ---- the schema ---- */
+
+static cn_status emit_all(cn_schema_job *job, json_t *schema, uint32_t rule)
 {
-    cn_schema_job job = {.root = schema, .net = net, .rules = *shared};
-    job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS, sizeof *job.parts);
+    const cn_schema_place root = {.keyword = "", .index = CN_SCHEMA_NO_INDEX};
+    cn_schema_terms terms = {0};
+    uint32_t called;
+    cn_status status = cn_schema_add_terms(job, root, schema, &terms);
+    if (status == CN_OK) status = cn_schema_terms_rule(job, root, &terms, &called);
+    if (status == CN_OK)
+        cn_net_call(job->net, job->net->rules[rule].start, job->net->rules[rule].end, called);
+    else
+        cn_schema_terms_free(&terms);
+    for (uint32_t i = 0; i < job->n_parts && status == CN_OK; i++) {
+        status = emit_part(job, i);
+        if (status == CN_OK) status = job->net->status;
+        if (job->net->status == CN_ERR_ARG) status = cn_schema_wrong(job, i, "%s", cn_last_error());
+    }
+    return status;
+}
+
+cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json_rules *shared,
+                         uint32_t rule)
+{
+    cn_schema_job job = {
+        .root = schema, .made = json_array(), .net = net, .rules = *shared, .strict = strict};
+    job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS + 1, sizeof *job.parts);
     job.table = cn_calloc(CN_SCHEMA_TABLE, sizeof *job.table);
-    if (!job.parts || !job.table) {
-        cn_free(job.parts);
-        cn_free(job.table);
-        return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    }
-    job.parts[0] = (cn_schema_part){
-        .schema = schema, .rule = rule, .keyword = "", .index = CN_SCHEMA_NO_INDEX};
-    job.n_parts = 1;
-    cn_status status = CN_OK;
-    for (uint32_t i = 0; i < job.n_parts && status == CN_OK; i++) {
-        status = emit_part(&job, i);
-        if (status == CN_OK) status = net->status;
-        if (net->status == CN_ERR_ARG) status = cn_schema_wrong(&job, i, "%s", cn_last_error());
-    }
+    cn_status status = job.made && job.parts && job.table
+                           ? emit_all(&job, schema, rule)
+                           : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    for (uint32_t i = 0; i < job.n_parts; i++) cn_schema_terms_free(&job.parts[i].terms);
     cn_free(job.parts);
     cn_free(job.table);
+    json_decref(job.made);
     return status;
 }

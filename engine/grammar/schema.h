@@ -1,9 +1,9 @@
 /* schema.h - a JSON Schema as a network that reads JSON texts valid under it.
  *
- * The network reads a part of the valid texts, never an invalid one: members come in the order of
- * `properties`; where additionalProperties is absent and `properties` is not, there are no others.
- * docs/STRUCTURED_OUTPUT.md lists the keywords. A keyword that is not supported is refused by name,
- * with its place.
+ * The network reads a part of the valid texts: members come in the order of `properties`; where
+ * additionalProperties is absent and `properties` is not, there are no others.
+ * docs/STRUCTURED_OUTPUT.md lists the keywords. It reads an invalid text only where a keyword is
+ * not enforced, which a warning names with its place.
  *
  * Thread: any; no state. */
 #ifndef CN_SCHEMA_H
@@ -20,7 +20,9 @@ enum {
 };
 
 /* Adds rules to a network, and makes `rule`, which is empty, read the schema. `shared` is from
- * cn_json_rules_add. CN_ERR_ARG names the keyword and its place. */
-cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *shared, uint32_t rule);
+ * cn_json_rules_add. What cannot be enforced is noted by cn_net_warn, or with `strict` is an error.
+ * CN_ERR_ARG names the keyword and its place. */
+cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json_rules *shared,
+                         uint32_t rule);
 
 #endif

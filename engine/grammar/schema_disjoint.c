@@ -9,7 +9,7 @@ enum { MAX_DEPTH = 8, KEY_STEPS = 32 /* what a key of a value costs */ };
 
 static bool disjoint(const cn_schema_job *job, json_t *a, json_t *b, uint32_t depth);
 
-/* Follows $ref and an allOf of one schema. NULL: there is nothing to follow, or no end. */
+/* Follows $ref and an allOf of one schema that stand alone. NULL: nothing to follow, or no end. */
 static json_t *follow(const cn_schema_job *job, json_t *schema)
 {
     for (uint32_t n = 0; n < MAX_DEPTH && schema; n++) {
@@ -27,14 +27,9 @@ static json_t *follow(const cn_schema_job *job, json_t *schema)
 /* The types that values of a schema may have; an integer is a number. */
 static unsigned types_of(const json_t *schema)
 {
-    json_t *v = json_object_get(schema, "type"), *name;
-    unsigned types = 0;
-    size_t i;
-    if (json_is_string(v)) types = cn_schema_type(json_string_value(v));
-    json_array_foreach(v, i, name) types |= cn_schema_type(json_string_value(name));
-    if (types >> CN_JSON_INTEGER & 1) types |= 1U << CN_JSON_NUMBER;
-    types &= ~(1U << CN_JSON_INTEGER);
-    return types ? types : UINT32_MAX;
+    const unsigned types = cn_schema_types(schema), number = 1U << CN_JSON_NUMBER;
+    const unsigned whole = 1U << CN_JSON_INTEGER;
+    return types == UINT32_MAX ? types : (types & whole ? types | number : types) & ~whole;
 }
 
 /* ---- values ---- */
@@ -166,27 +161,35 @@ static bool disjoint(const cn_schema_job *job, json_t *a, json_t *b, uint32_t de
 typedef struct alternative {
     json_t *schema; /* what follow found */
     unsigned types;
-    enum { NEITHER, LISTED, TAGGED } apart; /* by its constants, by a property */
+    enum { NEITHER, LISTED, TAGGED } apart; /* by its constants, by a member */
 } alternative;
 
-/* The constants of a property that a closed or open object requires; NULL: none. */
+static bool is_object(const alternative *a)
+{
+    return a->types == 1U << CN_JSON_OBJECT && !alternatives_of(a->schema);
+}
+
+/* The constants of a member; NULL: none. */
 static json_t *tag_of(const cn_schema_job *job, const alternative *a, const char *name)
 {
     json_t *of = follow(job, json_object_get(json_object_get(a->schema, "properties"), name));
-    if (a->types != 1U << CN_JSON_OBJECT || alternatives_of(a->schema) || alternatives_of(of))
-        return NULL;
-    cn_net_spend(job->net, json_array_size(json_object_get(a->schema, "required")));
-    return value_at(of, 0) && cn_schema_requires(a->schema, name) ? of : NULL;
+    return is_object(a) && !alternatives_of(of) && value_at(of, 0) ? of : NULL;
 }
 
-/* Marks the objects that require this property, if its values differ in all of them. */
-static bool mark_tagged(const cn_schema_job *job, alternative *list, size_t n, const char *name)
+/* Marks the objects that have this member, if its values differ in all of them. *complete: they all
+ * require it. */
+static bool mark_tagged(const cn_schema_job *job, alternative *list, size_t n, const char *name,
+                        bool *complete)
 {
     json_t *set = json_object();
     bool apart = set != NULL;
+    *complete = true;
     for (size_t i = 0; i < n && apart; i++) {
         const json_t *tag = tag_of(job, &list[i], name);
         if (tag) apart = try_add_values(job, set, tag, types_of(tag));
+        if (!tag) continue;
+        cn_net_spend(job->net, json_array_size(json_object_get(list[i].schema, "required")));
+        *complete &= cn_schema_requires(list[i].schema, name);
     }
     for (size_t i = 0; i < n && apart; i++)
         if (tag_of(job, &list[i], name)) list[i].apart = TAGGED;
@@ -194,18 +197,28 @@ static bool mark_tagged(const cn_schema_job *job, alternative *list, size_t n, c
     return apart;
 }
 
-/* Tries the properties that the first object requires. */
-static void find_tag(const cn_schema_job *job, alternative *list, size_t n)
+/* Tries the members of the first object. Returns the one by which objects differ, if not all
+ * require it and all have it. */
+static const char *find_tag(const cn_schema_job *job, alternative *list, size_t n)
 {
-    size_t first = 0, i;
+    size_t first = 0;
+    const char *name;
     json_t *v;
-    while (first < n && list[first].types != 1U << CN_JSON_OBJECT) first++;
-    if (first == n) return;
-    json_array_foreach(json_object_get(list[first].schema, "required"), i, v)
+    while (first < n && !is_object(&list[first])) first++;
+    if (first == n) return NULL;
+    json_object_foreach(json_object_get(list[first].schema, "properties"), name, v)
     {
-        const char *name = json_string_value(v);
-        if (name && tag_of(job, &list[first], name) && mark_tagged(job, list, n, name)) return;
+        bool complete, all = true;
+        if (!tag_of(job, &list[first], name)) continue;
+        for (size_t i = 0; i < n; i++) all &= !is_object(&list[i]) || tag_of(job, &list[i], name);
+        if (!cn_net_spend(job->net, n)) return NULL;
+        if (!mark_tagged(job, list, n, name, &complete)) continue;
+        if (complete) return NULL;
+        if (all) return name;
+        for (size_t i = 0; i < n; i++)
+            if (list[i].apart == TAGGED) list[i].apart = NEITHER;
     }
+    return NULL;
 }
 
 /* Marks the alternatives with constants, if they differ in all of them. */
@@ -221,39 +234,37 @@ static void mark_listed(const cn_schema_job *job, alternative *list, size_t n)
     json_decref(set);
 }
 
-/* Fails if two alternatives may have a common value. */
-static cn_status compare_all(const cn_schema_job *job, uint32_t part, alternative *list, size_t n)
+/* Finds two alternatives that may have a common value. False: there are none. */
+static bool find_overlap(const cn_schema_job *job, const alternative *list, size_t n, size_t *a,
+                         size_t *b)
 {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < i; j++) {
-            CN_TRY(cn_net_spend(job->net, 1) ? CN_OK : job->net->status);
-            if (list[i].apart != NEITHER && list[i].apart == list[j].apart) continue;
-            if ((list[i].types & list[j].types) == 0) continue;
-            if (disjoint(job, list[j].schema, list[i].schema, 0)) continue;
-            CN_TRY(job->net->status);
-            return cn_schema_wrong(
-                job, part,
-                "oneOf: a value may be valid under both schema %zu and schema %zu: expected "
-                "schemas of different types, or with a required property that has other "
-                "constants in each; or use anyOf",
-                j, i);
+    for (*b = 0; *b < n; ++*b)
+        for (*a = 0; *a < *b; ++*a) {
+            const alternative *x = &list[*a], *y = &list[*b];
+            if (!cn_net_spend(job->net, 1)) return true;
+            if (x->apart != NEITHER && x->apart == y->apart) continue;
+            if ((x->types & y->types) == 0) continue;
+            if (!disjoint(job, x->schema, y->schema, 0)) return true;
         }
-    return CN_OK;
+    return false;
 }
 
-cn_status cn_schema_check_one_of(const cn_schema_job *job, uint32_t part, json_t *schemas)
+bool cn_schema_are_disjoint(const cn_schema_job *job, json_t *schemas, const char **tag, size_t *a,
+                            size_t *b)
 {
     const size_t n = json_array_size(schemas);
     alternative *list = cn_calloc(n, sizeof *list);
-    if (!list) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    *tag = NULL;
+    *a = *b = 0;
+    if (!list) return false;
     for (size_t i = 0; i < n; i++) {
         json_t *schema = follow(job, json_array_get(schemas, i));
         list[i] = (alternative){.schema = schema ? schema : json_array_get(schemas, i),
                                 .types = types_of(schema)};
     }
     mark_listed(job, list, n);
-    find_tag(job, list, n);
-    const cn_status status = compare_all(job, part, list, n);
+    *tag = find_tag(job, list, n);
+    const bool overlap = find_overlap(job, list, n, a, b);
     cn_free(list);
-    return status;
+    return !overlap;
 }

@@ -1,13 +1,20 @@
 /* schema_parts.h - the compilation of one schema: its parts, and the files that emit them. Internal
- * to schema.c, schema_nested.c and schema_disjoint.c. */
+ * to the files schema*.c.
+ *
+ * A part is a set of schemas that hold at once, its terms: a schema, what its $ref leads to, and
+ * the members of its allOf. A set that was met before has a rule already, so references may be
+ * recursive. anyOf and oneOf are alternatives: each is a part of its own, with the other terms.
+ * What cannot be enforced is left out with a warning, or refused if the request is strict
+ * (cn_schema_drop). */
 #ifndef CN_SCHEMA_PARTS_H
 #define CN_SCHEMA_PARTS_H
 
 #include "engine/grammar/json_rules.h"
 #include "engine/grammar/schema.h"
+#include "engine/grammar/text_dfa.h"
 
 #define CN_SCHEMA_NO_INDEX SIZE_MAX
-enum { CN_SCHEMA_TABLE = 4 * CN_SCHEMA_MAX_PARTS };
+enum { CN_SCHEMA_TABLE = 4 * CN_SCHEMA_MAX_PARTS, CN_SCHEMA_SHOWN_BYTES = 96 };
 
 typedef enum cn_json_type {
     CN_JSON_STRING,
@@ -20,53 +27,125 @@ typedef enum cn_json_type {
     CN_N_JSON_TYPES
 } cn_json_type;
 
-/* A schema inside the schema, and where it is, for messages: keyword, then name or index. */
-typedef struct cn_schema_part {
-    json_t *schema;
-    uint32_t rule, parent;
+/* Keywords of a term that other parts take care of. */
+enum { CN_SKIP_ANY_OF = 1, CN_SKIP_ONE_OF = 2 };
+
+typedef struct cn_schema_term {
+    json_t *schema; /* an object; its $ref and allOf are terms of their own */
+    unsigned skip;
+} cn_schema_term;
+
+typedef struct cn_schema_terms {
+    cn_schema_term *list; /* in the order in which they were met */
+    uint32_t n, cap;
+    bool never; /* one of them is false */
+} cn_schema_terms;
+
+/* Where a schema is, for messages: below the part `parent`, keyword, then name or index. */
+typedef struct cn_schema_place {
+    uint32_t parent;
     const char *keyword, *name;
     size_t index; /* CN_SCHEMA_NO_INDEX: none */
+} cn_schema_place;
+
+typedef struct cn_schema_part {
+    cn_schema_terms terms;
+    cn_schema_place place;
+    uint32_t rule;
 } cn_schema_part;
 
 typedef struct cn_schema_job {
     json_t *root;
+    json_t *made; /* array: schemas that the compilation has made */
     cn_net *net;
     cn_json_rules rules;
-    cn_schema_part *parts; /* [CN_SCHEMA_MAX_PARTS]; 0 is the root */
+    bool strict;
+    cn_schema_part *parts; /* [CN_SCHEMA_MAX_PARTS + 1]; 0 is the root */
     uint32_t n_parts;
-    uint32_t *table; /* [CN_SCHEMA_TABLE] finds the part of a schema; 0: none */
+    uint32_t *table; /* [CN_SCHEMA_TABLE] finds the part of a set of terms: part + 1; 0: none */
+    uint32_t never;  /* rule without texts; 0: not made */
 } cn_schema_job;
+
+/* ---- schema.c ---- */
 
 /* CN_ERR_ARG with the place of the part. */
 cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* Notes that something is not enforced; the text names it. CN_ERR_ARG if the request is strict. */
+cn_status cn_schema_drop(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same, if it is an annotation: no error. */
+cn_status cn_schema_warn(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
-/* The rule of a schema, which becomes a part if it is none yet. `place` has parent, keyword, name
- * and index. */
-cn_status cn_schema_rule(cn_schema_job *job, json_t *schema, cn_schema_part place, uint32_t *rule);
+/* Adds what holds if a schema does. Zero *io first; free it with cn_schema_terms_free. */
+cn_status cn_schema_add_terms(cn_schema_job *job, cn_schema_place place, json_t *schema,
+                              cn_schema_terms *io);
+void cn_schema_terms_free(cn_schema_terms *t);
+/* The rule of terms, which become a part if they are none yet. Takes and empties *terms, also on
+ * failure. */
+cn_status cn_schema_terms_rule(cn_schema_job *job, cn_schema_place place, cn_schema_terms *terms,
+                               uint32_t *rule);
 
-/* Follows a $ref, a string of the form #/a/b/0. NULL when there is nothing. */
+/* Follows a $ref, a string: a JSON Pointer (RFC 6901) after #, or the name of an $anchor. NULL when
+ * there is nothing. */
 json_t *cn_schema_find(const cn_schema_job *job, const json_t *ref);
-
 /* Bytes of a value's text, about: what a loop over it costs. */
 size_t cn_schema_size(const json_t *v);
 
-/* Returns the bit of a type's name; 0: no type has it. */
+/* ---- schema_keywords.c ---- */
+
+/* The bit of a type's name; 0: no type has it. "number" has that of integers too. */
 unsigned cn_schema_type(const char *name);
-
-/* Returns whether a value has one of these types. */
+/* The types of `type`; all without it. */
+unsigned cn_schema_types(const json_t *schema);
+/* Whether a value has one of these types. */
 bool cn_schema_has_type(const json_t *v, unsigned types);
+/* The types of the keywords that only concern some. */
+unsigned cn_schema_inferred_types(const json_t *schema);
+/* Whether a schema has keywords beyond notes, $ref, allOf and those that are skipped. */
+bool cn_schema_has_effect(const json_t *schema, unsigned skip);
+/* Checks the keywords of a term: drops those that are not supported. */
+cn_status cn_schema_check_keywords(const cn_schema_job *job, uint32_t part,
+                                   const cn_schema_term *term);
+/* Reads a count. Of several terms, the largest of a minimum and the smallest of a maximum; *io
+ * keeps its value if the keyword is absent. */
+cn_status cn_schema_least(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io);
+cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io);
 
-/* Reads a whole number; *out keeps its value if the keyword is absent. */
-cn_status cn_schema_count(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *out);
+/* ---- one type ---- */
 
-/* schema_nested.c */
-cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+cn_status cn_schema_emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule, bool whole);
+cn_status cn_schema_emit_string(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+
+/* schema_text.c: the strings that are valid under terms, for names. *any: all are. CN_ERR_ARG with
+ * net->status CN_OK: they cannot be found. */
+cn_status cn_schema_text_dfa(const cn_schema_job *job, const cn_schema_terms *terms, cn_dfa *out,
+                             bool *any);
+
+/* schema_formats.c: the pattern of a format, and a shorter form of it. NULL: it has none. */
+const char *cn_schema_format_pattern(const char *name);
+const char *cn_schema_shorter_format(const char *pattern);
+
+/* schema_values.c: a new array of the values of enum and const that are valid under all terms;
+ * NULL: the terms have neither, or out of memory, which *status says. */
+json_t *cn_schema_values(const cn_schema_job *job, const cn_schema_terms *terms, cn_status *status);
+/* Reads one of the values. */
+cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net_rule rule);
+
+/* schema_numbers.c: the whole numbers of terms. False: they are not only whole numbers, or there
+ * are more than `most`. */
+bool cn_schema_few_integers(const cn_schema_job *job, uint32_t part, unsigned types, int64_t most,
+                            int64_t *lo, int64_t *hi);
+
 bool cn_schema_requires(const json_t *schema, const char *name); /* whether `required` names it */
 
-/* schema_disjoint.c: fails with the numbers of two schemas under both of which a value may be
- * valid, or if it is not plain from their types, constants and required members that none is. */
-cn_status cn_schema_check_one_of(const cn_schema_job *job, uint32_t part, json_t *schemas);
+/* schema_disjoint.c: whether it is plain that no value is valid under two of the schemas: from
+ * their types, constants and members. *tag: a member by which they differ, which each object must
+ * then have; NULL: none. *a, *b: two that may have a common value. */
+bool cn_schema_are_disjoint(const cn_schema_job *job, json_t *schemas, const char **tag, size_t *a,
+                            size_t *b);
 
 #endif

@@ -103,7 +103,8 @@ def completions_take_expressions_and_choices(client):
 
 def a_wrong_schema_is_a_bad_request(client):
     wrong = {"type": "json_schema",
-             "json_schema": {"name": "x", "schema": {"properties": {"a": {"not": {}}}}}}
+             "json_schema": {"name": "x", "strict": True,
+                             "schema": {"properties": {"a": {"not": {"type": "null"}}}}}}
     for stream in (False, True):
         try:
             client.chat.completions.create(model="tiny", messages=HELLO, response_format=wrong,
