@@ -349,19 +349,30 @@ static cn_status add_before_item(reader *r, const char *text)
     return CN_OK;
 }
 
-/* Reads a quantifier and its suffix. */
+/* Reads an interval of n bytes and '+' behind it: Oniguruma repeats the repetition. */
+static cn_status add_repeated_interval(reader *r, size_t n)
+{
+    const unsigned long least = strtoul(r->at + 1, NULL, 10);
+    const char *interval = r->at;
+    r->at += n + 1;
+    /* Any number of repetitions from `least` on. A group would need memory for each. */
+    if (least <= 1) return cn_buf_addf(r->out, "{%lu,}", least);
+    CN_TRY(cn_buf_add(r->out, interval, n));
+    CN_TRY(add_before_item(r, "(?:"));
+    return add(r->out, ")+");
+}
+
+/* Reads a quantifier of n bytes and its suffix. */
 static cn_status add_quantifier(reader *r, size_t n)
 {
     const bool is_interval = *r->at == '{';
-    CN_TRY(cn_buf_add(r->out, r->at, n));
-    r->at += n;
-    const char suffix = peek(r, 0);
-    if (suffix == '+' && is_interval) { /* Oniguruma repeats the repetition */
-        CN_TRY(add_before_item(r, "(?:"));
-        CN_TRY(add(r->out, ")+"));
-        r->at++;
-    } else if ((suffix == '?' && !is_interval) || suffix == '+') {
-        CN_TRY(cn_buf_add(r->out, r->at++, 1));
+    const char suffix = peek(r, n);
+    if (suffix == '+' && is_interval) {
+        CN_TRY(add_repeated_interval(r, n));
+    } else {
+        const size_t whole = n + ((suffix == '?' && !is_interval) || suffix == '+');
+        CN_TRY(cn_buf_add(r->out, r->at, whole));
+        r->at += whole;
     }
     if (peek(r, 0) != '\0' && strchr("*+?", peek(r, 0)))
         return not_supported(r, "a quantifier of a quantifier");
