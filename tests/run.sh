@@ -12,6 +12,7 @@ alone="
 test_serve_attacks       limits the time of an answer during attacks
 test_serve_intake        times small requests beside large ones
 test_serve_limits        compares timeouts with the clock
+test_serve_structure     limits the time of an answer beside costly forms
 test_serve_stop          compares timeouts with the clock
 bench_check.sh           times steps and requests
 chaos_check.sh           waits for moments of a run

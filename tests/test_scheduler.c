@@ -660,10 +660,72 @@ static void an_owner_cannot_take_all_seats(void **state)
     rig_done(&r);
 }
 
+/* Before its newest token is read, a row is taken back and planned again at the same place. */
+static void a_row_is_taken_back(void **state)
+{
+    (void)state;
+    rig r = rig_make(rig_options());
+    cn_seq *q = rig_add(&r, 1, 6, 8, rig_full()), *other = rig_add(&r, 50, 3, 8, rig_full());
+    rig_step(&r);
+    r.lag = true;
+    rig_step(&r);
+    const cn_plan_row first = *rig_row(&r, q);
+    cn_seq_take_back(q);
+    rig_check(&r);
+    q->paused = true;
+    cn_seq_append(other, 77);
+    rig_step(&r);
+    assert_null(rig_row(&r, q));
+    assert_non_null(rig_row(&r, other));
+    assert_int_equal(rig_stats(&r).blocked, 0);
+    q->paused = false;
+    cn_seq_append(other, 78);
+    rig_step(&r);
+    const cn_plan_row *again = rig_row(&r, q);
+    assert_true(again && again->wants_sample);
+    assert_int_equal(again->first_pos, first.first_pos);
+    assert_int_equal(again->first_slot, first.first_slot);
+    cn_scheduler_finish(r.s, q);
+    cn_scheduler_finish(r.s, other);
+    rig_done(&r);
+}
+
+/* Unready requests wait in no queue; then they have the place of their arrival. */
+static void unready_requests_keep_their_place(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.max_seqs = 1;
+    rig r = rig_make(o);
+    const uint32_t prompt[] = {1, 2, 3};
+    const cn_group_params p = {.prompt = prompt, .n_prompt = 3, .max_output = 2, .n = 3,
+                               .klass = CN_CLASS_BATCH, .unready = true, .kv = rig_full()};
+    cn_seq *group[3], *ended[3];
+    assert_int_equal(cn_scheduler_add(r.s, &p, NULL, ended), CN_OK);
+    assert_int_equal(cn_scheduler_add(r.s, &p, NULL, group), CN_OK);
+    cn_seq *a = rig_add(&r, 10, 4, 3, rig_full()), *b = rig_add(&r, 20, 4, 3, rig_full());
+    assert_int_equal(cn_scheduler_waiting_of(r.s, CN_CLASS_BATCH), 8);
+    rig_step(&r);
+    assert_int_equal(a->state, CN_SEQ_RUNNING);
+    assert_int_equal(group[0]->state, CN_SEQ_UNREADY);
+    for (int i = 0; i < 3; i++) cn_scheduler_finish(r.s, ended[i]);
+    rig_check(&r);
+    assert_int_equal(cn_scheduler_waiting_of(r.s, CN_CLASS_BATCH), 4);
+    cn_scheduler_ready(r.s, group[0]);
+    while (a->state != CN_SEQ_FINISHED) rig_step(&r);
+    rig_step(&r);
+    assert_int_equal(b->state, CN_SEQ_WAITING);
+    assert_int_not_equal(group[0]->state, CN_SEQ_WAITING);
+    while (b->state != CN_SEQ_FINISHED) rig_step(&r);
+    rig_done(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_runs_to_its_end_and_returns_its_blocks),
+        cmocka_unit_test(a_row_is_taken_back),
+        cmocka_unit_test(unready_requests_keep_their_place),
         cmocka_unit_test(prompts_are_chunked_beside_decodes),
         cmocka_unit_test(a_chunk_of_one_token_is_a_prefill_row),
         cmocka_unit_test(unchunked_prompts_wait_for_a_step_with_room),

@@ -17,7 +17,7 @@
 #define TOO_COSTLY "(?:[a-m].{9,900}|[n-z].{9,1000}|[^a-z].{9,900}){40}"
 #define SLOW_TO_COMPILE "(((){65535}){65535}){65535}"
 
-enum { N_TOKENS = 6, N_FREE = 50 };
+enum { N_TOKENS = 6, N_FREE = 50, N_PROMPT = 446 }; /* blocks of 64 and 2 tokens less */
 
 static cn_request_params params(const run *r, const char *expression, uint32_t max_tokens,
                                 uint64_t seed)
@@ -97,6 +97,57 @@ static void late_rows_sample_the_same_tokens(void **state)
     check_kind("window", OPTIONS("kv-policies", "window", "kv-policy", "window", "kv-budget", "32",
                                  "kv-sinks", "4"));
     check_kind("penalties", OPTIONS("repetition-penalty", "1.3"));
+}
+
+/* An exchange with a home changes what the next step attends to, so it is not repeated: the rows
+ * are paused before the step. */
+static void away_rows_run_once(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"block-size",
+                                          "64",
+                                          "kv-selectors",
+                                          "spade",
+                                          "kv-homes",
+                                          "peer",
+                                          "cache-device",
+                                          "cpu",
+                                          "home-space",
+                                          "0.1",
+                                          "kv-select",
+                                          "spade",
+                                          "select-tokens",
+                                          "64",
+                                          "kv-home",
+                                          "peer",
+                                          "select-cap",
+                                          "8",
+                                          NULL};
+    run *both[2];
+    uint32_t prompt[N_PROMPT];
+    for (uint32_t i = 0; i < N_PROMPT; i++) prompt[i] = 97 + i % 26;
+    for (int async = 0; async < 2; async++) {
+        run *r = both[async] =
+            run_new(options, (const char *const[]){"async-scheduling", async ? "on" : "off", NULL});
+        for (uint32_t i = 0; i < 2; i++) {
+            cn_request_params p = params(r, i ? NULL : COSTLY, i ? N_FREE : 2 * N_TOKENS, i);
+            p.messages = NULL;
+            p.n_messages = 0;
+            p.tokens = prompt;
+            p.n_tokens = N_PROMPT;
+            run_submit(r, &p);
+        }
+        assert_true(finish(r) > 3);
+        assert_true(r->samples[0][0].usage.kv.exchanges > 0);
+        assert_int_equal(r->samples[0][0].usage.kv.exchanges,
+                         both[0]->samples[0][0].usage.kv.exchanges);
+        assert_int_equal(r->samples[0][0].usage.kv.fetched_entries,
+                         both[0]->samples[0][0].usage.kv.fetched_entries);
+        run_assert_same(both[0], 0, r, 0, 0);
+        run_assert_same(both[0], 1, r, 1, 0);
+    }
+    run_free(both[0]);
+    run_free(both[1]);
 }
 
 /* A free text ends before costly ones do. */
@@ -261,6 +312,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(late_rows_sample_the_same_tokens),
+        cmocka_unit_test(away_rows_run_once),
         cmocka_unit_test(others_go_on_beside_late_rows),
         cmocka_unit_test(a_text_that_costs_too_much_ends),
         cmocka_unit_test(a_late_row_can_be_cancelled),
