@@ -134,6 +134,20 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
+/* A request may use any score, so the backend must have all. */
+static cn_status check_scores(const cn_backend *be)
+{
+#define SCORE_NAME(KIND, name) #name,
+    static const char *const names[] = {CN_SCORES(SCORE_NAME)};
+    for (uint32_t i = 0; i < CN_N_SCORES; i++)
+        if (!(be->scores >> i & 1))
+            return cn_fail(CN_ERR_DEVICE,
+                           "the %s backend does not compute the score %s of kv policy zip: use "
+                           "--device cpu",
+                           be->name, names[i]);
+    return CN_OK;
+}
+
 cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
                                uint32_t homes)
 {
@@ -172,7 +186,7 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
             return cn_fail(CN_ERR_DEVICE, "the %s backend does not support the kv policy %s",
                            be->name, p->name);
     }
-    return CN_OK;
+    return needs.keeps >> CN_KEEP_BEST & 1 ? check_scores(be) : CN_OK;
 }
 
 static cn_status open_cpu(cn_backend **out, const cn_config *c)

@@ -573,6 +573,14 @@ typedef struct cn_fetch_args {
     uint32_t n_seqs, first_layer, n_layers;
 } cn_fetch_args;
 
+/* The scores of an event that keeps the best slots, in the order in which they apply
+ * (engine/cpu/score.h). A backend names those that its `compress` computes. */
+#define CN_SCORES(X)                                                                    \
+    X(ATTENTION, attention) X(GLOBAL, global) X(POOLING, pooling) X(LIGHTNING, lightning) \
+    X(FLASH, flash) X(COMBINE, combine)
+#define CN_SCORE_KIND(KIND, name) CN_SCORE_##KIND,
+typedef enum cn_score_kind { CN_SCORES(CN_SCORE_KIND) CN_N_SCORES } cn_score_kind;
+
 /* How an event selects the slots that it keeps. A policy has one of these (compress/policy.h). */
 typedef enum cn_keep {
     CN_KEEP_ALL,    /* no events */
@@ -616,6 +624,7 @@ struct cn_backend {
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */
     size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
+    uint32_t scores;  /* of CN_KEEP_BEST that `compress` computes: bit i is cn_score_kind i */
     uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
     void *ctx;  /* private to the backend */
 

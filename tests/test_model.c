@@ -388,6 +388,11 @@ static void a_missing_op_is_refused_by_name(void **state)
     assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0, 0), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "policy zip"));
     lacking = *r->be;
+    lacking.scores &= ~(1U << CN_SCORE_FLASH);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_WINDOW, 0, 0), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0, 0), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "does not compute the score flash of kv policy zip"));
+    lacking = *r->be;
     lacking.predict = NULL;
     assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_DS, 0), CN_OK);
     assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_LAST, 0), CN_ERR_DEVICE);

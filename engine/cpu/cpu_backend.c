@@ -190,6 +190,7 @@ static const cn_backend CPU_TABLE = {
     .mem_align = 64,
     .logit_bytes = sizeof(float),
     .keeps = 1U << CN_KEEP_RECENT | 1U << CN_KEEP_BEST,
+    .scores = (1U << CN_N_SCORES) - 1, /* the table has a row for each */
     .close = close_backend,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,

@@ -1,7 +1,7 @@
 /* score.c - the table of scores. See score.h. */
 #include "engine/cpu/score.h"
 
-static bool always(const cn_compress_req *req)
+static bool uses_attention(const cn_compress_req *req)
 {
     (void)req;
     return true;
@@ -25,19 +25,13 @@ static bool uses_flash(const cn_compress_req *req)
     return req->params.redundancy == CN_REDUNDANCY_FLASH;
 }
 
-static bool uses_redundancy(const cn_compress_req *req)
+static bool uses_combine(const cn_compress_req *req)
 {
     return req->params.redundancy != CN_REDUNDANCY_NONE;
 }
 
-static const cn_score table[] = {
-    {"attention", always, cn_cpu_score_attention},
-    {"global", uses_global, cn_cpu_score_global},
-    {"pooling", uses_pooling, cn_cpu_score_pooling},
-    {"lightning", uses_lightning, cn_cpu_score_lightning},
-    {"flash", uses_flash, cn_cpu_score_flash},
-    {"combine", uses_redundancy, cn_cpu_score_combine},
-};
+#define SCORE_ROW(KIND, name) {#name, uses_##name, cn_cpu_score_##name},
+static const cn_score table[CN_N_SCORES] = {CN_SCORES(SCORE_ROW)};
 
 const cn_score *cn_score_table(size_t *n_rows)
 {
