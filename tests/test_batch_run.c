@@ -69,6 +69,12 @@ const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes,
     return NULL;
 }
 
+uint32_t cn_engine_max_model_len(const cn_engine *e)
+{
+    (void)e;
+    return 4096;
+}
+
 void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
 
 static cn_status submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user)

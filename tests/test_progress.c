@@ -47,8 +47,36 @@ static void a_line_has_the_known_figures(void **state)
     expect_line(&p, &g, "50 of 100 requests, 4.8k output tokens, 1 output tokens/s, "
                         "time left unknown, 30 running, 20 waiting, KV 25% full");
     g = (cn_progress_figures){.read = 3};
-    expect_line(&p, &g, "0 requests, 0 output tokens, 1 output tokens/s, time left unknown, "
-                        "0 running, 0 waiting, KV 0% full");
+    expect_line(&p, &g,
+                "0 requests, 0 output tokens, 1 output tokens/s, time left unknown, "
+                "0 running, 0 waiting, KV 0% full");
+}
+
+/* 50 lines to come of at most 100 tokens, 30 of which have 2,000 already. */
+static void an_estimate_stays_within_the_limits_of_requests(void **state)
+{
+    (void)state;
+    cn_progress_figures g = half;
+    g.input_ended = true;
+    g.answered_now = 10;
+    uint64_t tokens;
+    assert_true(cn_progress_tokens_left(&g, &tokens));
+    assert_int_equal(tokens, 50 * 480);
+    g.most_tokens = 100;
+    g.running_tokens = 2000;
+    assert_true(cn_progress_tokens_left(&g, &tokens));
+    assert_int_equal(tokens, 50 * 100 - 2000);
+}
+
+static void a_line_says_what_runs(void **state)
+{
+    (void)state;
+    const cn_progress p = {.tokens_per_s = 1};
+    cn_progress_figures g = {
+        .read = 40, .done = 12, .input_ended = true, .tokens_total = 4000, .doing = "zip:384"};
+    expect_line(&p, &g,
+                "zip:384: 12 of 40 requests, 0 of 4.0k tokens, 1 output tokens/s, 1:06:40 "
+                "left, 0 running, 0 waiting, KV 0% full");
 }
 
 static void a_bar_fits_the_terminal(void **state)
@@ -114,6 +142,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_line_has_the_known_figures),
+        cmocka_unit_test(an_estimate_stays_within_the_limits_of_requests),
+        cmocka_unit_test(a_line_says_what_runs),
         cmocka_unit_test(a_bar_fits_the_terminal),
         cmocka_unit_test(tokens_are_left_until_all_requests_are_done),
         cmocka_unit_test(modes_decide_what_is_drawn),

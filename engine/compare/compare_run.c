@@ -30,7 +30,10 @@ struct cn_compare_run {
     bool replays;
     cn_agreement agreement;
     uint32_t n_done, n_replays_refused;
-    cn_status status; /* the last error of a callback */
+    const char *label;                              /* of the current arm */
+    uint64_t most_tokens;                           /* of a line */
+    uint64_t ended_tokens;                          /* of lines that have ended */
+    cn_status status;                               /* the last error of a callback */
     uint64_t n_steps, running_sum, held_blocks_sum; /* over steps that had a running request */
     cn_stats before;
     double full_tokens_per_s;
@@ -53,6 +56,7 @@ static void on_event(void *user, const cn_event *ev)
     }
     if (ev->finish == CN_FINISH_ERROR) status = cn_fail(CN_ERR_DEVICE, "%s", ev->error);
     if (status != CN_OK) r->status = status;
+    if (ev->usage) r->ended_tokens += ev->usage->completion_tokens;
     if (ev->last) r->n_done++;
 }
 
@@ -121,8 +125,14 @@ static void meter(cn_compare_run *r, cn_progress *progress)
     }
     if (!cn_progress_is_due(progress)) return;
     s.generation_tokens -= r->before.generation_tokens;
-    cn_progress_figures g = {.read = r->task->n, .done = r->n_done, .answered_now = r->n_done,
-                             .input_ended = true, .stats = s};
+    cn_progress_figures g = {.read = r->task->n,
+                             .done = r->n_done,
+                             .answered_now = r->n_done,
+                             .input_ended = true,
+                             .most_tokens = r->most_tokens,
+                             .running_tokens = s.generation_tokens - r->ended_tokens,
+                             .doing = r->label,
+                             .stats = s};
     cn_progress_show(progress, &g);
 }
 
@@ -132,6 +142,7 @@ static cn_status run_pass(cn_compare_run *r, output *outputs, const cn_kv_params
     r->outputs = outputs;
     r->replays = replays;
     r->n_done = r->n_replays_refused = 0;
+    r->ended_tokens = 0;
     r->n_steps = r->running_sum = r->held_blocks_sum = 0;
     cn_engine_stats(r->engine, &r->before);
     cn_progress progress;
@@ -284,6 +295,7 @@ cn_status cn_compare_run_arm(cn_compare_run *r, const cn_compare_arm *arm, cn_co
     clear_outputs(r, outputs);
     cn_compare_figures f = {.kv = arm->kv, .prompts = r->task->n};
     r->agreement = (cn_agreement){0};
+    r->label = arm->label;
 
     const double began_s = cn_now_s();
     CN_TRY(run_pass(r, outputs, &arm->kv, false));
@@ -314,6 +326,11 @@ cn_status cn_compare_run_create(cn_compare_run **out, cn_engine *e, const cn_com
     cn_compare_run *r = cn_calloc(1, sizeof *r);
     if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for a comparison");
     *r = (cn_compare_run){.engine = e, .task = task};
+    const uint32_t context = cn_engine_max_model_len(e);
+    for (uint32_t i = 0; i < task->n; i++) {
+        const uint32_t limit = task->items[i].request.params.sampling.max_tokens;
+        r->most_tokens = cn_max_u32((uint32_t)r->most_tokens, limit ? limit : context);
+    }
     r->full = cn_calloc(task->n, sizeof *r->full);
     r->other = cn_calloc(task->n, sizeof *r->other);
     if (!r->full || !r->other) {

@@ -22,13 +22,16 @@ struct cn_forced_run {
     cn_forced_figures *before;  /* [arms->n] the figures before the current group */
     uint32_t n_done;
     cn_progress progress;
+    uint64_t tokens_total;  /* of all documents under all arms */
     uint64_t tokens_before; /* that the engine had generated before the first group */
 
     /* The current group, documents n_done to n_done + n_group. */
     output *full, *other; /* [task->n] arm 0; the current arm */
     output *outputs;      /* one of them */
     uint32_t n_group, n_begun, n_ended;
-    double begun_s;          /* when the last request had its first token */
+    uint32_t n_arms_done;              /* of the group */
+    const char *label;                 /* of the current arm */
+    double begun_s;                    /* when the last request had its first token */
     uint64_t n_tokens, n_tokens_begun; /* of all requests: now, and at begun_s */
     cn_status status;        /* the last error of a callback */
 };
@@ -84,8 +87,14 @@ static void clear(cn_forced_run *r, output *outputs)
 static void show(cn_forced_run *r)
 {
     if (!cn_progress_is_due(&r->progress)) return;
-    cn_progress_figures g = {.read = r->task->n, .done = r->n_done, .answered_now = r->n_done,
-                             .input_ended = true};
+    const uint64_t n_arms = r->arms->n;
+    const uint64_t done = r->n_done * n_arms + (uint64_t)r->n_arms_done * r->n_group + r->n_ended;
+    cn_progress_figures g = {.read = r->task->n * n_arms,
+                             .done = done,
+                             .answered_now = done,
+                             .input_ended = true,
+                             .tokens_total = r->tokens_total,
+                             .doing = r->label};
     cn_engine_stats(r->engine, &g.stats);
     g.stats.generation_tokens -= r->tokens_before;
     cn_progress_show(&r->progress, &g);
@@ -180,8 +189,11 @@ static cn_status run_arms(cn_forced_run *r, bool keeping)
     for (uint32_t a = 0; a < r->arms->n; a++) {
         if (keeps_all(&r->arms->arms[a]) != keeping) continue;
         r->outputs = a == 0 ? r->full : r->other;
+        r->label = r->arms->arms[a].label;
         clear(r, r->outputs);
         CN_TRY(run_requests(r, &r->arms->arms[a]));
+        r->n_arms_done++;
+        r->n_ended = 0;
         add_figures(r, &r->figures[a]);
         const cn_select_figures selection = cn_engine_take_selection(r->engine);
         add_selection(&r->figures[a].selection, &selection);
@@ -192,6 +204,7 @@ static cn_status run_arms(cn_forced_run *r, bool keeping)
 cn_status cn_forced_run_group(cn_forced_run *r)
 {
     r->n_group = group_size(r);
+    r->n_arms_done = 0;
     memcpy(r->before, r->figures, r->arms->n * sizeof *r->figures);
     /* A compression takes the blocks of the prompt out of the prefix cache. */
     cn_status status = run_arms(r, true);
@@ -252,6 +265,8 @@ cn_status cn_forced_run_create(cn_forced_run **out, cn_engine *e, const cn_compa
         cn_forced_run_free(r);
         return cn_fail(CN_ERR_MEMORY, "out of memory for %u documents", task->n);
     }
+    for (uint32_t i = 0; i < task->n; i++)
+        r->tokens_total += task->documents[i].continuation.len * arms->n;
     cn_stats s;
     cn_engine_stats(e, &s);
     r->tokens_before = s.generation_tokens;

@@ -90,10 +90,11 @@ struct cn_automaton {
 
 static cn_status too_large(void)
 {
-    return cn_fail(CN_ERR_ARG,
-                   "a text of the grammar has more than %d places at once: expected fewer "
-                   "alternatives or smaller bounds",
-                   CN_AUTOMATON_MAX_PLACES);
+    return cn_fail(
+        CN_ERR_ARG,
+        "a text of the grammar can be at more than %d places of it at once, the limit of "
+        "a state: expected fewer alternatives or smaller bounds",
+        CN_AUTOMATON_MAX_PLACES);
 }
 
 static cn_status too_slow(void)

@@ -94,6 +94,8 @@ static void check_stop_requests(cn_batch_drive *d, cn_batch_run *run)
 static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 {
     if (!cn_progress_is_due(&d->progress)) return;
+    const cn_batch_work work = cn_batch_run_work(run, 0, cn_engine_max_model_len(d->engine), 0);
+    if (work.most_tokens > d->most_tokens) d->most_tokens = work.most_tokens;
     cn_progress_figures g = {
         .read = run->n_read,
         .done = run->n_skipped + run->n_answered + run->n_errors,
@@ -103,6 +105,8 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
         .input_bytes_total = cn_line_reader_bytes_total(run->input),
         .input_ended = run->input_ended,
         .tokens_earlier = d->tokens_earlier,
+        .most_tokens = d->most_tokens,
+        .running_tokens = work.running_tokens,
     };
     cn_engine_stats(d->engine, &g.stats);
     cn_progress_show(&d->progress, &g);

@@ -23,6 +23,7 @@ typedef struct cn_batch_drive {
     cn_served_names names;
     bool stop_seen;
     uint64_t tokens_earlier; /* output tokens of earlier runs */
+    uint64_t most_tokens;    /* that a line so far may have */
 } cn_batch_drive;
 
 /* Runs until the batch ends or is stopped: see run->state, run->why and the counts. Sets run->port,

@@ -646,6 +646,7 @@ cn_batch_work cn_batch_run_work(const cn_batch_run *run, uint64_t unread, uint32
 {
     const cn_batch_port *port = run->port;
     const cn_batch_totals *t = &run->totals;
+    uint64_t most = 0;
     cn_unfinished u = {.unread = unread + run->again.n + (run->waiting != NULL),
                        .limit = context,
                        .prompt = t->answered ? (double)t->prompt_tokens / (double)t->answered : 0,
@@ -654,13 +655,17 @@ cn_batch_work cn_batch_run_work(const cn_batch_run *run, uint64_t unread, uint32
         cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
         if (job->replays) continue;
         cn_lengths_add(&u.running, port->n_tokens(port->user, job));
-        u.limit_sum += most_tokens(job, context);
+        const uint64_t limit = most_tokens(job, context);
+        u.limit_sum += limit;
+        if (limit > most) most = limit;
     }
     const uint64_t running = u.running.count - u.running.n[0];
     const cn_to_come to_come = cn_tokens_to_come(&t->lengths, &u);
     return (cn_batch_work){.tokens = t->completion_tokens + u.running.sum,
                            .begun = t->answered + running,
                            .running = running,
+                           .running_tokens = u.running.sum,
+                           .most_tokens = most,
                            .to_begin = u.unread + u.running.n[0],
                            .kv = cn_kv_now(&u),
                            .to_come = to_come.tokens,

@@ -50,7 +50,12 @@ bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens)
      * of those that still run (as for a censored exponential law) overestimates, and is exact when
      * all are finished. */
     const double mean = (double)g->stats.generation_tokens / (double)g->answered_now;
-    *tokens = (uint64_t)((double)(total - g->done) * mean);
+    const uint64_t left = total - g->done;
+    *tokens = (uint64_t)((double)left * mean);
+    if (g->most_tokens == 0) return true;
+    const uint64_t most = left * g->most_tokens;
+    const uint64_t to_come = most > g->running_tokens ? most - g->running_tokens : 0;
+    if (*tokens > to_come) *tokens = to_come;
     return true;
 }
 
@@ -104,9 +109,10 @@ static void format_requests(const cn_progress_figures *g, char *text)
     if (total)
         snprintf(of, sizeof of, " of %s%llu", g->input_ended ? "" : "about ",
                  (unsigned long long)total);
-    if (g->errors)
-        snprintf(errors, sizeof errors, " (%llu errors)", (unsigned long long)g->errors);
-    snprintf(text, PART_BYTES, "%llu%s requests%s", (unsigned long long)g->done, of, errors);
+    if (g->errors) snprintf(errors, sizeof errors, " (%llu errors)", (unsigned long long)g->errors);
+    const int n = g->doing ? snprintf(text, PART_BYTES, "%.32s: ", g->doing) : 0;
+    snprintf(text + n, PART_BYTES - (size_t)n, "%llu%s requests%s", (unsigned long long)g->done, of,
+             errors);
 }
 
 static void format_tokens(const cn_progress_figures *g, char *text)

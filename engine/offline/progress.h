@@ -16,7 +16,10 @@ typedef struct cn_progress_figures {
     bool input_ended;                        /* `read` is the total */
     uint64_t tokens_earlier; /* output tokens of earlier runs of the file */
     uint64_t tokens_total;   /* output tokens of all requests, if they are known; 0: estimate */
-    cn_stats stats;                          /* of this run's engine */
+    uint64_t most_tokens;    /* output tokens of a request at most; 0: unknown */
+    uint64_t running_tokens; /* of stats.generation_tokens, those of requests that still run */
+    const char *doing;       /* what runs, such as an arm; NULL: the command alone says it */
+    cn_stats stats;          /* of this run's engine */
 } cn_progress_figures;
 
 typedef struct cn_progress {

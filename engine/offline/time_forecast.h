@@ -24,6 +24,8 @@ typedef struct cn_batch_work {
     uint64_t tokens, begun;     /* so far: output tokens, and lines that have one */
     uint64_t running;           /* lines that have a token and have not ended */
     uint64_t to_begin;          /* lines that have no token */
+    uint64_t running_tokens;    /* output tokens of lines that have not ended */
+    uint64_t most_tokens;       /* that one of them may have */
     double kv;                  /* tokens in the KV cache of the running lines */
     double to_come, kv_to_come; /* estimates, see cn_to_come */
     double steps;               /* cn_steps_to_come */
