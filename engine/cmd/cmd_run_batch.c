@@ -209,7 +209,7 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)chosen[CN_HOME_PEER],
                 (unsigned long long)chosen[CN_HOME_HOST], (unsigned long long)e->auto_moves);
     if (r->n_warned)
-        fprintf(f, "warnings: %llu answers to requests with unknown fields, which were ignored\n",
+        fprintf(f, "warnings: %llu answers name parts of their request that have no effect\n",
                 (unsigned long long)r->n_warned);
     print_end(f, s);
     print_second_runs(f, r);

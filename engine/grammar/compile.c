@@ -27,17 +27,17 @@ static cn_status emit_choice(const json_t *list, cn_net *net)
 {
     size_t i;
     json_t *v;
-    const cn_net_rule root = net->rules[0];
     const size_t n = json_array_size(list);
     if (n == 0 || n > CN_COMPILE_MAX_CHOICES)
         return cn_fail(CN_ERR_ARG, "expected an array of 1 to %d strings", CN_COMPILE_MAX_CHOICES);
+    json_array_foreach(list, i, v) if (json_string_length(v) == 0)
+        return cn_fail(CN_ERR_ARG, "expected non-empty strings");
+    cn_net_word *words = cn_calloc(n, sizeof *words);
+    if (!words) return cn_fail(CN_ERR_MEMORY, "out of memory for choices");
     json_array_foreach(list, i, v)
-    {
-        if (json_string_length(v) == 0) return cn_fail(CN_ERR_ARG, "expected non-empty strings");
-        const uint32_t end =
-            cn_net_text(net, root.start, json_string_value(v), json_string_length(v));
-        cn_net_empty(net, end, root.end);
-    }
+        words[i] = (cn_net_word){json_string_value(v), json_string_length(v)};
+    cn_net_words(net, net->rules[0].start, net->rules[0].end, words, n);
+    cn_free(words);
     return net->status;
 }
 
