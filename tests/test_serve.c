@@ -347,7 +347,7 @@ static void a_model_name_may_have_slashes(void **state)
         {"/v1/models/org%2Ftiny%3A1", "org/tiny:1", 200},
         {"/v1/models/b", "b", 200},
         {"/v1/models/org", "org", 404},
-        {"/v1/models/org/tiny:1/", "org/tiny:1/", 404},
+        {"/v1/models/org/tiny:1/", "org/tiny:1", 200},
         {"/v1/models/tiny:1", "tiny:1", 404},
     };
     serve_rig own;
