@@ -135,6 +135,7 @@ static void digits(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi
         } else if (a <= b) {
             same_digits(n, from, to, first, last);
         }
+        if (len == MAX_DIGITS) break; /* one digit more would overflow */
         least = most + 1;
         most = most * 10 + 9;
     }
