@@ -137,7 +137,7 @@ static void digits(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi
         }
         if (len == MAX_DIGITS) break; /* one digit more would overflow */
         least = most + 1;
-        most = most * 10 + 9;
+        if (len < MAX_DIGITS) most = most * 10 + 9;
     }
     all_digits(n, from, to, shortest, longest);
 }
