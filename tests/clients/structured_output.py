@@ -25,6 +25,7 @@ FORMATS = {"date": r"\d{4}-\d\d-\d\d", "time": r"\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d
            "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
            "ipv4": r"\d{1,3}(\.\d{1,3}){3}", "email": r"[^@\s]+@[^@\s]+\.[a-zA-Z]+",
            "date-time": r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"}
+KNOWN = ("no text matches", "expected bounds with a number", "which is no property")
 REGEXES = ["[a-z]{1,8}", r"(\d{1,3}\.){3}\d{1,3}", "(yes|no)(, (yes|no)){0,3}", "[é-ü]{2,5}!",
            r"#[0-9a-fA-F]{6}", "a|bc|def", r"\w{3}( \w{3}){2}", r"[^\s]{4,9}", r"-?[1-9]\d{0,4}"]
 
@@ -49,6 +50,11 @@ def numeric(r, kind):
         s[r.choice(["minimum", "exclusiveMinimum"])] = lo + r.choice([0, 0, 0.5])
     if r.random() < 0.5:
         s[r.choice(["maximum", "exclusiveMaximum"])] = lo + 3 + r.randrange(2000)
+    if kind == "integer" and r.random() < 0.2:
+        s["multipleOf"] = r.choice([2, 3, 7, 10])
+    if kind == "number" and r.random() < 0.2:
+        most = r.choice(["maximum", "exclusiveMaximum"])
+        s = {"type": kind, "minimum": lo + 0.5, most: lo + 0.95}
     return s
 
 
@@ -63,6 +69,8 @@ def text(r):
         s["minLength"] = r.randrange(4)
         if r.random() < 0.7:
             s["maxLength"] = s["minLength"] + r.randrange(8)
+    if kind == 0 and r.random() < 0.4:
+        s[r.choice(["minLength", "maxLength"])] = r.randrange(3, 9)
     return s
 
 
@@ -89,6 +97,12 @@ def members(r, depth):
         s["additionalProperties"] = schema(r, depth + 2)
     elif kind < 3:
         s["additionalProperties"] = False
+    if r.random() < 0.15:
+        s["patternProperties"] = {"^[a-m]": schema(r, depth + 2)}
+    if r.random() < 0.15:
+        s["minProperties"] = 1
+    if kind == 0 and r.random() < 0.3:
+        s["propertyNames"] = {"maxLength": 9}
     return s
 
 
@@ -108,7 +122,7 @@ def one_of(r, depth):
 
 
 def schema(r, depth=0):
-    kind = r.randrange(13)
+    kind = r.randrange(14)
     if depth > 3:
         kind %= 8
     if kind == 0:
@@ -123,6 +137,8 @@ def schema(r, depth=0):
         return text(r)
     if kind == 7:
         return {"$ref": "#/$defs/node"} if r.random() < 0.5 else {"title": "anything"}
+    if kind == 13:
+        return {"allOf": [members(r, depth + 1), members(r, depth + 1)]}
     if kind == 8:
         return {"anyOf": [schema(r, depth + 1) for _ in range(r.randrange(1, 4))]}
     if kind == 9:
@@ -240,13 +256,13 @@ def main():
     for line in lines:
         form, body = forms[int(line["custom_id"])], line["response"]["body"]
         if line["response"]["status_code"] != 200:
-            known = "no text matches" in body["error"]["message"]
+            known = any(text in body["error"]["message"] for text in KNOWN)
             counts["refused" if known else "wrong"] += 1
             if not known:
                 print(json.dumps(form), body["error"], file=sys.stderr)
             continue
         choice = body["choices"][0]
-        if choice["finish_reason"] == "length":
+        if choice["finish_reason"] == "length" or body.get("warnings"):
             counts["cut"] += 1
             continue
         try:
