@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs lm-eval, guidellm, openai-agents, pydantic-ai and schemathesis from PyPI and Debian's promtool
-# against a running server.
+# Runs lm-eval, guidellm, openai-agents, pydantic-ai, instructor and schemathesis from PyPI and Debian's
+# promtool against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
 # many bodies schemathesis draws for each route, from SEED; 500 make more than 5,000 cases.
@@ -59,6 +59,13 @@ cd "$dir" # where schemathesis leaves files
     --exclude-checks ignored_auth,positive_data_acceptance --max-examples "${EXAMPLES:-120}" \
     --request-timeout 60 --seed "${SEED:-7}" >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
 grep generated "$dir/schema.log"
+stop
+
+# Forced tool calls through instructor, with a set, a URL and an optional member.
+cd "$root"
+need_python instructor instructor==1.3.2 openai==1.109.1 pydantic==2.14.4
+serve --kv-cache-memory-bytes 64M --tool-call-parser hermes
+"$python" tests/clients/structured_frameworks.py "$url"
 stop
 
 # Every metric but vLLM's, whose names clients expect, must please promtool.
