@@ -474,16 +474,21 @@ static cn_status emit_all(cn_schema_job *job, json_t *schema, uint32_t rule)
 cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json_rules *shared,
                          uint32_t rule)
 {
-    cn_schema_job job = {
-        .root = schema, .made = json_array(), .net = net, .rules = *shared, .strict = strict};
+    cn_schema_job job = {.root = schema,
+                         .made = json_array(),
+                         .formats = json_object(),
+                         .net = net,
+                         .rules = *shared,
+                         .strict = strict};
     job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS + 1, sizeof *job.parts);
     job.table = cn_calloc(CN_SCHEMA_TABLE, sizeof *job.table);
-    cn_status status = job.made && job.parts && job.table
+    cn_status status = job.made && job.formats && job.parts && job.table
                            ? emit_all(&job, schema, rule)
                            : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
     for (uint32_t i = 0; i < job.n_parts; i++) cn_schema_terms_free(&job.parts[i].terms);
     cn_free(job.parts);
     cn_free(job.table);
     json_decref(job.made);
+    json_decref(job.formats);
     return status;
 }

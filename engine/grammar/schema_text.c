@@ -123,8 +123,18 @@ static void emit_length(cn_schema_job *job, uint32_t from, uint32_t to, uint32_t
 static cn_status emit_one(cn_schema_job *job, uint32_t part, const condition *c, uint32_t from,
                           uint32_t to)
 {
-    const cn_status status =
-        cn_regex_emit(c->text, c->len, c->anywhere, CN_TEXT_JSON, job->net, from, to);
+    const json_t *known = c->anywhere ? NULL : json_object_get(job->formats, c->text);
+    const uint32_t rule = known ? (uint32_t)json_integer_value(known) : cn_net_rule_new(job->net);
+    CN_TRY(job->net->status);
+    const cn_net_rule r = job->net->rules[rule];
+    cn_status status = CN_OK;
+    if (!known)
+        status =
+            cn_regex_emit(c->text, c->len, c->anywhere, CN_TEXT_JSON, job->net, r.start, r.end);
+    if (status == CN_OK) {
+        cn_net_call(job->net, from, to, rule);
+        if (!known && !c->anywhere) json_object_set_new(job->formats, c->text, json_integer(rule));
+    }
     if (status != CN_ERR_ARG) return status;
     if (job->net->status != CN_OK) return cn_fail_within(status, "%s", c->keyword);
     CN_TRY(cn_schema_drop(job, part, "%s: %s", c->keyword, cn_last_error()));
