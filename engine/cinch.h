@@ -204,7 +204,8 @@ typedef enum cn_structure_kind {
     CN_STRUCTURE_SCHEMA, /* JSON that is valid under the JSON Schema in text */
     CN_STRUCTURE_REGEX,  /* a match of the regular expression in text */
     CN_STRUCTURE_CHOICE, /* one of the strings of the JSON array in text */
-    CN_STRUCTURE_CALLS   /* calls of functions, as the JSON object in text describes them */
+    CN_STRUCTURE_CALLS,  /* calls of functions, as the JSON object in text describes them */
+    CN_STRUCTURE_GRAMMAR /* a text of the grammar in text: GBNF if it has ::=, else Lark */
 } cn_structure_kind;
 
 /* White space between values and marks of JSON: one space, or a line break and at most 20 spaces or

@@ -50,9 +50,10 @@ static cn_status make_grammars(cn_engine *e)
 static const char *name_of(cn_structure_kind kind)
 {
     static const char *const names[] = {
-        [CN_STRUCTURE_NONE] = "none",     [CN_STRUCTURE_JSON] = "json_object",
-        [CN_STRUCTURE_SCHEMA] = "json",   [CN_STRUCTURE_REGEX] = "regex",
-        [CN_STRUCTURE_CHOICE] = "choice", [CN_STRUCTURE_CALLS] = "tool_choice",
+        [CN_STRUCTURE_NONE] = "none",       [CN_STRUCTURE_JSON] = "json_object",
+        [CN_STRUCTURE_SCHEMA] = "json",     [CN_STRUCTURE_REGEX] = "regex",
+        [CN_STRUCTURE_CHOICE] = "choice",   [CN_STRUCTURE_CALLS] = "tool_choice",
+        [CN_STRUCTURE_GRAMMAR] = "grammar",
     };
     return names[kind];
 }

@@ -58,6 +58,8 @@ static void structured_output_is_read(void **state)
         {"\"structured_outputs\": {\"regex\": \"a+\"}", "a+", CN_STRUCTURE_REGEX},
         {"\"structured_outputs\": {\"choice\": [\"a\", \"b\"]}", "[\"a\",\"b\"]",
          CN_STRUCTURE_CHOICE},
+        {"\"structured_outputs\": {\"grammar\": \"root ::= [a]\", \"json\": null}", "root ::= [a]",
+         CN_STRUCTURE_GRAMMAR},
         {"\"structured_outputs\": {\"json_object\": true}", NULL, CN_STRUCTURE_JSON},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

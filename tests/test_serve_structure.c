@@ -124,9 +124,40 @@ static void a_key_finds_memory_beside_large_forms(void **state)
     serve_rig_close(&rig);
 }
 
+static void a_grammar_forms_the_answer(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *outputs, *text;
+        int status;
+    } cases[] = {
+        {"{\"grammar\":\"root ::= x{2} \\\"!\\\" # one text\\nx ::= [q]\"}", "\"text\":\"qq!\"",
+         CN_HTTP_OK},
+        {"{\"grammar\":\"start: A \\\"b\\\"~3\\nA: /x\\\\d{0}/\"}", "\"text\":\"xbbb\"",
+         CN_HTTP_OK},
+        {"{\"grammar\":\"start: a\\na: b\"}", "(grammar): line 2, column 4: rule b is not defined",
+         CN_HTTP_BAD_REQUEST},
+        {"{\"grammar\":{}}", "structured_outputs.grammar: expected the text of a grammar",
+         CN_HTTP_BAD_REQUEST},
+        {"{\"structural_tag\":\"{}\"}", "structural_tag is not supported: use tool_choice",
+         CN_HTTP_BAD_REQUEST},
+    };
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[512];
+        snprintf(body, sizeof body,
+                 "{\"prompt\":\"x\",\"max_tokens\":16,\"temperature\":2,\"structured_outputs\":%s}",
+                 cases[i].outputs);
+        assert_int_equal(ask(rig.port, "ann-secret-1", body, cases[i].text), cases[i].status);
+    }
+    serve_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_grammar_forms_the_answer),
         cmocka_unit_test(a_key_is_answered_beside_slow_forms),
         cmocka_unit_test(a_key_is_answered_beside_costly_masks),
         cmocka_unit_test(a_key_finds_memory_beside_large_forms),

@@ -88,7 +88,7 @@ cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t 
     if (strcmp(type, "json_object") == 0) return set(r, key, CN_STRUCTURE_JSON, v);
     if (strcmp(type, "text") == 0) return CN_OK;
     return cn_api_refuse("response_format.type", "text, json_object or json_schema",
-                  json_object_get(v, "type"));
+                         json_object_get(v, "type"));
 }
 
 /* Reads disable_any_whitespace and whitespace_pattern. *out: whether one is there. */
@@ -140,16 +140,24 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         cn_structure_kind kind = CN_STRUCTURE_NONE;
         if (!strcmp(member, "json")) kind = CN_STRUCTURE_SCHEMA;
         if (!strcmp(member, "regex")) kind = CN_STRUCTURE_REGEX;
+        if (!strcmp(member, "grammar")) kind = CN_STRUCTURE_GRAMMAR;
         if (!strcmp(member, "choice")) kind = CN_STRUCTURE_CHOICE;
         if (!strcmp(member, "json_object")) kind = CN_STRUCTURE_JSON;
         char shown[SHOWN_BYTES];
+        if (!strcmp(member, "structural_tag"))
+            return cn_fail(CN_ERR_ARG,
+                           "%s: structural_tag is not supported: use tool_choice with tools, or "
+                           "grammar",
+                           key);
         if (kind == CN_STRUCTURE_NONE)
             return cn_fail(CN_ERR_ARG,
                            "%s: member '%s' is not supported: expected json, regex, choice, "
-                           "json_object, disable_any_whitespace or whitespace_pattern",
+                           "grammar, json_object, disable_any_whitespace or whitespace_pattern",
                            key, cn_json_printable(member, shown, sizeof shown));
         if (kind == CN_STRUCTURE_REGEX && !json_is_string(value))
             return cn_api_refuse("structured_outputs.regex", "a string", value);
+        if (kind == CN_STRUCTURE_GRAMMAR && !json_is_string(value))
+            return cn_api_refuse("structured_outputs.grammar", "the text of a grammar", value);
         if (kind == CN_STRUCTURE_CHOICE && !json_is_array(value))
             return cn_api_refuse("structured_outputs.choice", "an array of strings", value);
         if (kind == CN_STRUCTURE_SCHEMA && !json_is_object(value) && !json_is_string(value))
@@ -158,10 +166,11 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         has_structure = true;
     }
     if (has_structure || has_space) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "%s: expected json, regex, choice or json_object with a value other than null "
-                   "and false, got none",
-                   key);
+    return cn_fail(
+        CN_ERR_ARG,
+        "%s: expected json, regex, choice, grammar or json_object with a value other than null "
+        "and false, got none",
+        key);
 }
 
 /* {"type": "function", "function": {"name": ...}} */

@@ -8,6 +8,8 @@
 #include <time.h>
 
 #include "engine/grammar/calls.h"
+#include "engine/grammar/gbnf.h"
+#include "engine/grammar/lark.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
 #include "engine/json.h"
@@ -80,6 +82,9 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     case CN_STRUCTURE_REGEX:
         return cn_regex_emit(s->text, strlen(s->text), false, CN_TEXT_PLAIN, net,
                              net->rules[0].start, net->rules[0].end);
+    case CN_STRUCTURE_GRAMMAR:
+        return strstr(s->text, "::=") ? cn_gbnf_emit(s->text, strlen(s->text), net)
+                                      : cn_lark_emit(s->text, strlen(s->text), net);
     case CN_STRUCTURE_NONE: break;
     }
     CN_ASSERT(!"a structure");
