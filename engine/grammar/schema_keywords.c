@@ -108,7 +108,8 @@ static const struct keyword *find_keyword(const char *name)
 
 /* ---- types ---- */
 
-unsigned cn_schema_type(const char *name)
+/* The bits of a type's name; 0: no type has it. */
+static unsigned type_of_name(const char *name)
 {
     static const struct {
         const char *name;
@@ -129,8 +130,8 @@ unsigned cn_schema_types(const json_t *schema)
     size_t i;
     json_t *name;
     if (!v) return UINT32_MAX;
-    if (!json_is_array(v)) return cn_schema_type(json_string_value(v));
-    json_array_foreach((json_t *)v, i, name) types |= cn_schema_type(json_string_value(name));
+    if (!json_is_array(v)) return type_of_name(json_string_value(v));
+    json_array_foreach((json_t *)v, i, name) types |= type_of_name(json_string_value(name));
     return types;
 }
 
@@ -200,8 +201,8 @@ static cn_status check_types(const cn_schema_job *job, uint32_t part, json_t *v)
     json_t *list = json_is_array(v) ? v : NULL, *name;
     char shown[CN_SCHEMA_SHOWN_BYTES];
     size_t i;
-    json_t *wrong = !list && !cn_schema_type(json_string_value(v)) ? v : NULL;
-    json_array_foreach(list, i, name) if (!cn_schema_type(json_string_value(name))) wrong = name;
+    json_t *wrong = !list && !type_of_name(json_string_value(v)) ? v : NULL;
+    json_array_foreach(list, i, name) if (!type_of_name(json_string_value(name))) wrong = name;
     if (!wrong) return CN_OK;
     return cn_schema_wrong(job, part, "type: expected the name of a JSON type, got %s",
                            cn_json_describe(wrong, shown, sizeof shown));

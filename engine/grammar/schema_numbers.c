@@ -277,15 +277,6 @@ static cn_status emit_multiples_in(cn_schema_job *job, uint32_t part, cn_net_rul
 
 /* ---- numbers ---- */
 
-bool cn_schema_few_integers(const cn_schema_job *job, uint32_t part, unsigned types, int64_t most,
-                            int64_t *lo, int64_t *hi)
-{
-    range r;
-    if (types != 1U << CN_JSON_INTEGER || read_range(job, part, true, &r) != CN_OK) return false;
-    whole_range(&r, lo, hi);
-    return *hi - *lo < most;
-}
-
 /* Of several terms, each may be right where another holds too: then the part has no texts. */
 static cn_status no_number(const cn_schema_job *job, uint32_t part)
 {

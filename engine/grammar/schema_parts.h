@@ -96,9 +96,7 @@ size_t cn_schema_size(const json_t *v);
 
 /* ---- schema_keywords.c ---- */
 
-/* The bit of a type's name; 0: no type has it. "number" has that of integers too. */
-unsigned cn_schema_type(const char *name);
-/* The types of `type`; all without it. */
+/* The types of `type`, as bits; all without it. "number" has the bit of integers too. */
 unsigned cn_schema_types(const json_t *schema);
 /* Whether a value has one of these types. */
 bool cn_schema_has_type(const json_t *v, unsigned types);
@@ -135,11 +133,6 @@ const char *cn_schema_shorter_format(const char *pattern);
 json_t *cn_schema_values(const cn_schema_job *job, const cn_schema_terms *terms, cn_status *status);
 /* Reads one of the values. */
 cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net_rule rule);
-
-/* schema_numbers.c: the whole numbers of terms. False: they are not only whole numbers, or there
- * are more than `most`. */
-bool cn_schema_few_integers(const cn_schema_job *job, uint32_t part, unsigned types, int64_t most,
-                            int64_t *lo, int64_t *hi);
 
 bool cn_schema_requires(const json_t *schema, const char *name); /* whether `required` names it */
 

@@ -355,7 +355,8 @@ static cn_status expand_pair(pairs *p, uint32_t i)
     return CN_OK;
 }
 
-cn_status cn_dfa_combine(cn_dfa *out, const cn_dfa *a, const cn_dfa *b, bool minus, cn_net *net)
+static cn_status combine_dfas(cn_dfa *out, const cn_dfa *a, const cn_dfa *b, bool minus,
+                              cn_net *net)
 {
     uint32_t number;
     const uint32_t start[2] = {0, 0};
@@ -372,7 +373,7 @@ cn_status cn_dfa_combine(cn_dfa *out, const cn_dfa *a, const cn_dfa *b, bool min
 cn_status cn_dfa_narrow(cn_dfa *a, const cn_dfa *b, bool minus, cn_net *net)
 {
     cn_dfa out;
-    CN_TRY(cn_dfa_combine(&out, a, b, minus, net));
+    CN_TRY(combine_dfas(&out, a, b, minus, net));
     cn_dfa_free(a);
     *a = out;
     return CN_OK;

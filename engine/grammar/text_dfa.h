@@ -39,9 +39,8 @@ cn_status cn_dfa_from_words(cn_dfa *out, cn_net_word *words, size_t n, cn_net *n
 /* All texts of least to most characters; most UINT32_MAX: no limit. */
 cn_status cn_dfa_from_length(cn_dfa *out, uint32_t least, uint32_t most, cn_net *net);
 
-/* The texts of both, or with `minus` those of a that are not texts of b. */
-cn_status cn_dfa_combine(cn_dfa *out, const cn_dfa *a, const cn_dfa *b, bool minus, cn_net *net);
-/* Replaces *a by cn_dfa_combine of it, also on failure, where *a stays as it is. */
+/* Leaves *a the texts of both, or with `minus` those of a that are not texts of b. On failure *a
+ * stays as it is. */
 cn_status cn_dfa_narrow(cn_dfa *a, const cn_dfa *b, bool minus, cn_net *net);
 
 /* Bounds of the number of characters of a text; *most UINT32_MAX: no limit, or not found. False:
