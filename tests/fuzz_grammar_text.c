@@ -56,6 +56,8 @@ static const char *const words[] = {
     "//",
     "\xff",
     "{65535}",
+    "%llguidance {}",
+    "a[capture]: ",
     "\"i",
 };
 

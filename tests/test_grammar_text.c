@@ -179,6 +179,24 @@ static void lark(void **state)
           LIST("", "1", "a1"));
 }
 
+/* What guidance's ll_grammar() writes. */
+static void guidance(void **state)
+{
+    (void)state;
+    check("%llguidance {}\n\nstart: expr\n\nexpr: NUMBER\n     | \"(\" expr \"+\" expr \")\"\n\n"
+          "NUMBER: OPTIONAL ONE_OR_MORE\nOPTIONAL: \"-\"?\nONE_OR_MORE: REGEX+\nREGEX: /[0-9]/\n",
+          LIST("1", "-12", "(1+(2+-3))"), LIST("", "--1", "(1)", "1+2"));
+    check("%llguidance {}\n\nstart: \"a\" c n\nc[capture]: C\n\nC: \"x\"\n     | \"y\"\n\n"
+          "n[capture=\"a,b\", temperature=0.5]: N\nN: /\\d+/\n",
+          LIST("ax1", "ay22"), LIST("a1", "axy"));
+    check("%llguidance {}\n\nstart: S T\nS: E A\nE: \"ab\"{3,3}\nA: \"c\"{0,2}\nT: /(?s:.*)/\n",
+          LIST("ababab", "abababcc", "abababx\ny"), LIST("abab", ""));
+    refuse("%llguidance {}\nstart: t\nt[capture, stop=\"\\n\"]: T\nT: /(?s:.*)/",
+           "line 3, column 12: attribute stop is not supported");
+    refuse("%llguidance {\"a\": 1}\nstart: \"a\"", "line 1, column 13: %llguidance: expected {}");
+    refuse("start: json\njson: %json {}", "line 2, column 7: %json is not supported");
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -262,6 +280,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gbnf),
         cmocka_unit_test(lark),
+        cmocka_unit_test(guidance),
         cmocka_unit_test(refusals),
         cmocka_unit_test(work_is_bounded),
     };

@@ -5,7 +5,7 @@
 
 #include "engine/grammar/productions.h"
 
-enum { SHOWN_NAME = 64 };
+enum { SHOWN_NAME = 64, MOST_ATTRIBUTE_BYTES = 256 };
 
 /* Terminals of Lark's module `common`, as expressions. */
 static const struct {
@@ -23,6 +23,7 @@ static const struct {
     {"NUMBER", NUMBER_REGEX},
     {"SIGNED_NUMBER", "[+-]?" NUMBER_REGEX},
     {"ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\[^\\n])*\""},
+    {"UNESCAPED_STRING", "\"[^\"]*\""},
     {"LCASE_LETTER", "[a-z]"},
     {"UCASE_LETTER", "[A-Z]"},
     {"LETTER", "[a-zA-Z]"},
@@ -74,6 +75,15 @@ static bool try_take(parser *l, const char *word)
 
 static size_t name_at(const char *at, const char *end) { return cn_productions_name(at, end, "_"); }
 
+/* After the attributes of a rule, [capture], which directly follow its name. */
+static const char *skip_attributes(const char *at, const char *end)
+{
+    const char *c = at;
+    if (at == end || *at != '[') return at;
+    while (c < end && c - at < MOST_ATTRIBUTE_BYTES && *c != ']' && *c != '\n') c++;
+    return c < end && *c == ']' ? c + 1 : at;
+}
+
 /* Reads the start of a definition up to its colon. False, and nothing is read, if none is here. */
 static bool try_definition(parser *l, const char **name, size_t *len)
 {
@@ -84,7 +94,7 @@ static bool try_definition(parser *l, const char **name, size_t *len)
     at += *len;
     if (*len > 0 && end - at >= 2 && *at == '.' && at[1] != '.')
         at += 1 + cn_productions_name(at + 1, end, "-");
-    at = skip(at, end);
+    at = skip(skip_attributes(at, end), end);
     if (*len == 0 || at == end || *at != ':') return false;
     l->p.at = at + 1;
     return true;
@@ -181,6 +191,25 @@ static cn_status add_regex(cn_buf *out, const char *at, const char *end, bool an
     return CN_OK;
 }
 
+/* Leaves out the flags of an expression (?is:...) that has no other group. */
+static void take_group_flags(const char **begin, const char **end, bool *any_case, bool *dot_all)
+{
+    const char *at = *begin + 2, *last = *end - 1;
+    if (*end - *begin < 5 || memcmp(*begin, "(?", 2) != 0 || *last != ')') return;
+    bool i = false, s = false;
+    for (; at < last && (*at == 'i' || *at == 's'); at++) {
+        i |= *at == 'i';
+        s |= *at == 's';
+    }
+    if ((!i && !s) || *at != ':' || last[-1] == '\\') return;
+    for (const char *c = ++at; c < last; c++)
+        if (*c == '(' || *c == ')') return;
+    *begin = at;
+    *end = last;
+    *any_case |= i;
+    *dot_all |= s;
+}
+
 static cn_status parse_regex(parser *l, uint32_t *out)
 {
     cn_productions *p = &l->p;
@@ -198,6 +227,7 @@ static cn_status parse_regex(parser *l, uint32_t *out)
             return cn_productions_wrong(p, p->at,
                                         "the flag %c is not supported: expected i, s or u", *p->at);
     }
+    take_group_flags(&begin, &end, &any_case, &dot_all);
     CN_TRY(add_regex(&p->bytes, begin, end, any_case, dot_all));
     CN_TRY(cn_item_new(p,
                        (cn_item){.kind = CN_ITEM_REGEX,
@@ -236,7 +266,8 @@ static cn_status parse_name(parser *l, uint32_t *out)
     if (n == 0)
         return cn_productions_wrong(
             p, name, "expected a literal, /expression/, group or name of a rule or terminal");
-    if (name + n < p->end && name[n] == '{')
+    const char *after = name + n + 1;
+    if (after < p->end && name[n] == '{' && !(*after >= '0' && *after <= '9') && *after != ',')
         return cn_productions_wrong(p, name, "templates are not supported: expected a plain rule");
     CN_TRY(cn_production_find(p, name, n, &production));
     CN_TRY(cn_item_new(p, (cn_item){.kind = CN_ITEM_RULE, .value = production}, out));
@@ -267,6 +298,20 @@ static cn_status parse_counts(parser *l, uint32_t *least, uint32_t *most)
     return try_take(l, "..") ? cn_productions_number(&l->p, most) : CN_OK;
 }
 
+/* {n}, {n,}, {,m} or {n,m} */
+static cn_status parse_braces(parser *l, uint32_t *least, uint32_t *most)
+{
+    l->p.at++;
+    *least = 0;
+    if (!is_at(l, ',')) CN_TRY(cn_productions_number(&l->p, least));
+    *most = *least;
+    if (try_take(l, ",")) {
+        *most = UINT32_MAX;
+        if (!is_at(l, '}')) CN_TRY(cn_productions_number(&l->p, most));
+    }
+    return try_take(l, "}") ? CN_OK : cn_productions_wrong(&l->p, l->p.at, "expected }");
+}
+
 static cn_status parse_repeat(parser *l, uint32_t depth, uint32_t *out)
 {
     CN_TRY(parse_atom(l, depth, out));
@@ -277,6 +322,7 @@ static cn_status parse_repeat(parser *l, uint32_t depth, uint32_t *out)
         case '*': l->p.at++; break;
         case '+': l->p.at++, least = 1; break;
         case '?': l->p.at++, most = 1; break;
+        case '{': CN_TRY(parse_braces(l, &least, &most)); break;
         case '~':
             l->p.at++;
             CN_TRY(parse_counts(l, &least, &most));
@@ -388,14 +434,50 @@ static cn_status parse_ignore(parser *l)
     return CN_OK;
 }
 
+/* The options of llguidance, which must be empty. */
+static cn_status parse_llguidance(parser *l)
+{
+    skip_blank(l);
+    const char *at = l->p.at;
+    if (try_take(l, "{")) {
+        skip_blank(l);
+        if (try_take(l, "}")) return CN_OK;
+    }
+    return cn_productions_wrong(&l->p, at,
+                                "%%llguidance: expected {}: its options are not "
+                                "supported");
+}
+
 static cn_status parse_directive(parser *l)
 {
     const char *at = l->p.at;
     if (try_take(l, "%import")) return parse_import(l);
+    if (try_take(l, "%llguidance")) return parse_llguidance(l);
     if (try_take(l, "%ignore")) return parse_ignore(l);
     const size_t n = 1 + name_at(at + 1, l->p.end);
     return cn_productions_wrong(&l->p, at, "%.*s is not supported: expected %%import or %%ignore",
                                 n < SHOWN_NAME ? (int)n : SHOWN_NAME, at);
+}
+
+/* Attributes that have no effect on the texts that match are accepted: capture, temperature. */
+static cn_status check_attributes(const parser *l, const char *at)
+{
+    const char *end = skip_attributes(at, l->p.end);
+    while (at < end && at + 1 < end) {
+        const char *name = skip(at + 1, end);
+        const size_t n = name_at(name, end);
+        const bool known = (n == 7 && memcmp(name, "capture", n) == 0) ||
+                           (n == 11 && memcmp(name, "temperature", n) == 0);
+        if (!known)
+            return cn_productions_wrong(&l->p, name,
+                                        "attribute %.*s is not supported: expected capture or "
+                                        "temperature",
+                                        n < SHOWN_NAME ? (int)n : SHOWN_NAME, name);
+        bool quoted = false;
+        for (at = name + n; at < end - 1 && (quoted || *at != ','); at++)
+            quoted ^= *at == '"' && at[-1] != '\\';
+    }
+    return CN_OK;
 }
 
 static cn_status parse_definition(parser *l)
@@ -406,6 +488,7 @@ static cn_status parse_definition(parser *l)
     uint32_t production, item;
     if (!try_definition(l, &name, &len))
         return cn_productions_wrong(p, at, "expected a rule, name: ..., %%import or %%ignore");
+    CN_TRY(check_attributes(l, name + len));
     l->in_rule = !is_terminal(name, len);
     CN_TRY(cn_production_find(p, name, len, &production));
     CN_TRY(parse_either(l, 0, &item));
