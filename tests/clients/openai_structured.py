@@ -99,6 +99,11 @@ def completions_take_expressions_and_choices(client):
     assert set(complete(choice=["yes", "no"])) <= {"yes", "no"}
     for text in complete(regex=r"[A-Z]{2}-\d{3}"):
         assert re.fullmatch(r"[A-Z]{2}-\d{3}", text), text
+    sum_of_digits = {"gbnf": 'root ::= digit ("+" digit){1,2} # a sum\ndigit ::= [0-9]',
+                     "lark": '%llguidance {}\n\nstart: D ("+" D)~1..2\nD: /[0-9]/\n'}
+    for grammar in sum_of_digits.values():
+        for text in complete(grammar=grammar):
+            assert re.fullmatch(r"\d(\+\d){1,2}", text), text
 
 
 def a_wrong_schema_is_a_bad_request(client):
