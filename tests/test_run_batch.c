@@ -470,7 +470,7 @@ static void faults_become_error_lines_and_strict_stops(void **state)
     expect_as_reference();
 }
 
-/* Token 188 of the bundled tokenizer is a NUL byte. */
+/* Token 188 of the bundled tokenizer is a NUL byte. A prompt may have it; a custom_id may not. */
 static void a_file_with_nuls_is_resumed(void **state)
 {
     (void)state;
@@ -486,7 +486,7 @@ static void a_file_with_nuls_is_resumed(void **state)
              "{\"custom_id\": \"prompt\", \"url\": \"/v1/completions\", \"body\": "
              "{\"prompt\": \"a\\u0000b\"}}\n");
     expect_exit(2, &plain);
-    expect_log("2 answered, 2 errors");
+    expect_log("3 answered, 1 errors");
     expect_log("line 3: custom_id: a text with a NUL");
     const char *text = get_text(out_path);
     assert_non_null(strstr(text, "\"content\":\"\\u0000\\u0000\\u0000\""));
@@ -497,7 +497,7 @@ static void a_file_with_nuls_is_resumed(void **state)
     expect_exit(2, &resume);
     expect_log("0 answered, 0 errors, 4 done before");
     expect_exit(2, &(launch){.extra = {"--resume", "--retry-errors"}});
-    expect_log("0 answered, 2 errors, 2 done before");
+    expect_log("0 answered, 1 errors, 3 done before");
     assert_int_equal(count_lines(out_path), 4);
 }
 
@@ -781,7 +781,6 @@ int main(void)
         TEST(a_reader_that_reads_nothing_cannot_keep_the_run),
         TEST(until_leaves_the_rest_to_the_next_run),
         TEST(faults_become_error_lines_and_strict_stops),
-        TEST(lines_may_exclude_tokens),
         TEST(a_line_of_more_prompts_than_the_queue_is_an_error),
         TEST(lines_may_exclude_tokens),
         TEST(a_file_with_nuls_is_resumed),

@@ -207,7 +207,6 @@ static void selectors_add_their_items(void **state)
     has_item(r, &p, "selection scores", scores * 2 * 2);
     has_item(r, &p, "selection logits", scores * 8 * 4);
     has_item(r, &p, "selected tokens", rows * 2 * (256 + 16) * 4);
-    has_item(r, &p, "finished lists", rows * 2 * 4);
     assert_int_equal(item_bytes(&p, "selected tiles") + item_bytes(&p, "predicted queries"), 0);
     assert_int_equal(item_bytes(&p, "label channels") + item_bytes(&p, "labels"), 0);
     assert_int_equal(p.kv.planes, 0);
@@ -231,9 +230,8 @@ static void selectors_add_their_items(void **state)
     assert_int_equal(item_bytes(&p, "selected tiles") + item_bytes(&p, "bounds of tiles"), 0);
     assert_int_equal(p.select_bytes,
                      item_bytes(&p, "selection scores") + item_bytes(&p, "selection logits") +
-                         item_bytes(&p, "selected tokens") + item_bytes(&p, "finished lists") +
-                         item_bytes(&p, "predicted queries") + item_bytes(&p, "label channels") +
-                         item_bytes(&p, "label offsets"));
+                         item_bytes(&p, "selected tokens") + item_bytes(&p, "predicted queries") +
+                         item_bytes(&p, "label channels") + item_bytes(&p, "label offsets"));
 
     /* No list is longer than the context. */
     set(r, "select-tokens", "1073741824");
