@@ -648,7 +648,7 @@ static const struct refusal {
      "the name of one of the tools"},
     {CN_API_CHAT, "\"tool_choice\": \"required\"", "tool_choice", "expected tools beside it"},
     {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"required\", "
-     "\"response_format\": {\"type\": \"json_object\"}", "tool_choice", "another structure"},
+     "\"structured_outputs\": {\"regex\": \"a\"}", "tool_choice", "another structure"},
     {CN_API_CHAT, "\"parallel_tool_calls\": 0", "parallel_tool_calls", "true or false"},
     {CN_API_CHAT, "\"tempreature\": 0.5", "tempreature", "unknown"},
     {CN_API_CHAT, "\"prompt\": \"x\"", "prompt", "unknown"},

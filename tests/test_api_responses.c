@@ -297,6 +297,9 @@ static const struct {
     {"\"input\": \"a\", \"max_tokens\": 3", "max_tokens", "max_output_tokens"},
     {"\"input\": \"a\", \"messages\": []", "messages", "use input"},
     {"\"input\": \"a\", \"nonsense\": 3", "nonsense", "unknown"},
+    {"\"input\": \"a\", \"text\": {\"format\": {\"type\": \"json_object\"}}, \"tools\": [" ADD
+     "], \"tool_choice\": \"required\"",
+     "tool_choice", "text: no effect"},
 };
 
 static void faults_are_named(void **state)
@@ -336,6 +339,9 @@ static void unknown_members_give_warnings(void **state)
         {"\"input\": \"a\", \"reasoning\": {\"mood\": 1}", "reasoning.mood"},
         {"\"input\": \"a\", \"tools\": [{\"type\": \"function\", \"name\": \"f\", \"mood\": 1}]",
          "tools[].mood"},
+        {"\"input\": \"a\", \"text\": {\"format\": {\"type\": \"json_object\"}}, \"tools\": [" ADD
+         "], \"tool_choice\": {\"type\": \"function\", \"name\": \"add\"}",
+         "text: no effect where tool_choice requires calls"},
     };
     cn_api_unknown unknown;
     cn_api_defaults accepting = defaults;

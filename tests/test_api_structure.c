@@ -109,6 +109,43 @@ static void white_space_of_json_is_read(void **state)
     }
 }
 
+/* A response_format is the form of a message: it rules where the answer may be one. */
+static void calls_replace_a_response_format(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *choice;
+        cn_structure_kind kind;
+    } cases[] = {
+        {"\"required\"", CN_STRUCTURE_CALLS},
+        {"{\"type\": \"function\", \"function\": {\"name\": \"f\"}}", CN_STRUCTURE_CALLS},
+        {"\"auto\"", CN_STRUCTURE_SCHEMA},
+        {"\"none\"", CN_STRUCTURE_SCHEMA},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_request r;
+        char rest[512];
+        snprintf(rest, sizeof rest,
+                 "\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": "
+                 "\"p\", \"strict\": true, \"schema\": {}}}, \"tools\": [" TOOL
+                 "], \"tool_choice\": %s",
+                 cases[i].choice);
+        accept_chat(&r, rest);
+        const bool calls = cases[i].kind == CN_STRUCTURE_CALLS;
+        const char *warning = json_string_value(json_array_get(r.warnings, 0));
+        assert_int_equal(r.params.structure.kind, cases[i].kind);
+        assert_int_equal(r.params.structure.strict, !calls);
+        assert_int_equal(r.params.finds_calls, calls);
+        assert_string_equal(r.structure_key, calls ? "tool_choice" : "response_format");
+        if (calls)
+            assert_string_equal(warning, "response_format: no effect where tool_choice requires "
+                                         "calls, ignored");
+        else
+            assert_null(warning);
+        cn_api_request_free(&r);
+    }
+}
+
 static const struct refusal {
     const char *rest, *key, *text;
 } refusals[] = {
@@ -155,6 +192,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(structured_output_is_read),
         cmocka_unit_test(white_space_of_json_is_read),
+        cmocka_unit_test(calls_replace_a_response_format),
         cmocka_unit_test(the_rest_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

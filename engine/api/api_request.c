@@ -474,6 +474,8 @@ cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_par
                               const char **key)
 {
     const char *text = json_string_value(choice);
+    *key = "tool_choice";
+    CN_TRY(cn_api_drop_message_format(r, choice));
     /* The model is not told of tools that it must not use. */
     if (text && strcmp(text, "none") == 0) json_object_del(r->chat, "tools");
     *key = "tools";

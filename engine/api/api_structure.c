@@ -6,6 +6,7 @@
 
 #include "engine/api/api_chat.h"
 #include "engine/api/api_tools.h"
+#include "engine/api/api_unknown.h"
 #include "engine/json.h"
 
 enum { SHOWN_BYTES = 96 };
@@ -193,11 +194,26 @@ static bool has_tool(const json_t *tools, const char *name)
     return false;
 }
 
+static bool is_required(const json_t *choice)
+{
+    return json_is_string(choice) && strcmp(json_string_value(choice), "required") == 0;
+}
+
+cn_status cn_api_drop_message_format(cn_api_request *r, const json_t *choice)
+{
+    const bool set = r->params.structure.kind != CN_STRUCTURE_NONE;
+    if (!set || strcmp(r->structure_key, "structured_outputs") == 0) return CN_OK;
+    if (!is_required(choice) && !named_function(choice)) return CN_OK;
+    r->params.structure = (cn_structure){0};
+    return cn_api_ignore(r->unknown, r->structure_key, "no effect where tool_choice requires calls",
+                         choice, &r->warnings);
+}
+
 cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v)
 {
     const char *choice = json_string_value(v), *name = named_function(v);
     const json_t *tools = json_object_get(r->chat, "tools");
-    const bool required = choice && strcmp(choice, "required") == 0;
+    const bool required = is_required(v);
     if (choice && (strcmp(choice, "auto") == 0 || strcmp(choice, "none") == 0)) return CN_OK;
     if (!required && !name)
         return cn_api_refuse(key,

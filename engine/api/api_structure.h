@@ -10,6 +10,9 @@
 /* Set r->params.structure. CN_ERR_ARG names the member. The engine checks schema and expression. */
 cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t *v);
 cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json_t *v);
+/* Before r->tool_parser is set. With a choice that requires calls, forgets a response_format, which
+ * is the form of a message, and warns. CN_ERR_ARG with --unknown-fields refuse. */
+cn_status cn_api_drop_message_format(cn_api_request *r, const json_t *choice);
 /* After all fields and r->tool_parser. "required" and a named function make the answer calls. */
 cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v);
 
