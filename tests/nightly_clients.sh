@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs lm-eval, guidellm, openai-agents, pydantic-ai, instructor and schemathesis from PyPI and Debian's
-# promtool against a running server.
+# Runs lm-eval, guidellm, openai-agents, pydantic-ai, instructor, magentic, smolagents and
+# schemathesis from PyPI and Debian's promtool against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
 # many bodies schemathesis draws for each route, from SEED; 500 make more than 5,000 cases.
@@ -61,11 +61,17 @@ cd "$dir" # where schemathesis leaves files
 grep generated "$dir/schema.log"
 stop
 
-# Forced tool calls through instructor, with a set, a URL and an optional member.
+# Typed outputs and forced tool calls: sets, URLs and optional members. The log also has what
+# instructor and smolagents print.
 cd "$root"
-need_python instructor instructor==1.3.2 openai==1.109.1 pydantic==2.14.4
-serve --kv-cache-memory-bytes 64M --tool-call-parser hermes
-"$python" tests/clients/structured_frameworks.py "$url"
+need_python structured-frameworks instructor==1.17.0 magentic==0.41.1 smolagents==1.26.0 \
+    openai==3.3.0 pydantic==2.14.4
+serve --kv-cache-memory-bytes 64M --tool-call-parser hermes --chat-template qwen3
+for script in structured_frameworks agents_tools; do
+    "$python" tests/clients/$script.py "$url" >"$dir/$script.log" 2>&1 ||
+        { cat "$dir/$script.log"; exit 1; }
+    echo "$script: ok"
+done
 stop
 
 # Every metric but vLLM's, whose names clients expect, must please promtool.
