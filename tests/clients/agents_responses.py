@@ -70,6 +70,18 @@ async def openai_agents_run_tools():
     assert calls[0] == calls[1] and streamed.final_output == whole.final_output, calls
 
 
+async def openai_agents_call_tools_before_typed_outputs():
+    calls.clear()
+    one = agent(tools=[agents.function_tool(multiply)], output_type=Point,
+                settings={"tool_choice": "required"})
+    whole = await agents.Runner.run(one, TEXT)
+    streamed = agents.Runner.run_streamed(one, TEXT)
+    async for _ in streamed.stream_events():
+        pass
+    assert isinstance(whole.final_output, Point) and len(calls) == 2, (whole, calls)
+    assert streamed.final_output == whole.final_output and calls[0] == calls[1], (streamed, calls)
+
+
 async def openai_agents_have_typed_outputs_and_histories():
     one = agent(output_type=Point)
     first = await agents.Runner.run(one, TEXT)
@@ -122,8 +134,9 @@ async def pydantic_ai_runs_tools():
 
 
 async def main():
-    for use in (openai_agents_run_tools, openai_agents_have_typed_outputs_and_histories,
-                pydantic_ai_has_typed_outputs, pydantic_ai_runs_tools):
+    for use in (openai_agents_run_tools, openai_agents_call_tools_before_typed_outputs,
+                openai_agents_have_typed_outputs_and_histories, pydantic_ai_has_typed_outputs,
+                pydantic_ai_runs_tools):
         await use()
         print(use.__name__)
 
