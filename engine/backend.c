@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "compress/policy.h"
@@ -44,13 +45,24 @@ static cn_status parse_device(const char *option, const char *text, device_kind 
 
 /* ---- the shared object ---- */
 
-/* Opens dir/name if it exists. *found: whether it exists. */
+/* The CUDA libraries that the shared object loads end the process at less. */
+enum { LEAST_ADDRESS_MIB = 8192 };
+
+/* MiB of address space that the process may have. */
+static uint64_t address_limit_mib(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_AS, &limit) == 0 ? limit.rlim_cur >> 20 : UINT64_MAX;
+}
+
+/* Opens dir/name if it exists and there is address space for it. *found: whether it exists. */
 static void *open_in(const char *dir, const char *name, bool *found)
 {
     char path[PATH_MAX];
     const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
     *found = n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
-    return *found ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!*found || address_limit_mib() < LEAST_ADDRESS_MIB) return NULL;
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
 /* Writes the folder of the program; false if it is unknown. */
@@ -91,6 +103,11 @@ static cn_status load_library(void **library)
 {
     char program[PATH_MAX], refused[256];
     bool found = false;
+    if (address_limit_mib() < LEAST_ADDRESS_MIB)
+        return cn_fail(CN_ERR_DEVICE,
+                       "the address space is limited to %llu MiB (ulimit -v): a GPU needs at least "
+                       "%d MiB: raise the limit, or use --device cpu",
+                       (unsigned long long)address_limit_mib(), LEAST_ADDRESS_MIB);
     *library = program_folder(program) ? open_beside(program, &found) : NULL;
     if (!found) *library = dlopen(CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (*library) return CN_OK;
