@@ -92,13 +92,12 @@ grep -q '^hops, 2 documents$' "$dir/table"
 [ "$(grep -c '"nll_minus_full": 0.0,' "$dir/forced.json")" = 2 ]
 grep -q '"complete": true' "$dir/forced.json"
 
-# A document that the engine refuses does not lose the table of those before it.
+# A document that an arm cannot hold is named before anything runs.
 echo '{"prompt": "Solve mod 100: 54+31"}' >"$dir/late.jsonl"
 head -n 1 $model/prompts/sums.jsonl >>"$dir/late.jsonl"
 refuse "late.jsonl: line 2: arm full" --model $model -i "$dir/late.jsonl" --prompt-field prompt \
     --continue-field prompt --arms zip:64 --block-size 64 --num-gpu-blocks-override 6
-[ "$(grep -c '^| ' "$dir/out")" = 3 ]
-grep -q "^late, 1 document\$" "$dir/out"
+grep -q '^| ' "$dir/out" && { echo "compare: an arm ran before the refusal"; exit 1; }
 
 # Arms with a home are compared like others, and are not probed.
 homes="--arms spade:64,spade:64:home=peer,zip:128:select=spade:select_tokens=64:home=peer"
