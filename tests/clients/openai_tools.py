@@ -71,7 +71,8 @@ def tools_can_be_required(client):
                 streamed = stream.get_final_completion().choices[0]
             assert streamed.finish_reason == whole.finish_reason, streamed
             assert calls_of(streamed.message) == calls_of(whole.message), (streamed, whole)
-    other = tool("f", x={"not": {}})
+    other = tool("f", x={"not": {"type": "string"}})
+    other["function"]["strict"] = True
     try:
         ask(client, 0, tools=[other], tool_choice="required")
         raise AssertionError("not refused")
