@@ -55,6 +55,10 @@ def normal(line):
     """A line of an output without the members that may differ between two runs."""
     body = line["response"]["body"]
     body.pop("created", None)
+    # Ids end with a number of the run.
+    for holder, name in ((line, "id"), (line["response"], "request_id"), (body, "id")):
+        if name in holder:
+            holder[name] = holder[name].rpartition("-")[0]
     # The number of cached prompt tokens depends on batch composition. The answer does not.
     if "usage" in body:
         body["usage"].pop("prompt_tokens_details", None)
