@@ -59,14 +59,16 @@ def agents_use_tools_and_end():
     schema = get_tool_json_schema(multiply)["function"]["parameters"]
     assert schema["properties"]["unit"]["nullable"] and schema["required"] == ["a", "b"], schema
     sure, n_calls = set(), 0
-    for seed in range(6):
+    for seed in range(40):  # the checkpoint chooses tools and members by chance
         answer, made = run(seed, stream=False)
         assert (answer, made) == run(seed, stream=True), (answer, made)
         assert all(type(a) is type(b) is int and u in (None, "m", "kg") for a, b, u in made), made
         assert answer.split()[0] in ("yes", "no"), answer
         sure.add(answer.split()[1])
         n_calls += len(made)
-    assert n_calls > 0 and "None" in sure and len(sure) > 1, (n_calls, sure)
+        if n_calls > 0 and "None" in sure and len(sure) > 1:
+            return
+    raise AssertionError((n_calls, sure))
 
 
 agents_use_tools_and_end()

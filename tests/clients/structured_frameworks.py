@@ -69,13 +69,13 @@ def instructor_modes_have_typed_outputs():
 
 
 def instructor_reads_any_object():
-    n_whole = 0
-    for seed in range(12):  # the checkpoint may write members without an end
+    for seed in range(40):  # the checkpoint may write members without an end
         try:
-            n_whole += isinstance(ask(Mode.JSON, Anything, seed=seed, max_tokens=60), Anything)
+            assert isinstance(ask(Mode.JSON, Anything, seed=seed, max_tokens=60), Anything)
+            return
         except IncompleteOutputException:
             pass
-    assert n_whole > 0
+    raise AssertionError("no whole object")
 
 
 def instructor_streams():
@@ -83,12 +83,13 @@ def instructor_streams():
         parts = list(ask(mode, Point, "create_partial"))
         assert len(parts) >= 3 and parts[0].y is None, (mode, parts)
         assert Point(**parts[-1].model_dump()), (mode, parts)
-        points = []
-        for seed in range(6):
+        points, seed = [], 0
+        while not points and seed < 40:
             try:
                 points += ask(mode, Point, "create_iterable", seed)
             except ValidationError as e:  # instructor fails on {}, which the schema it sent allows
                 assert "input_value={}" in str(e), e
+            seed += 1
         assert points and all(isinstance(p, Point) for p in points), (mode, points)
 
 
@@ -151,12 +152,13 @@ def magentic_has_typed_outputs():
 
 
 def magentic_calls_functions():
-    units = set()
-    for seed in range(6):
+    units, seed = set(), 0
+    while not (None in units and len(units) > 1):
+        assert seed < 40, units
         call = magentic_asks(magentic.FunctionCall[str], seed, functions=[multiply])
         assert call().split()[0].isdigit(), call
         units.add(call.arguments.get("unit"))
-    assert None in units and len(units) > 1, units
+        seed += 1
     many = magentic_asks(magentic.ParallelFunctionCall[str], functions=[multiply])
     assert all(product.split()[0].isdigit() for product in many()), many
 
