@@ -151,6 +151,8 @@ static const struct refusal {
 } refusals[] = {
     {"\"response_format\": \"json\"", "response_format", "\"json\""},
     {"\"response_format\": {\"type\": \"xml\"}", "response_format", "\"xml\""},
+    {"\"response_format\": {\"type\": \"structural_tag\", \"structures\": []}", "response_format",
+     "structural_tag is not supported: use tool_choice"},
     {"\"response_format\": {\"type\": \"json_object\", \"schema\": {}}", "response_format",
      "'schema'"},
     {"\"response_format\": {\"type\": \"json_schema\"}", "response_format",

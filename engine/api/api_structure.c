@@ -70,12 +70,22 @@ static cn_status set_json_schema(cn_api_request *r, const char *key, json_t *for
     return CN_OK;
 }
 
+/* A form of vLLM and xgrammar. key: the member that asks for it. */
+static cn_status refuse_structural_tag(const char *key)
+{
+    return cn_fail(CN_ERR_ARG,
+                   "%s: structural_tag is not supported: use tool_choice with tools, or "
+                   "structured_outputs.grammar",
+                   key);
+}
+
 cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t *v)
 {
     const char *type = json_string_value(json_object_get(v, "type"));
     const char *member;
     json_t *value;
     if (!type) return cn_api_refuse(key, "an object with a type", v);
+    if (strcmp(type, "structural_tag") == 0) return refuse_structural_tag(key);
     const bool schema = strcmp(type, "json_schema") == 0;
     json_object_foreach(v, member, value)
     {
@@ -145,11 +155,7 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         if (!strcmp(member, "choice")) kind = CN_STRUCTURE_CHOICE;
         if (!strcmp(member, "json_object")) kind = CN_STRUCTURE_JSON;
         char shown[SHOWN_BYTES];
-        if (!strcmp(member, "structural_tag"))
-            return cn_fail(CN_ERR_ARG,
-                           "%s: structural_tag is not supported: use tool_choice with tools, or "
-                           "grammar",
-                           key);
+        if (!strcmp(member, "structural_tag")) return refuse_structural_tag(key);
         if (kind == CN_STRUCTURE_NONE)
             return cn_fail(CN_ERR_ARG,
                            "%s: member '%s' is not supported: expected json, regex, choice, "
