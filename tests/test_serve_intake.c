@@ -18,7 +18,7 @@
 enum {
     N_LARGE = 4,
     LARGE_BYTES = BY_SANITIZER(31 << 20, 4 << 20, 2 << 20),
-    SMALL_MS = 2000,
+    SMALL_MS = BY_SANITIZER(2000, 20000, 20000), /* most, of a small request */
     KEPT_KIB = 24 << 10
 };
 
