@@ -13,6 +13,7 @@
 #include "engine/serve/service_state.h"
 #include "tests/lib/http_client.h"
 #include "tests/lib/serve_ask.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/serve_rig.h"
 
 /* ---- a turn of the engine thread that lasts until the test ends it ---- */
@@ -94,7 +95,7 @@ static void a_stalled_engine_is_not_healthy(void **state)
 /* Sends a request whose prompt is one long step. */
 static void send_slow(int fd)
 {
-    enum { WORDS = 7500, WORD_BYTES = 5 };
+    enum { WORDS = BY_SANITIZER(7500, 2000, 1000), WORD_BYTES = 5 };
     static const char before[] = "{\"max_tokens\": 1, \"prompt\": \"", after[] = "\"}";
     char head[160];
     snprintf(head, sizeof head,
