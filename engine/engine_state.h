@@ -158,6 +158,7 @@ struct cn_engine {
     cn_graph **graphs;                 /* see step_graph.c */
     uint32_t n_graph_buckets, n_routes;
     uint32_t routes[CN_MAX_ROUTES]; /* of recorded steps */
+    cn_sel_forms recorded_forms;    /* that their rows can have */
     cn_step_shape last_shape;          /* of the last launched step */
     uint32_t max_in_flight;            /* flights left unread when a step returns: 0 or 1 */
     uint32_t *count_tokens; /* device, [max_model_len]: tokens from which counts are rebuilt */

@@ -52,8 +52,9 @@ cn_status cn_step_graphs_record(cn_engine *e)
     /* Steps with rows away from the device run op by op (cn_step_graph_shape). So without requests
      * at home on the device no recorded step selects. */
     const bool local = cn_config_homes(e->config) >> CN_HOME_DEVICE & 1;
-    e->n_routes = cn_select_routes(
-        e->backend, local ? cn_config_selectors(e->config) : 1U << CN_SELECT_NONE, e->routes);
+    const uint32_t selectors = local ? cn_config_selectors(e->config) : 1U << CN_SELECT_NONE;
+    e->n_routes = cn_select_routes(e->backend, selectors, e->routes);
+    e->recorded_forms = cn_selectors_forms(selectors);
     e->graphs = cn_calloc((size_t)n * e->n_routes * CN_FLIGHTS, sizeof(cn_graph *));
     if (!e->graphs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u graphs", n);
     const double start = cn_now_s();
@@ -85,10 +86,8 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
         cn_select_need_of(plan, e->plan.kv.block_tokens, e->select.room);
     if (!need.fits) return op_by_op;
     cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), 0};
-    if (need.listed) {
-        const cn_sel_forms declared = cn_selectors_forms(cn_config_selectors(e->config));
-        shape.route = cn_select_route_of(e->backend, &need.forms, &declared);
-    }
+    if (need.listed)
+        shape.route = cn_select_route_of(e->backend, &need.forms, &e->recorded_forms);
     return route_index(e, shape.route) < e->n_routes ? shape : op_by_op;
 }
 
