@@ -11,7 +11,7 @@
  * gets a new block as its target. These new blocks are lent: with the commit as many blocks become
  * available again. They are never taken from another request, and while blocks are lent no request
  * is preempted for a block. Without a new block the source becomes the target and leaves the cache,
- * and so do the own blocks behind it, which could no longer be found.
+ * and so do the own blocks after it, which could no longer be found.
  *
  * An away request keeps its exchange area beside the compressed blocks. Both together are the
  * targets: at its first event those of the area come last, so that the others have the index of

@@ -486,7 +486,7 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
 
 /* ---- calls ---- */
 
-/* What was read is no call. */
+/* What was read is not a call. */
 static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
 {
     const size_t n_read = f->at - f->begin;

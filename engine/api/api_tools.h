@@ -64,7 +64,7 @@ typedef struct cn_tool_finder {
     uint32_t depth;        /* open brackets in the item or, while skipping, in the text */
     bool quoted, escaped;  /* in a string of the item; after a backslash in it */
     bool is_marked;        /* a mark came before the object */
-    bool is_bare;          /* there is no object: the arguments follow the name */
+    bool is_bare;          /* without an object: the arguments follow the name */
     bool is_in_list;       /* the object is in an array */
     bool is_nested;        /* the object is the member "function" of another */
     bool is_call, is_kept; /* the object is a call; that call is the last of `calls` */
