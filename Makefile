@@ -114,7 +114,7 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 # The program refuses a backend with another sum.
 HEADERS := $(filter %.h,$(shell $(CC) -I. -MM engine/ops.h 2>/dev/null))
 HEADER_SUM := $(firstword $(shell cat /dev/null $(HEADERS) | cksum))
-HEADER_SUM_OBJ := $(BUILD)/engine/backend.o $(BUILD)/cuda/cuda_backend.o
+HEADER_SUM_OBJ := $(BUILD)/engine/start/device_choice.o $(BUILD)/cuda/cuda_backend.o
 # Runs on Python 3.10 and newer.
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
@@ -161,11 +161,11 @@ $(HEADER_SUM_OBJ): override CPPFLAGS += -DCN_HEADER_SUM=$(HEADER_SUM)
 
 # These run on any x86-64 processor, to refuse one that the rest cannot run on.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-$(BUILD)/engine/main.o $(BUILD)/engine/cpu_check.o: override CFLAGS += -march=x86-64
+$(BUILD)/engine/main.o $(BUILD)/engine/base/cpu_check.o: override CFLAGS += -march=x86-64
 endif
 
 # The assembler includes these files, so the compiler's dependency list does not name them.
-$(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
+$(BUILD)/engine/serve/routes/assets.o: engine/serve/routes/page.html engine/serve/routes/openapi.json
 
 # Examples can include only the public header, under its installed name.
 $(BUILD)/examples/%.o: examples/%.c $(BUILD)/flags

@@ -10,9 +10,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/ops.h"
-#include "engine/selected_stages.h"
+#include "engine/select/selected_stages.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,7 +6,7 @@
 
 #include <cuda.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "compress/selector.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef enum section {
     SEC_TOKENS,
@@ -23,7 +23,7 @@ typedef enum section {
     SEC_KV_LEN,
     SEC_LOGIT_ROWS,
     SEC_SAMPLE,
-    SEC_SELECT, /* engine/select.h; empty without selectors */
+    SEC_SELECT, /* engine/select/select.h; empty without selectors */
     SEC_PLANE_SLOTS, /* cn_plane_view; empty without a plane */
     SEC_PLANE_LEN,
     SEC_POOL_LEN,

@@ -7,9 +7,9 @@
 #ifndef CN_BATCH_H
 #define CN_BATCH_H
 
-#include "engine/home.h"
+#include "engine/home/home.h"
 #include "engine/ops.h"
-#include "engine/select.h"
+#include "engine/select/select.h"
 #include "scheduler/scheduler.h"
 
 typedef struct cn_batch cn_batch;

@@ -4,7 +4,7 @@
 #ifndef CN_ENGINE_H
 #define CN_ENGINE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"

@@ -5,10 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "engine/checkpoint/select_file.h"
-#include "engine/start_line.h"
-#include "engine/start_plan.h"
+#include "engine/start/start_line.h"
+#include "engine/start/start_plan.h"
 #include "engine/step_graph.h"
 #include "engine/text/prompt.h"
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compress/policy.h"
-#include "engine/select_cost.h"
+#include "engine/select/select_cost.h"
 #include "engine/step_graph.h"
 
 enum { ROUNDS = 3 };

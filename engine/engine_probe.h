@@ -8,8 +8,8 @@
 
 #include "compress/events.h"
 #include "engine/engine.h"
-#include "engine/home.h"
-#include "engine/select_probe.h"
+#include "engine/home/home.h"
+#include "engine/select/select_probe.h"
 
 /* CN_ERR_ARG when the engine would refuse every request with these parameters. */
 cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv);
@@ -28,7 +28,7 @@ cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p);
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e);
 
 /* Bytes that a decode step reads for a request that holds `resident` tokens: K and V of all, or
- * what its selector reads (engine/select_cost.h). Weights are not included. */
+ * what its selector reads (engine/select/select_cost.h). Weights are not included. */
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident);
 
 /* True on the CPU backend. */

@@ -8,7 +8,7 @@
 
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/cpu_check.h"
+#include "engine/base/cpu_check.h"
 
 /* ---- processors ---- */
 

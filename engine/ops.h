@@ -1,7 +1,7 @@
 /* ops.h - the ops of the forward pass, of sampling and of compression: one plain argument struct
  * for each, and the table of functions (the backend). A leaf.
  *
- * The model (engine/model.c) is written once over this table. The CPU backend is the readable
+ * The model (engine/model/model.c) is written once over this table. The CPU backend is the readable
  * specification of every op. Tests compare other backends with it on awkward shapes.
  *
  * Conventions.
@@ -27,8 +27,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/base.h"
-#include "engine/dtype.h"
+#include "engine/base/base.h"
+#include "engine/base/dtype.h"
 #include "paged/planes.h"
 
 #ifdef __cplusplus
@@ -336,8 +336,8 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
 
 /* Labels (n_channels values each) and bounds of complete tiles of the KV layout (64 tokens, or a
  * smaller block), all layers. Every plane of pools.digest that is not NULL is written.
- * label_c = round((k_c - o_c) / scale), -7 to 7 (engine/select_math.h), with the offset o_c of the
- * channel in f32. */
+ * label_c = round((k_c - o_c) / scale), -7 to 7 (engine/select/select_math.h), with the offset o_c
+ * of the channel in f32. */
 typedef struct cn_digest_tile {
     uint32_t block, tile; /* tile: index in the block, in tiles of the layout */
 } cn_digest_tile;
@@ -424,10 +424,10 @@ static inline uint32_t cn_sel_form(const cn_sel_stage *st)
 
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
  *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
- * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select_math.h), scaled by
- * 1/sqrt(d); under group rule max log2 of the largest share (cn_share_score). Candidates in tiles
- * that lie below position `base` get 0, the lowest value, and count in no softmax. Labels are
- * ranked alike, bit by bit, on every backend.
+ * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select/select_math.h),
+ * scaled by 1/sqrt(d); under group rule max log2 of the largest share (cn_share_score). Candidates
+ * in tiles that lie below position `base` get 0, the lowest value, and count in no softmax. Labels
+ * are ranked alike, bit by bit, on every backend.
  *
  * What the op reads, except q and tiles, must be complete before the op before it starts: a device
  * may read it early. */
@@ -742,7 +742,7 @@ typedef enum cn_cuda_gemm_kind {
 
 /* Pointers are borrowed for the call. */
 typedef struct cn_cuda_backend_opts {
-    /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
+    /* Set by cn_backend_cuda_load (engine/start/device_choice.h): describes the calling program. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
     /* CN_HEADER_SUM of the program. The Makefile computes this checksum of the contents of ops.h

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "engine/philox.h"
+#include "engine/base/philox.h"
 
 enum { CN_WEIGHT_BITS = 40 }; /* the weight of the likeliest token is 1 << CN_WEIGHT_BITS */
 

@@ -5,7 +5,7 @@
 #ifndef CN_SAMPLER_H
 #define CN_SAMPLER_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/ops.h"
 
 enum {

@@ -6,10 +6,10 @@
  * A graph has a fixed number of rows, its bucket; a smaller step is padded. Everything that changes
  * between steps is in device arrays (engine/batch.h). Their addresses are fixed, except that steps
  * alternate between two sets of output arrays (cn_flight); each bucket is therefore recorded once
- * for each set, and once for each route of selection (engine/select.h) that a declared selector
- * can need. Only steps in which every row decodes and samples, and in which all candidates fit the
- * scratch together, are replayed. Others run op by op. The op `digest` follows the graph: its tiles
- * are arguments, and few steps complete one. */
+ * for each set, and once for each route of selection (engine/select/select.h) that a declared
+ * selector can need. Only steps in which every row decodes and samples, and in which all candidates
+ * fit the scratch together, are replayed. Others run op by op. The op `digest` follows the graph:
+ * its tiles are arguments, and few steps complete one. */
 #ifndef CN_STEP_GRAPH_H
 #define CN_STEP_GRAPH_H
 

@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "engine/dtype.h"
+#include "engine/base/dtype.h"
 
 #ifdef __CUDACC__
 #define CN_KV_FN __host__ __device__ static inline

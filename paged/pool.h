@@ -21,7 +21,7 @@
 #ifndef CN_POOL_H
 #define CN_POOL_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { CN_NO_BLOCK = UINT32_MAX };
 

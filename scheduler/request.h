@@ -16,7 +16,7 @@
 
 #include "compress/away.h"
 #include "compress/policy.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef enum cn_seq_state {
     CN_SEQ_WAITING,     /* in a queue; holds nothing */

@@ -3,7 +3,7 @@
 # other one.
 set -eu
 doc=docs/API.md
-openapi=engine/serve/openapi.json
+openapi=engine/serve/routes/openapi.json
 source=engine/api/api_request.c
 responses=engine/api/responses_request.c
 dir=$(mktemp -d)

@@ -10,7 +10,7 @@
  * no-select_rotate leaves that query at its own position. The usual exchange behind the pack finds
  * nothing left to move, so the counts of fetched and missed tokens are 0. The program is linked
  * with --wrap=cn_home_create. */
-#include "engine/home.h"
+#include "engine/home/home.h"
 
 cn_status __real_cn_home_create(cn_homes *h, const cn_home_opts *o);
 cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o);

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "engine/serve/http_server.h"
+#include "engine/serve/http/http_server.h"
 #include "tests/lib/fuzz.h"
 #include "tests/lib/http_client.h"
 

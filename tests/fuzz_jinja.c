@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/text/jinja/jinja.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 #include "tests/lib/fuzz.h"
 
 static json_t *variables;

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "engine/checkpoint/generation_config.h"
-#include "engine/json.h"
-#include "engine/rope.h"
-#include "engine/weights.h"
+#include "engine/base/json.h"
+#include "engine/model/rope.h"
+#include "engine/model/weights.h"
 #include "tests/lib/fuzz.h"
 
 static void check_refusal(cn_status status)

@@ -3,9 +3,9 @@
  * not change the result. */
 #include <string.h>
 
-#include "engine/base.h"
-#include "engine/serve/files_multipart.h"
-#include "engine/utf8.h"
+#include "engine/base/base.h"
+#include "engine/serve/routes/files_multipart.h"
+#include "engine/base/utf8.h"
 #include "tests/lib/fuzz.h"
 
 typedef struct seen {

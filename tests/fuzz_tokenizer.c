@@ -7,7 +7,7 @@
 
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 #include "tests/lib/fuzz.h"
 
 static cn_tokenizer *bundled;

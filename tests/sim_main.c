@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "tests/sim/sim.h"
 
 static bool parse(const char *text, uint64_t *out)

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/serve/api_keys.h"
+#include "engine/serve/http/api_keys.h"
 
 #define KEYS "ann:ann-secret-1 priority=-5,bob:bob-secret-2,root:root-secret-3 admin"
 

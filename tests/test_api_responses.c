@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/api/api_request.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 static const cn_api_defaults defaults = {
     .sampling = {.n = 1,

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/api/api_request.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 #define CHAT_START "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
 #define TOOL "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}"

@@ -10,8 +10,8 @@
 
 #include "engine/api/api_response.h"
 #include "engine/api/api_tools.h"
-#include "engine/philox.h"
-#include "engine/call_marks.h"
+#include "engine/base/philox.h"
+#include "engine/text/call_marks.h"
 
 /* The content and the calls "name arguments;" that a text has. */
 typedef struct found {

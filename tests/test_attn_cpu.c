@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "tests/lib/attend_lists.h"
 #include "tests/lib/backend_rig.h"

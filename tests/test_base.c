@@ -7,8 +7,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/base.h"
-#include "engine/utf8.h"
+#include "engine/base/base.h"
+#include "engine/base/utf8.h"
 
 static void fail_keeps_text_and_adds_context(void **state)
 {

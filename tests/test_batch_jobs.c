@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "tests/lib/jobs_rig.h"
 
 /* ---- tests: states ---- */

@@ -19,7 +19,7 @@
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/resume.h"
 #include "engine/options/option_value.h"
-#include "engine/serve/spool.h"
+#include "engine/serve/spool/spool.h"
 
 static char dir[] = "/tmp/cinch_output_XXXXXX";
 static char path[64];

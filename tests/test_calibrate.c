@@ -10,7 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/calibrate.h"
+#include "engine/select/calibrate.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/select_file.h"
 #include "tests/lib/model_rig.h"

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_sample.h"
 #include "engine/sample_math.h"
 #include "tests/lib/backend_rig.h"

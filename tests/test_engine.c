@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "tests/lib/overflow_model.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"

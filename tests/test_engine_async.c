@@ -17,8 +17,8 @@
  *
  * No request has home `auto`, because its home depends on batch composition. Group rule `max` needs
  * no exception: its weights are added up in an order that depends on positions alone
- * (engine/select_math.h), so a list has the same entries in every batch and every pack, on a GPU
- * too.
+ * (engine/select/select_math.h), so a list has the same entries in every batch and every pack, on
+ * a GPU too.
  *
  * A GPU runs with --batch-invariant, and only tokens are compared there. Engines without homes have
  * ample memory there and compute prompts at once, so that no request is preempted. Engines with

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 
 enum { BYTES = 4096 };
 static cn_backend *pair[2];

@@ -8,8 +8,8 @@
 
 #include <event2/event.h>
 
-#include "engine/base.h"
-#include "engine/event_log.h"
+#include "engine/base/base.h"
+#include "engine/base/event_log.h"
 
 /* A loop inside a loop is refused by libevent with a message. */
 static void loop_again(evutil_socket_t fd, short what, void *base)

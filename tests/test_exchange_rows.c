@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "engine/exchange.h"
+#include "engine/home/exchange.h"
 
 enum { B = 64, ROWS = 5, TILES = 4, WINDOW = 4 };
 

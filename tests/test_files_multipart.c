@@ -6,7 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/serve/files_multipart.h"
+#include "engine/serve/routes/files_multipart.h"
 
 static cn_buf out;
 

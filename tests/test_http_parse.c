@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/serve/http_parse.h"
+#include "engine/serve/http/http_parse.h"
 
 /* Parses a copy of exactly the text's size, so that a sanitizer sees a read past the end. */
 static int parse(const char *text, cn_http_head *h, char **keep)

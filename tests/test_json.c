@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "tests/lib/sanitizer.h"
 
 static const cn_json_limits limits = {1 << 20, 1 << 20, 8};

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "engine/list.h"
+#include "engine/base/list.h"
 
 typedef struct item {
     char name;

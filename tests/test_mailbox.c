@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "engine/serve/mailbox.h"
+#include "engine/serve/calls/mailbox.h"
 
 enum { N_WRITERS = 4, N_EACH = 2000 };
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/serve/metrics.h"
-#include "engine/serve/status_json.h"
+#include "engine/serve/routes/metrics.h"
+#include "engine/serve/routes/status_json.h"
 
 /* ---- metrics ---- */
 

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/linked_products.h"
 #include "tests/lib/model_rig.h"

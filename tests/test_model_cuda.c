@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/bf16.h"
 #include "tests/lib/linked_products.h"
 #include "tests/lib/model_rig.h"

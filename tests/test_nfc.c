@@ -9,7 +9,7 @@
 #include <utf8proc.h>
 
 #include "engine/text/nfc.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { CODE_POINTS = 0x110000 };
 

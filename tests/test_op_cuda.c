@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "engine/checkpoint/dummy_weight.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/exchange_case.h"
 #include "tests/lib/op_cases.h"
 

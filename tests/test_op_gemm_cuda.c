@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 

@@ -15,8 +15,8 @@
 
 #include <cmocka.h>
 
-#include "engine/select_math.h"
-#include "engine/select.h"
+#include "engine/select/select_math.h"
+#include "engine/select/select.h"
 #include "tests/lib/attend_lists.h"
 #include "tests/lib/op_world.h"
 #include "tests/lib/score_value.h"

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
 #include "tests/lib/backend_rig.h"

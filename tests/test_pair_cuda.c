@@ -107,7 +107,7 @@ static void keep(void *user, const cn_event *ev)
 
 /* Each form of an away request, with both group rules; every sixth request stays at home. Both
  * rules give the same lists in every batch and pack, because the order in which rule max adds up
- * its weights depends on positions alone (engine/select_math.h). */
+ * its weights depends on positions alone (engine/select/select_math.h). */
 static void choose_kv(cn_kv_params *kv, uint32_t i, cn_kv_home home)
 {
     const uint32_t form = i / N_TASKS % 6;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/planner.h"
+#include "engine/start/planner.h"
 
 /* Qwen3-8B in bf16 at b = 256, budget 2048: N_max = 9, w = 16. */
 static cn_planner_input qwen3_8b(void)

@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/replace_file.h"
+#include "engine/base/replace_file.h"
 
 static char dir[] = "/tmp/cinch_replace_XXXXXX";
 

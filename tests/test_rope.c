@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "engine/rope.h"
+#include "engine/model/rope.h"
 #include "tests/lib/golden.h"
 
 static void load(cn_model_config *c, const char *name)

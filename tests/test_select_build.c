@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/select.h"
+#include "engine/select/select.h"
 #include "tests/lib/paged_batch.h"
 
 enum { MAX_ROWS = 24, CONTEXT = 4096, SEED = 12345, UNTOUCHED = 0xa5 };

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "engine/select_cost.h"
+#include "engine/select/select_cost.h"
 
 static const cn_select_shape qwen3_8b = {.weight_bytes = UINT64_C(15140000000),
                                          .n_layers = 36,

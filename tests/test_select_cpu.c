@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "engine/cpu/cpu_ops.h"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/sanitizer.h"

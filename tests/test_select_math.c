@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/score_value.h"
 

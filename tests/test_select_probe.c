@@ -11,7 +11,7 @@
 
 #include "engine/engine_probe.h"
 #include "engine/engine_state.h"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 #include "tests/lib/run_engine.h"
 
 enum { MAX_TOKENS = 170, LIST = 64, EVERY = 7, SINKS = 4, MAX_LEN = 1024, MAX_UNITS = 64 };

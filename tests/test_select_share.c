@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/sanitizer.h"
 #include "tests/lib/select_world.h"

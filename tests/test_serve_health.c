@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/serve/service_state.h"
+#include "engine/serve/calls/service_state.h"
 #include "tests/lib/http_client.h"
 #include "tests/lib/serve_ask.h"
 #include "tests/lib/sanitizer.h"

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/serve/metrics.h"
+#include "engine/serve/routes/metrics.h"
 #include "tests/lib/http_client.h"
 #include "tests/lib/serve_rig.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/options/options.h"
-#include "engine/start_line.h"
+#include "engine/start/start_line.h"
 
 static void the_reason_for_the_cpu_is_named(void **state)
 {

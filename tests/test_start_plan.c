@@ -8,8 +8,8 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
-#include "engine/start_plan.h"
-#include "engine/weights.h"
+#include "engine/start/start_plan.h"
+#include "engine/model/weights.h"
 
 static size_t device_bytes;
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 #include "tests/lib/run_engine.h"
 
 enum { N_REQUESTS = 12, VOCAB = 70 };

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "engine/serve/turns.h"
+#include "engine/serve/calls/turns.h"
 
 enum { N_THREADS = 6, N_ROUNDS = 2000 };
 

@@ -11,7 +11,7 @@
 
 #include "engine/checkpoint/dummy_weight.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/weights.h"
+#include "engine/model/weights.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/tensor_file.h"
 

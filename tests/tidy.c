@@ -35,7 +35,7 @@ enum {
 };
 
 typedef struct source {
-    char path[MAX_PATH]; /* from the root: "engine/base.c" */
+    char path[MAX_PATH]; /* from the root: "engine/base/base.c" */
     const char *name;    /* its last part */
     char *text;          /* the file, with NUL for line ends */
     char *code;          /* the same, with comments and literals blanked */
@@ -234,9 +234,8 @@ static void check_size(const source *f)
 
 static bool is_leaf(const char *path)
 {
-    return !strcmp(path, "engine/base.h") || !strcmp(path, "engine/ops.h") ||
-           !strcmp(path, "engine/cinch.h") || !strcmp(path, "engine/list.h") ||
-           !strcmp(path, "engine/dtype.h") || !strcmp(path, "paged/kv_layout.h") ||
+    return starts(path, "engine/base/") || !strcmp(path, "engine/ops.h") ||
+           !strcmp(path, "engine/cinch.h") || !strcmp(path, "paged/kv_layout.h") ||
            !strcmp(path, "paged/planes.h");
 }
 
@@ -245,54 +244,74 @@ static bool is_leaf(const char *path)
  * folders inside it. docs/ARCHITECTURE.md draws the main directions. */
 static const struct {
     const char *folder;
-    const char *may[12];
+    const char *may[13];
 } layers[] = {
     {"paged/", {NULL}},
     {"compress/", {"paged/"}},
     {"scheduler/", {"paged/", "compress/away.h", "compress/policy.h", "compress/selector.h"}},
-    {"engine/options/",
-     {"engine/json.h", "compress/away.h", "compress/policy.h", "compress/selector.h"}},
+    {"engine/base/", {NULL}},
+    {"engine/options/", {"compress/away.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/text/",
-     {"engine/options/", "engine/call_marks.h", "engine/json.h", "engine/utf8.h",
-      "engine/text/jinja/jinja.h",
-      "engine/text/jinja/jinja_pystring.h"}},
-    {"engine/text/jinja/", {"engine/json.h", "engine/utf8.h"}},
-    {"engine/checkpoint/",
-     {"engine/options/", "engine/json.h", "engine/replace_file.h", "paged/planes.h"}},
+     {"engine/options/", "engine/text/jinja/jinja.h", "engine/text/jinja/jinja_pystring.h"}},
+    {"engine/text/jinja/", {NULL}},
+    {"engine/checkpoint/", {"engine/options/", "paged/planes.h"}},
     {"engine/cpu/",
-     {"compress/", "engine/sample_math.h", "engine/select_math.h", "engine/selected_stages.h"}},
-    {"engine/grammar/", {"engine/json.h", "engine/utf8.h"}},
+     {"compress/", "engine/sample_math.h", "engine/select/select_math.h",
+      "engine/select/selected_stages.h"}},
+    {"engine/grammar/", {NULL}},
+    {"engine/start/",
+     {"engine/", "engine/options/", "engine/checkpoint/", "engine/model/", "engine/select/",
+      "engine/home/", "scheduler/", "paged/", "compress/"}},
+    {"engine/select/",
+     {"engine/", "engine/options/", "engine/checkpoint/", "engine/model/", "engine/start/",
+      "scheduler/", "paged/", "compress/"}},
+    {"engine/home/",
+     {"engine/", "engine/options/", "engine/checkpoint/", "engine/select/", "engine/start/",
+      "scheduler/", "paged/", "compress/"}},
+    {"engine/model/",
+     {"engine/", "engine/options/", "engine/checkpoint/", "engine/select/", "engine/home/",
+      "engine/start/", "paged/", "compress/"}},
     {"engine/",
-     {"engine/options/", "engine/text/", "engine/checkpoint/", "engine/grammar/", "scheduler/",
-      "paged/", "compress/"}},
+     {"engine/options/", "engine/text/", "engine/checkpoint/", "engine/grammar/", "engine/start/",
+      "engine/model/", "engine/select/", "engine/home/", "scheduler/", "paged/", "compress/"}},
     {"engine/api/",
-     {"engine/options/", "engine/call_marks.h", "engine/json.h", "engine/utf8.h",
-      "compress/policy.h", "compress/selector.h"}},
+     {"engine/options/", "engine/text/call_marks.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/offline/",
-     {"engine/", "engine/options/", "engine/text/", "engine/api/",
+     {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/start/",
       "engine/checkpoint/select_file.h", "compress/selector.h"}},
     {"engine/compare/",
      {"engine/", "engine/options/", "engine/text/", "engine/offline/", "engine/cmd/command.h",
       "compress/away.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/serve/",
+     {"engine/", "engine/options/", "engine/serve/http/", "engine/serve/calls/",
+      "engine/serve/routes/"}},
+    {"engine/serve/http/", {"engine/", "engine/options/", "engine/api/", "engine/serve/calls/"}},
+    {"engine/serve/calls/",
      {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/offline/"}},
+    {"engine/serve/spool/",
+     {"engine/options/", "engine/api/", "engine/offline/", "engine/serve/calls/"}},
+    {"engine/serve/routes/",
+     {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/offline/",
+      "engine/serve/", "engine/serve/http/", "engine/serve/calls/", "engine/serve/spool/"}},
     {"engine/bench/",
      {"engine/", "engine/options/", "engine/text/", "engine/checkpoint/", "engine/offline/",
-      "engine/cmd/command.h", "engine/cmd/stop_signals.h", "engine/compare/compare_arms.h",
-      "engine/serve/http_parse.h", "compress/policy.h", "compress/selector.h"}},
+      "engine/start/", "engine/cmd/command.h", "engine/cmd/stop_signals.h",
+      "engine/compare/compare_arms.h", "engine/serve/http/http_parse.h", "compress/policy.h",
+      "compress/selector.h"}},
     {"engine/cmd/",
-     {"engine/", "engine/options/", "engine/text/", "engine/checkpoint/", "engine/offline/",
-      "engine/serve/", "compress/policy.h", "compress/selector.h"}},
-    {"engine/main.c", {"engine/cmd/command.h", "engine/cmd/stop_signals.h", "engine/cpu_check.h"}},
+     {"engine/", "engine/options/", "engine/text/", "engine/checkpoint/", "engine/start/",
+      "engine/home/", "engine/select/", "engine/offline/", "engine/serve/", "compress/policy.h",
+      "compress/selector.h"}},
+    {"engine/main.c", {"engine/cmd/command.h", "engine/cmd/stop_signals.h"}},
     {"cuda/",
      {"cuda/gemm/gemm.h", "cuda/select/digest.h", "engine/checkpoint/dummy_weight.h",
-      "engine/selected_stages.h"}},
+      "engine/select/selected_stages.h"}},
     {"cuda/attn/", {"cuda/"}},
     {"cuda/gemm/", {"cuda/"}},
     {"cuda/compress/", {"cuda/", "cuda/attn/", "compress/"}},
     {"cuda/sample/", {"cuda/", "engine/sample_math.h"}},
     {"cuda/select/",
-     {"cuda/", "cuda/attn/", "compress/", "engine/sample_math.h", "engine/select_math.h"}},
+     {"cuda/", "cuda/attn/", "compress/", "engine/sample_math.h", "engine/select/select_math.h"}},
     {"tests/", {"*"}},
     {"bench/", {"*"}},
     {"examples/", {"cinch.h"}},
@@ -371,12 +390,11 @@ static bool is_built(const source *f)
         "tests/lib/",  "tests/test_", "tests/fuzz_", "tests/sim_",  "tests/sim/",
         "tests/tidy.c", "tests/diff_dumps.c", "tests/cinch_true_query.c", "tests/fake_cuda/",
     };
-    /* engine/ and cuda/ may have folders, one level deep; engine/ in one place two levels. */
-    if (starts(f->path, "engine/text/jinja/")) return true;
-    const char *rest = starts(f->path, "engine/") ? f->path + strlen("engine/")
-                       : starts(f->path, "cuda/") ? f->path + strlen("cuda/")
-                                                  : NULL;
-    if (rest) return !strchr(rest, '/') || strchr(rest, '/') == strrchr(rest, '/');
+    /* engine/ may have folders two levels deep, cuda/ one level. */
+    size_t depth = 0;
+    for (const char *p = f->path; *p; p++) depth += *p == '/';
+    if (starts(f->path, "engine/")) return depth <= 3;
+    if (starts(f->path, "cuda/")) return depth <= 2;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         if (starts(f->path, places[i]) && !strchr(f->path + strlen(places[i]), '/')) return true;
     return false;

@@ -71,9 +71,9 @@ printf '#pragma once\n' >"$dir/t/engine/x.h"
 expect engine/x.h:1 "first line"
 printf '/* x.c - twice. */\n' >"$dir/t/paged/x.c"
 expect paged/x.c:1 "same file name"
-mkdir -p "$dir/t/engine/old/older"
-printf '/* z.c - dead. */\n' >"$dir/t/engine/old/older/z.c"
-expect engine/old/older/z.c:1 "no rule"
+mkdir -p "$dir/t/engine/old/older/oldest"
+printf '/* z.c - dead. */\n' >"$dir/t/engine/old/older/oldest/z.c"
+expect engine/old/older/oldest/z.c:1 "no rule"
 printf '/* x.h - a header. */\n#include "engine/y.h"\n' >"$dir/t/engine/x.h"
 printf '/* y.h - a header. */\n#include "engine/x.h"\n' >"$dir/t/engine/y.h"
 expect engine/y.h:2 "engine/x.h also includes this file"
@@ -90,7 +90,7 @@ layer compress/c.c scheduler/s.h
 layer compress/c.c engine/x.h
 layer cuda/k.cu engine/x.h
 layer engine/cpu/c.c engine/x.h
-layer engine/base.h engine/x.h
+layer engine/base/base.h engine/x.h
 layer engine/x.c tests/t.h
 for folder in offline compare bench cmd serve; do layer engine/x.c engine/$folder/t.h; done
 mkdir -p "$dir/t/engine/serve"
@@ -113,7 +113,7 @@ design
 printf '/* DESIGN.md §1.2 and §1, engine/x.h, x.c, http_*.c, engine/cpu/. */\n' >>"$dir/t/engine/x.c"
 "$tidy" "$dir/t" >/dev/null || { echo "a fault for a correct citation"; exit 1; }
 clean
-for ok in paged/kv_layout.h engine/base.h engine/list.h compress/policy.h; do
+for ok in paged/kv_layout.h engine/base/base.h engine/base/list.h compress/policy.h; do
     printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
     "$tidy" "$dir/t" >/dev/null || { echo "a fault for $ok in scheduler/s.c"; exit 1; }
 done

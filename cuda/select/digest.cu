@@ -9,7 +9,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/select/digest.h"
 #include "cuda/util.cuh"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 
 enum { TILES = 256, BLOCK = 128, MAX_HEAD_DIM = 256 };
 

@@ -15,8 +15,8 @@
  *
  * Group rule max takes one more kernel (score_share.cu), except where the blocks of
  * score_ring_sm90.cu compute the shares. This one stores the logits of all heads, and the sum of
- * the weights of each part, lot by lot (engine/select_math.h). Steps with a stage of rule max have
- * a kernel of their own, whose threads have more registers.
+ * the weights of each part, lot by lot (engine/select/select_math.h). Steps with a stage of rule
+ * max have a kernel of their own, whose threads have more registers.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. More than 8 heads

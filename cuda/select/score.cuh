@@ -34,7 +34,7 @@
 #include <math_constants.h>
 
 #include "cuda/select/select.cuh"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 
 enum {
     CN_SCORE_BLOCKS = 2, /* thread blocks of a multiprocessor */

@@ -8,7 +8,8 @@
  * and scores in shared memory. Three kernels pass them through the L2 cache, and each waits for the
  * one before. A block has a part of the unit's lots. A warp ranks a lot at a time, and loads its
  * labels into registers all at once. Under rule max the blocks add up their weights in each other's
- * shared memory, lot by lot as `score` does (engine/select_math.h), so the lists are the same.
+ * shared memory, lot by lot as `score` does (engine/select/select_math.h), so the lists are the
+ * same.
  *
  * `score` of the tiles waits for all that writes queries, keys, tables and the arrays of the step
  * before it lets this kernel start. If it counts its scores, a block waits for those of its unit.

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 128, MAX_ARGUMENT_DEPTH = 32 };
 

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "engine/api/api_unknown.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Each reads the field `key` with the value v and sets members of `variables`. CN_ERR_ARG names the
  * field, the value and what was expected. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 /* JSON has no infinities. vLLM writes the same value for a probability of 0. */
 #define LOWEST_LOGPROB (-9999.0)

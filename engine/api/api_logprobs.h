@@ -8,7 +8,7 @@
 #include <jansson.h>
 
 #include "engine/api/api_request.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Returns the bytes of a token, which may be incomplete UTF-8, and sets *special; NULL if the id is
  * unknown. */

@@ -7,7 +7,7 @@
 #include "engine/api/api_fields.h"
 #include "engine/api/api_structure.h"
 #include "engine/api/responses_request.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
 

@@ -17,7 +17,7 @@
 #include <jansson.h>
 
 #include "engine/api/api_unknown.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/options/options.h"
 
 typedef enum cn_api_endpoint {

@@ -8,8 +8,8 @@
 #include "engine/api/api_result_state.h"
 #include "engine/api/http_status.h"
 #include "engine/api/responses_write.h"
-#include "engine/json.h"
-#include "engine/utf8.h"
+#include "engine/base/json.h"
+#include "engine/base/utf8.h"
 
 enum { CHUNK_TOKENS = 256 }; /* most logprobs of a chunk */
 

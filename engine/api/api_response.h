@@ -15,7 +15,7 @@
 
 #include "engine/api/api_logprobs.h"
 #include "engine/api/api_request.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_api_result cn_api_result;
 

@@ -7,7 +7,7 @@
 #include "engine/api/api_chat.h"
 #include "engine/api/api_tools.h"
 #include "engine/api/api_unknown.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96 };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/call_marks.h"
+#include "engine/text/call_marks.h"
 
 enum { CALL_BYTES = 110 /* of a call in a body, without its values */ };
 

@@ -7,7 +7,7 @@
 #include <jansson.h>
 #include <pthread.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum {
     CN_API_LOGGED_NAMES = 64, /* names that are logged; further ones are only in responses */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/api/api_chat.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 64, PLACE_BYTES = 96 };
 

@@ -8,7 +8,7 @@
 #include "engine/api/api_fields.h"
 #include "engine/api/api_structure.h"
 #include "engine/api/responses_input.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/ops.h"
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 32, REPEATED_DIGITS = 15, FLOAT_DIGITS = 7 };

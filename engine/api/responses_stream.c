@@ -6,7 +6,7 @@
 #include "engine/api/api_result_state.h"
 #include "engine/api/responses_items.h"
 #include "engine/api/responses_write.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 /* ---- events ---- */
 

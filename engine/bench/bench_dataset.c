@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "engine/json.h"
-#include "engine/offline/line_reader.h"
+#include "engine/base/json.h"
+#include "engine/base/line_reader.h"
 #include "engine/text/prompt.h"
 
 enum {

@@ -5,7 +5,7 @@
 #ifndef CN_BENCH_DATASET_H
 #define CN_BENCH_DATASET_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
 

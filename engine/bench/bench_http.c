@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "engine/serve/http_parse.h"
+#include "engine/serve/http/http_parse.h"
 
 enum { MAX_HEAD_BYTES = 64 << 10 };
 

@@ -8,7 +8,7 @@
 #include <event2/event.h>
 #include <sys/socket.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_bench_target {
     struct sockaddr_storage address;

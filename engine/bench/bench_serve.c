@@ -12,9 +12,9 @@
 #include "engine/bench/bench_dataset.h"
 #include "engine/bench/bench_http.h"
 #include "engine/checkpoint/model_config.h"
-#include "engine/event_log.h"
-#include "engine/json.h"
-#include "engine/serve/http_parse.h"
+#include "engine/base/event_log.h"
+#include "engine/base/json.h"
+#include "engine/serve/http/http_parse.h"
 
 enum { MAX_REPLY_BYTES = 16 << 20, MAX_DEPTH = 32 };
 

@@ -9,7 +9,7 @@
 #include "engine/bench/bench_dataset.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 /* ---- signals ---- */
 

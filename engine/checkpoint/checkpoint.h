@@ -10,7 +10,7 @@
 #ifndef CN_CHECKPOINT_H
 #define CN_CHECKPOINT_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"

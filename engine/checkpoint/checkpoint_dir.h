@@ -3,7 +3,7 @@
 #ifndef CN_CHECKPOINT_DIR_H
 #define CN_CHECKPOINT_DIR_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Refuses a file, and a directory that has GGUF files instead of a checkpoint: CN_ERR_MODEL says
  * how to convert them. CN_ERR_IO if nothing is there. */

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20, CONFIG_MAX_DEPTH = 16, MAX_NEW_TOKENS = 1 << 30 };
 

@@ -4,7 +4,7 @@
 #ifndef CN_GENERATION_CONFIG_H
 #define CN_GENERATION_CONFIG_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 
 /* generation_config.json. A field is valid only if its has_ flag is set. */

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "engine/checkpoint/checkpoint_dir.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum {
     CONFIG_MAX_BYTES = 4 << 20,

@@ -10,7 +10,7 @@
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/ops.h"
 
 typedef enum cn_rope_type { CN_ROPE_DEFAULT, CN_ROPE_LLAMA3, CN_ROPE_YARN } cn_rope_type;

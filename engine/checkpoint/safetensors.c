@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "engine/checkpoint/checkpoint_dir.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "views use the byte order of the file");
 

@@ -16,7 +16,7 @@
 #ifndef CN_SAFETENSORS_H
 #define CN_SAFETENSORS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* The dtypes of the format. Weights can be CN_ST_F32, _BF16 or _F16. A file may contain tensors of
  * other dtypes if the model does not use them. */

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "engine/checkpoint/safetensors.h"
-#include "engine/json.h"
-#include "engine/replace_file.h"
+#include "engine/base/json.h"
+#include "engine/base/replace_file.h"
 
 enum { MAX_BYTES = 16 << 20, HEADER_BYTES = 512, HEADER_STEP = 8, TEXT_BYTES = 512 };
 

@@ -10,7 +10,7 @@
 #ifndef CN_SELECT_FILE_H
 #define CN_SELECT_FILE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "paged/planes.h"
 

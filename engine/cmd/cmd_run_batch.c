@@ -14,9 +14,9 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/offline/batch_drive.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 /* ---- signals ---- */
 

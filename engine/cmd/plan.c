@@ -6,20 +6,20 @@
  * fast the backend's GEMM reads a weight matrix for one row. The other is how fast it multiplies
  * the matrix for as many rows as requests run at once. The model of a step is the GEMMs of all
  * parameters, plus one read at the first speed of all resident K and V, or of what the default
- * selector reads instead (engine/select_cost.h). Copies from a home are not counted. */
+ * selector reads instead (engine/select/select_cost.h). Copies from a home are not counted. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "compress/policy.h"
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/plan_gpu.h"
 #include "engine/cmd/plan_home.h"
 #include "engine/cmd/plan_select.h"
-#include "engine/home.h"
-#include "engine/start_plan.h"
+#include "engine/home/home.h"
+#include "engine/start/start_plan.h"
 #include "engine/text/tokenizer.h"
 
 typedef struct plan_report {

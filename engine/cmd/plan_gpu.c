@@ -1,8 +1,8 @@
 /* plan_gpu.c - see plan_gpu.h. The figures are those of the CUDA backend on a Hopper GPU. */
 #include "engine/cmd/plan_gpu.h"
 
-#include "engine/backend.h"
-#include "engine/start_plan.h"
+#include "engine/start/device_choice.h"
+#include "engine/start/start_plan.h"
 
 enum {
     ALIGN_BYTES = 256,

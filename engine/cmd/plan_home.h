@@ -8,8 +8,8 @@
 
 #include <jansson.h>
 
-#include "engine/exchange.h"
-#include "engine/start_plan.h"
+#include "engine/home/exchange.h"
+#include "engine/start/start_plan.h"
 
 /* The exchange of a request with the default parameters of a selector. */
 typedef struct cn_plan_exchange {

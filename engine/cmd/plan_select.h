@@ -8,8 +8,8 @@
 
 #include <jansson.h>
 
-#include "engine/select_cost.h"
-#include "engine/start_plan.h"
+#include "engine/select/select_cost.h"
+#include "engine/start/start_plan.h"
 
 enum { CN_PLAN_SPEED_UPS = 5 };
 

@@ -8,8 +8,8 @@
 #include "compress/policy.h"
 #include "engine/compare/svg_plot.h"
 #include "engine/compare/text_table.h"
-#include "engine/json.h"
-#include "engine/replace_file.h"
+#include "engine/base/json.h"
+#include "engine/base/replace_file.h"
 
 static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
 {

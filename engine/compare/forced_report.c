@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/compare/text_table.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 /* NAN without tokens. */
 static double share(const cn_forced_figures *f)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/compare/compare_task.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 /* Appends an empty document and returns it; NULL if out of memory. */
 static cn_forced_document *new_document(cn_forced_task *t)

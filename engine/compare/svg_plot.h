@@ -5,7 +5,7 @@
 #ifndef CN_SVG_PLOT_H
 #define CN_SVG_PLOT_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_svg_point {
     const char *label;

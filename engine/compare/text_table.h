@@ -4,7 +4,7 @@
 #ifndef CN_TEXT_TABLE_H
 #define CN_TEXT_TABLE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { CN_TEXT_CELL_BYTES = 48, CN_TEXT_MAX_COLUMNS = 24, CN_TEXT_LINE_BYTES = 100 };
 

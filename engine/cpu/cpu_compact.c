@@ -8,7 +8,7 @@
  * before the first move. */
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"
 
 void cn_cpu_stage_plan(const cn_compress_req *req, uint32_t *index, cn_cpu_stage *stage)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 
 /* The keys of a tile of one head in one layer. */
 typedef struct digest_tile {

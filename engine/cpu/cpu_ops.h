@@ -7,11 +7,11 @@
 #ifndef CN_CPU_OPS_H
 #define CN_CPU_OPS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_stream.h"
 #include "engine/ops.h"
-#include "engine/selected_stages.h"
+#include "engine/select/selected_stages.h"
 
 enum {
     CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */

@@ -9,7 +9,7 @@
 #ifndef CN_CPU_POOL_H
 #define CN_CPU_POOL_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_cpu_pool cn_cpu_pool;
 

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/sample_math.h"
 
 enum {

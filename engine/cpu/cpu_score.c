@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/score.h"
 
 enum {

@@ -17,7 +17,7 @@
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 
 enum {
     CHUNK = 1024, /* candidates of a task */

@@ -7,7 +7,7 @@
  * branch. */
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"
 
 /* Maps a float to an unsigned integer of the same order. Both zeros are equal; NaN is lowest. */

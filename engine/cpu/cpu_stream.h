@@ -13,7 +13,7 @@
 #ifndef CN_CPU_STREAM_H
 #define CN_CPU_STREAM_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/ops.h"
 
 struct cn_cpu;

@@ -15,7 +15,7 @@
 
 #include "engine/grammar/network.h"
 #include "engine/grammar/token_trie.h"
-#include "engine/list.h"
+#include "engine/base/list.h"
 
 typedef struct cn_automaton cn_automaton;
 

@@ -6,7 +6,7 @@
 
 #include "engine/grammar/json_rules.h"
 #include "engine/grammar/schema.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96 };
 

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 bool cn_charset_try_add(cn_charset *c, uint32_t lo, uint32_t hi)
 {

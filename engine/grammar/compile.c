@@ -12,7 +12,7 @@
 #include "engine/grammar/lark.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 struct cn_compiler {
     const cn_vocabulary *vocabulary;

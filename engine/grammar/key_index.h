@@ -3,7 +3,7 @@
 #ifndef CN_KEY_INDEX_H
 #define CN_KEY_INDEX_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Numbers of keys, which are arrays of numbers, in the order in which they were found. */
 typedef struct cn_key_index {

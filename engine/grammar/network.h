@@ -10,7 +10,7 @@
 #ifndef CN_NETWORK_H
 #define CN_NETWORK_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum {
     CN_NET_MAX_NODES = 1 << 17,  /* and the same number of edges, times 4 */

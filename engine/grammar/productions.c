@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "engine/grammar/regex.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { FIRST_CAPACITY = 64, SHOWN_NAME = 64, NAMES_PER_STEP = 8 };
 

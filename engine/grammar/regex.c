@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { MAX_GROUPS_INSIDE = 64, MAX_REPEAT = 65535, NO_RULE = 0, NO_ITEM = UINT32_MAX };
 

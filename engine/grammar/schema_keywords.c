@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/grammar/schema_parts.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 #define OF(type) (1U << CN_JSON_##type)
 enum { ALL_TYPES = (1 << CN_N_JSON_TYPES) - 1, MAX_NAMED = 96 };

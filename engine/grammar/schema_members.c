@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "engine/grammar/schema_object.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { MAX_PATTERNS = CN_SCHEMA_MAX_GROUPS - 1 };
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "engine/grammar/schema_parts.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum {
     MAX_WORDS = 1000,   /* numbers that are written one by one */

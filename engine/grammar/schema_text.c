@@ -4,7 +4,7 @@
 
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema_parts.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { MAX_CONDITIONS = 16 };
 

@@ -6,7 +6,7 @@
 #ifndef CN_TOKEN_TRIE_H
 #define CN_TOKEN_TRIE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { CN_TRIE_MAX_DEPTH = 255 }; /* bytes of a token; longer ones are left out */
 

@@ -9,7 +9,7 @@
 #ifndef CN_AUDIT_H
 #define CN_AUDIT_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* The tokens of one sample, with their log-probabilities. */
 typedef struct cn_transcript {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96, MAX_ID_BYTES = 512 };
 

@@ -11,9 +11,9 @@
 #define CN_BATCH_INPUT_H
 
 #include "engine/api/api_request.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/offline/id_set.h"
-#include "engine/offline/line_reader.h"
+#include "engine/base/line_reader.h"
 
 enum {
     CN_BATCH_MAX_LINE_BYTES = 32 << 20,

@@ -6,7 +6,7 @@
 
 #include "engine/api/api_response.h"
 #include "engine/api/http_status.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
 enum { MAX_DEPTH = 16, HASH_DIGITS = 16 };

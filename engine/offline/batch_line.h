@@ -15,7 +15,7 @@
 
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/offline/id_set.h"
 
 /* The parts of the line other than the response. */

@@ -9,7 +9,7 @@
 
 #include <sys/types.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_batch_output cn_batch_output;
 

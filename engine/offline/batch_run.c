@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "engine/api/http_status.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/grade.h"
 

@@ -37,7 +37,7 @@
 #define CN_BATCH_RUN_H
 
 #include "engine/api/api_response.h"
-#include "engine/list.h"
+#include "engine/base/list.h"
 #include "engine/offline/audit.h"
 #include "engine/offline/batch_input.h"
 #include "engine/offline/batch_output.h"

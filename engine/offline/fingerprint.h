@@ -13,7 +13,7 @@
 #ifndef CN_FINGERPRINT_H
 #define CN_FINGERPRINT_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Whether the engine reads a file of this name in a checkpoint directory. */
 bool cn_fingerprint_covers(const char *name);

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 enum { NAME_BYTES = 64, LIST_BYTES = 512 };
 

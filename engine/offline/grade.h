@@ -14,7 +14,7 @@
 #ifndef CN_GRADE_H
 #define CN_GRADE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/options/options.h"
 
 /* True if output[n] matches the reference. rule must not be CN_OPT_GRADE_NONE. */

@@ -7,7 +7,7 @@
 #ifndef CN_ID_SET_H
 #define CN_ID_SET_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_id {
     uint64_t hi, lo; /* the two lowest bits of lo are 0 */

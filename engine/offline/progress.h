@@ -5,7 +5,7 @@
 #ifndef CN_PROGRESS_H
 #define CN_PROGRESS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/options/options.h"
 
 /* The figures to show. Requests of earlier runs of the file count as read and as done. */

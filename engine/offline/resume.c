@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include "compress/selector.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/first_lines.h"
-#include "engine/replace_file.h"
+#include "engine/base/replace_file.h"
 #include "engine/options/option_value.h"
 
 enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };

@@ -11,7 +11,7 @@
 #ifndef CN_RESUME_H
 #define CN_RESUME_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/offline/batch_output.h"
 #include "engine/offline/id_set.h"
 #include "engine/offline/token_forecast.h"

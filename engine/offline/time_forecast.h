@@ -10,7 +10,7 @@
 #ifndef CN_TIME_FORECAST_H
 #define CN_TIME_FORECAST_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* What a step costs. The zero value counts tokens alone. */
 typedef struct cn_step_cost {

@@ -7,7 +7,7 @@
 #ifndef CN_TOKEN_FORECAST_H
 #define CN_TOKEN_FORECAST_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Lengths to 63 have a bucket each; longer ones have 16 buckets for each doubling. */
 enum { CN_LENGTH_EXACT = 64, CN_LENGTH_STEPS = 16, CN_LENGTH_BUCKETS = 64 + 24 * 16 };

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* ---- values of the enumerated options, in the order of their names in the table ---- */
 typedef enum cn_opt_load_format {

@@ -6,7 +6,7 @@
 #include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/options/option_value.h"
 
 enum { KEY_MAX_BYTES = 64 };

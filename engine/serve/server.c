@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/event_log.h"
+#include "engine/base/event_log.h"
 
 enum { TICK_MS = 100 };
 static const double FLUSH_S = 1; /* for the errors that end unfinished requests */

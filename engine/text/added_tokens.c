@@ -5,7 +5,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t)
 {

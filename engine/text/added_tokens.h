@@ -7,7 +7,7 @@
 #ifndef CN_ADDED_TOKENS_H
 #define CN_ADDED_TOKENS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_added_token {
     const char *text; /* borrowed for the life of the set */

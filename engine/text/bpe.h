@@ -7,7 +7,7 @@
 #ifndef CN_BPE_H
 #define CN_BPE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/text/tokens.h"
 
 typedef struct cn_bpe cn_bpe;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/options/options.h"
 #include "engine/text/chat_family.h"
 #include "engine/text/jinja/jinja.h"

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { CN_CHAT_TEMPLATE_MAX_BYTES = 4 << 20 };
 

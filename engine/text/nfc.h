@@ -8,7 +8,7 @@
 #ifndef CN_NFC_H
 #define CN_NFC_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_nfc {
     int32_t *cps; /* [cap] one stretch, decomposed */

@@ -8,7 +8,7 @@
 #ifndef CN_PRETOKEN_H
 #define CN_PRETOKEN_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_pretoken cn_pretoken;
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/json.h"
-#include "engine/utf8.h"
+#include "engine/base/json.h"
+#include "engine/base/utf8.h"
 
 /* ---- sets of characters, as members of a class of PCRE2 ---- */
 

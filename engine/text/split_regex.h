@@ -6,7 +6,7 @@
 #ifndef CN_SPLIT_REGEX_H
 #define CN_SPLIT_REGEX_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Appends to `out` the expression for PCRE2 that matches what `regex` matches in the tokenizers
  * package. CN_ERR_MODEL names a construct that is not supported. */

@@ -11,7 +11,7 @@
 #ifndef CN_STOP_H
 #define CN_STOP_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* What ends the samples of a request: shared by them, and read-only. */
 typedef struct cn_stop_rules cn_stop_rules;

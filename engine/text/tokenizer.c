@@ -5,9 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/text/tokenizer_json.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { MAX_FILE_BYTES = 1 << 28, MAX_FILE_DEPTH = 32 };
 

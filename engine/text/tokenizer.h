@@ -20,7 +20,7 @@
 #ifndef CN_TOKENIZER_H
 #define CN_TOKENIZER_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "engine/text/tokens.h"
 
 /* NULL is a tokenizer without tokens: lookups find nothing and encoding fails. */

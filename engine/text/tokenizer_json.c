@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-#include "engine/json.h"
-#include "engine/utf8.h"
+#include "engine/base/json.h"
+#include "engine/base/utf8.h"
 
 /* ---- reading JSON with names in the errors ---- */
 

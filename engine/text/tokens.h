@@ -2,7 +2,7 @@
 #ifndef CN_TOKENS_H
 #define CN_TOKENS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Zero-initialise; free with cn_tokens_free. To clear, set len to 0. */
 typedef struct cn_tokens {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { FREE_SLOT = 0xFFFFFFFF };
 

@@ -7,7 +7,7 @@
 #ifndef CN_VOCAB_H
 #define CN_VOCAB_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { CN_VOCAB_MAX_ID = (1 << 22) - 1 }; /* above any known vocabulary, small enough to allocate */
 

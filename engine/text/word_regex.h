@@ -3,7 +3,7 @@
 #ifndef CN_WORD_REGEX_H
 #define CN_WORD_REGEX_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_word_regex cn_word_regex;
 

@@ -7,7 +7,7 @@
 #include "engine/text/split_regex.h"
 #include "engine/text/vocab.h"
 #include "engine/text/word_regex.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 enum { MAX_STEPS = 32 };
 

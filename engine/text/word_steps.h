@@ -7,7 +7,7 @@
 #ifndef CN_WORD_STEPS_H
 #define CN_WORD_STEPS_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct cn_word_steps cn_word_steps;
 

@@ -21,7 +21,7 @@ MASK = (1 << 64) - 1
 
 
 def hash64(data):
-    """The low half of cn_hash64 in engine/base.c."""
+    """The low half of cn_hash64 in engine/base/base.c."""
     h = 0xCBF29CE484222325
     for byte in data:
         h = (h ^ byte) * 0x100000001B3 & MASK

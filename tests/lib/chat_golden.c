@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 json_t *chat_golden_load(void)
 {

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base.h"
-#include "engine/dump.h"
+#include "engine/base/base.h"
+#include "engine/model/dump.h"
 
 typedef struct entry {
     unsigned long long step;

@@ -5,7 +5,7 @@
 
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 typedef struct http_reply {
     int status;     /* 0: the connection ended before the status line */

@@ -4,7 +4,7 @@
 #ifndef CN_TEST_JOBS_RIG_H
 #define CN_TEST_JOBS_RIG_H
 
-#include "engine/serve/batch_jobs.h"
+#include "engine/serve/spool/batch_jobs.h"
 
 enum { JOBS_MAX_SUBMITTED = 1024 };
 

@@ -4,7 +4,7 @@
 #ifndef CN_TEST_MODEL_RIG_H
 #define CN_TEST_MODEL_RIG_H
 
-#include "engine/model.h"
+#include "engine/model/model.h"
 
 typedef struct model_rig_opts {
     cn_backend *backend; /* borrowed; NULL: a CPU backend, which the rig opens */

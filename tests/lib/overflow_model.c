@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "engine/checkpoint/safetensors.h"
-#include "engine/json.h"
+#include "engine/base/json.h"
 
 #define SOURCE "examples/tiny-reasoner/"
 #define SHARD "model-0000%d-of-00002.safetensors"

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 static uint64_t rng_next(test_rng *r)
 {

@@ -3,7 +3,7 @@
 #ifndef CN_TEST_RUN_ENGINE_H
 #define CN_TEST_RUN_ENGINE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 enum { RUN_MAX_REQUESTS = 128, RUN_MAX_SAMPLES = 8 };
 

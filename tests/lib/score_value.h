@@ -1,10 +1,10 @@
-/* score_value.h - f16 in double, and the values of scores (engine/select_math.h). */
+/* score_value.h - f16 in double, and the values of scores (engine/select/select_math.h). */
 #ifndef CN_TEST_SCORE_VALUE_H
 #define CN_TEST_SCORE_VALUE_H
 
 #include <math.h>
 
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 
 /* The f16 nearest to x in double, ties to even, saturated. */
 static inline double test_nearest_f16(double x)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 void scratch_dir_open(scratch_dir *d)
 {

@@ -11,7 +11,7 @@
 
 #include "tests/lib/select_world.h"
 
-#include "engine/select_math.h"
+#include "engine/select/select_math.h"
 #include "tests/lib/backend_rig.h"
 
 size_t select_units(const select_world *w)

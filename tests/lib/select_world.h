@@ -3,7 +3,7 @@
 #ifndef CN_TEST_SELECT_WORLD_H
 #define CN_TEST_SELECT_WORLD_H
 
-#include "engine/backend.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/paged_batch.h"
 
 enum {

@@ -3,7 +3,7 @@
 #ifndef CN_TENSOR_FILE_H
 #define CN_TENSOR_FILE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* An image under construction. Zero-initialise it and free it with tensor_file_free. */
 typedef struct tensor_file {

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "scheduler/sched_state.h"
 
 /* Most engines whose requests keep all KV have requests with selectors, beside requests of policy

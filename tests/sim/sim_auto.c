@@ -1,6 +1,6 @@
 /* sim_auto.c - requests with home `auto`: half of those that would have a home elsewhere, and in a
  * third of the engines nearly all. The draw takes nothing from the run's random numbers. */
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "tests/sim/sim_world.h"
 
 void sim_declare_auto(sim_world *w)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 static uint64_t digest_of(const uint64_t *tags)
 {

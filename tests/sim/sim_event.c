@@ -1,7 +1,7 @@
 /* sim_event.c - runs compression events on the fake device: what they keep, and when they run. */
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 

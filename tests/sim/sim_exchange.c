@@ -5,7 +5,7 @@
 #include "tests/sim/sim_world.h"
 
 #include "compress/selector.h"
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* A set of positions. */
 typedef struct sim_set {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "scheduler/sched_state.h"
 
 uint32_t sim_token(const sim_seq *q, uint32_t position)

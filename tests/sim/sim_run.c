@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 

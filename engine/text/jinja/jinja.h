@@ -22,7 +22,7 @@
 
 #include <jansson.h>
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* Limits of one rendering; beyond them it fails with CN_ERR_ARG. */
 enum {

@@ -2,7 +2,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/json.h"
+#include "engine/base/json.h"
 #include "engine/text/jinja/jinja_run.h"
 
 enum { MAX_RANGE = 100000 }; /* that of jinja2's sandbox */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 static char at(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
 

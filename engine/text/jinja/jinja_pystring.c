@@ -4,7 +4,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 size_t cn_pychar(cn_jtext t, uint32_t *cp)
 {

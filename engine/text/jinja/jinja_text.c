@@ -6,7 +6,7 @@
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"
-#include "engine/utf8.h"
+#include "engine/base/utf8.h"
 
 /* ---- output ---- */
 

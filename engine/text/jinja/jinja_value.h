@@ -3,7 +3,7 @@
 #ifndef CN_JINJA_VALUE_H
 #define CN_JINJA_VALUE_H
 
-#include "engine/base.h"
+#include "engine/base/base.h"
 
 /* ---- arena ---- */
 

@@ -1,0 +1,14 @@
+/* lock_file.h - the lock by which one process at a time writes a file.
+ *
+ * Owner: the descriptor. Thread: any. Stage: start. */
+#ifndef CN_LOCK_FILE_H
+#define CN_LOCK_FILE_H
+
+#include "engine/base/base.h"
+
+/* Locks an open file until it is closed. A killed process keeps its lock until the system has freed
+ * its memory, so this waits up to three seconds. Returns false with errno: EWOULDBLOCK when another
+ * process has the lock. */
+bool cn_lock_file(int fd);
+
+#endif

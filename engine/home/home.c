@@ -1,0 +1,704 @@
+/* home.c - see home.h. */
+#include "engine/home/home.h"
+
+#include <math.h>
+
+#include "compress/policy.h"
+#include "compress/selector.h"
+#include "engine/start/device_choice.h"
+
+/* ---- checks and start ---- */
+
+/* How a home is declared, for errors. */
+static const char *declare_home(const cn_config *c)
+{
+    return c->arms || c->decode_arms ? "add home=peer or home=host to an arm"
+                                     : "add peer or host to --kv-homes";
+}
+
+/* --home-space and --host-space: each declared home has a size, and every size given belongs to a
+ * declared home. */
+static cn_status check_spaces(const cn_config *c)
+{
+    const uint32_t away = cn_config_away(c);
+    const bool peer = away >> CN_HOME_PEER & 1, host = away >> CN_HOME_HOST & 1;
+    if (!host && c->host_space_gib > 0)
+        return cn_fail(CN_ERR_ARG, "--host-space %.5g: kv home host is not declared; add host to "
+                                   "--kv-homes, or leave it out",
+                       (double)c->host_space_gib);
+    if (!away && c->home_space_gib > 0)
+        return cn_fail(CN_ERR_ARG, "--home-space %.5g: no home is declared; %s, or leave it out",
+                       (double)c->home_space_gib, declare_home(c));
+    if (!peer && c->host_space_gib > 0 && c->home_space_gib > 0)
+        return cn_fail(CN_ERR_ARG,
+                       "--home-space %.5g and --host-space %.5g: kv home host is the only home; "
+                       "leave one of the two out",
+                       (double)c->home_space_gib, (double)c->host_space_gib);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (away >> h & 1 && !(cn_config_home_gib(c, (cn_kv_home)h) > 0))
+            return cn_fail(CN_ERR_ARG, "kv home %s: --home-space is missing; set it to GiB of "
+                                       "memory for the KV of these requests",
+                           cn_kv_home_name((cn_kv_home)h));
+    return CN_OK;
+}
+
+cn_status cn_home_check_start(const cn_config *c)
+{
+    const uint32_t away = cn_config_away(c);
+    const bool peer = away >> CN_HOME_PEER & 1;
+    if (c->cache_device && !away)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: only kv home peer uses it; add peer to "
+                                   "--kv-homes, or leave it out",
+                       c->cache_device);
+    CN_TRY(check_spaces(c));
+    if (!away && cn_config_is_given(c, &c->n_packs))
+        return cn_fail(CN_ERR_ARG, "--packs %u: no home is declared; %s, or leave it out",
+                       c->n_packs, declare_home(c));
+    if (!away && c->kv.home == CN_HOME_AUTO)
+        return cn_fail(CN_ERR_ARG, "--kv-home auto: no other home is declared; add peer or host to "
+                                   "--kv-homes, or leave it out");
+    if (!away) return CN_OK;
+    if (peer && !c->cache_device)
+        return cn_fail(CN_ERR_ARG, "kv home peer: --cache-device is missing");
+    if (!peer && c->cache_device)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: kv home host uses host memory; leave it out",
+                       c->cache_device);
+    if (!(cn_config_selectors(c) & cn_away_selectors()))
+        return cn_fail(CN_ERR_ARG, "--kv-homes %s: no selector can use it; add spade, last or tls "
+                                   "to --kv-selectors",
+                       cn_kv_home_name(peer ? CN_HOME_PEER : CN_HOME_HOST));
+    return CN_OK;
+}
+
+bool cn_homes_any(const cn_homes *hs) { return hs->at[CN_HOME_PEER].be || hs->at[CN_HOME_HOST].be; }
+
+/* Returns the declared home behind h, or the first one if h is NULL. NULL: there is none. */
+static cn_home *next_home(cn_homes *hs, cn_home *h)
+{
+    for (h = h ? h + 1 : hs->at; h < hs->at + CN_N_HOMES; h++)
+        if (h->be) return h;
+    return NULL;
+}
+
+/* Creates the streams of steps. */
+static cn_status create_streams(cn_home *h, cn_priority priority)
+{
+    CN_TRY(h->be->stream_create(h->be, priority, &h->stream));
+    return h->be->stream_create(h->be, priority, &h->pushes);
+}
+
+cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be)
+{
+    const uint32_t away = cn_config_away(c);
+    if (!away) return CN_OK;
+    CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
+                                cn_config_homes(c)));
+    if (away >> CN_HOME_PEER & 1)
+        CN_TRY(cn_backend_check_pair(model_be, hs->at[CN_HOME_PEER].be, c));
+    if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
+    hs->at[CN_HOME_HOST].be = model_be;
+    /* Beside a model on the same device the exchange must not delay it. */
+    CN_TRY(create_streams(&hs->at[CN_HOME_HOST], CN_PRIORITY_LOW));
+    hs->at[CN_HOME_HOST].predicts = hs->at[CN_HOME_HOST].stream;
+    return CN_OK;
+}
+
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m)
+{
+    cn_home *h = &hs->at[CN_HOME_PEER];
+    if (!(cn_config_away(c) >> CN_HOME_PEER & 1)) return CN_OK;
+    CN_TRY(cn_backend_open_cache(&h->be, c, m));
+    CN_TRY(cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c)));
+    CN_TRY(create_streams(h, CN_PRIORITY_HIGH));
+    /* Predictions may wait: a rank that waits for room would delay its pack. */
+    CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->predicts));
+    return h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills);
+}
+
+static cn_status create_fences(const cn_homes *hs, cn_home *h)
+{
+    if (h->be == hs->o.model_be) h->fills = hs->o.event_stream;
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        CN_TRY(h->be->fence_create(h->be, &h->ranked[p]));
+        CN_TRY(h->be->fence_create(h->be, &h->done[p]));
+    }
+    CN_TRY(h->be->fence_create(h->be, &h->predicted));
+    return h->be->fence_create(h->be, &h->filled);
+}
+
+static cn_kv_home kind_of(const cn_homes *hs, const cn_home *h) { return (cn_kv_home)(h - hs->at); }
+
+/* Describes a home space; its memory is allocated. */
+static void describe(const cn_homes *hs, cn_home *h)
+{
+    const cn_home_plan *plan = &hs->o.plan->homes[kind_of(hs, h)];
+    const cn_kv_layout *l = &hs->o.local.layout;
+    cn_pools *p = &h->env.home;
+    p->layout = cn_kv_layout_make(l->n_layers, plan->n_blocks, l->n_kv_heads, l->block_tokens,
+                                  l->head_dim, l->part[CN_KV_K].dtype);
+    p->n_heads = hs->o.local.n_heads;
+    p->act_dtype = hs->o.local.act_dtype;
+    p->digest.n_channels = cn_label_channels(l->head_dim);
+    h->env.be = h->be;
+    h->env.local = hs->o.local;
+    h->env.n_slots = plan->n_slots;
+    h->env.chosen_stride = h->fill_rows.sizes.move_stride;
+    h->env.cos = hs->o.cos;
+    h->env.sin = hs->o.sin;
+}
+
+/* Describes the plane of dense layers: the blocks of each home, one home behind the other. */
+static void describe_plane(cn_homes *hs)
+{
+    const cn_kv_layout *l = &hs->o.local.layout;
+    uint32_t n_blocks = 0;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        h->plane_first = n_blocks;
+        n_blocks += hs->o.plan->homes[kind_of(hs, h)].n_blocks;
+    }
+    hs->plane.layout = cn_kv_layout_make(hs->packs.first_layer, n_blocks, l->n_kv_heads,
+                                         l->block_tokens, l->head_dim, l->part[CN_KV_K].dtype);
+    hs->plane.n_heads = hs->o.local.n_heads;
+    hs->plane.act_dtype = hs->o.local.act_dtype;
+}
+
+static cn_status make_tiles(cn_home *h)
+{
+    const uint32_t n_blocks = h->env.home.layout.n_blocks;
+    const uint32_t of_block = h->env.home.layout.block_tokens / CN_DIGEST_TILE;
+    h->tiles = cn_calloc((size_t)n_blocks * of_block, sizeof *h->tiles);
+    if (!h->tiles) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u home blocks", n_blocks);
+    for (uint32_t i = 0; i < n_blocks * of_block; i++)
+        h->tiles[i] = (cn_digest_tile){i / of_block, i % of_block};
+    return CN_OK;
+}
+
+/* The first exchange of a request brings in all that it selects. */
+static cn_status check_chosen(const cn_homes *hs, const cn_home *h, uint32_t chosen)
+{
+    if (h->be->most_chosen == 0 || chosen <= h->be->most_chosen) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--select-tokens %u: kv home %s supports at most %u selected entries on this "
+                   "device, and this makes %u: lower --select-tokens",
+                   hs->o.config->kv.select_tokens, cn_kv_home_name(kind_of(hs, h)),
+                   h->be->most_chosen, chosen);
+}
+
+static cn_status create_home(cn_homes *hs, cn_home *h)
+{
+    const uint32_t b = hs->o.plan->block_tokens;
+    const cn_exchange_sizes z =
+        cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true);
+    CN_TRY(check_chosen(hs, h, z.move_stride));
+    CN_TRY(cn_exchange_rows_init(&h->fill_rows, &z, b));
+    describe(hs, h);
+    h->fill_arrays = cn_calloc_aligned((size_t)h->env.n_slots * cn_exchange_bytes(&z), 1);
+    if (!h->fill_arrays)
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home",
+                       h->env.n_slots);
+    CN_TRY(make_tiles(h));
+    return create_fences(hs, h);
+}
+
+cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
+{
+    cn_backend *model_be = o->model_be;
+    hs->o = *o;
+    hs->packs =
+        cn_packs_make(o->config->select_dense_layers, o->model->n_layers, o->config->n_packs);
+    describe_plane(hs);
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(create_home(hs, h));
+    for (uint32_t p = 0; p < hs->packs.n; p++)
+        CN_TRY(model_be->fence_create(model_be, &hs->stepped[p]));
+    CN_TRY(model_be->fence_create(model_be, &hs->put));
+    return model_be->fence_create(model_be, &hs->compressed);
+}
+
+cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
+{
+    const cn_home *h = &hs->at[home];
+    if (!h->be) return CN_OK;
+    const uint32_t b = hs->o.plan->block_tokens, n = hs->o.config->max_num_seqs;
+    uint32_t *counts = st->counts;
+    const cn_exchange_sizes z =
+        cn_exchange_sizes_of(hs->o.config, hs->o.model, home, b, false);
+    *st = (cn_home_step){.counts = counts};
+    CN_TRY(cn_exchange_rows_init(&st->rows, &z, b));
+    st->seqs = cn_calloc(n, sizeof(cn_seq *));
+    st->attended = cn_calloc(n, sizeof *st->attended);
+    if (!st->seqs || !st->attended)
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
+    return h->be->fence_create(h->be, &st->read);
+}
+
+void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
+{
+    if (st->read) hs->at[home].be->fence_free(st->read);
+    cn_exchange_rows_free(&st->rows);
+    cn_free(st->seqs);
+    cn_free(st->attended);
+    *st = (cn_home_step){.counts = st->counts};
+}
+
+cn_status cn_home_sync(cn_homes *hs)
+{
+    cn_status first = CN_OK;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        cn_stream *const fills = h->fills != hs->o.event_stream ? h->fills : NULL;
+        cn_stream *const streams[] = {h->predicts, h->stream, h->pushes, fills};
+        for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
+            const cn_status status = streams[i] ? h->be->stream_sync(streams[i]) : CN_OK;
+            if (first == CN_OK) first = status;
+        }
+    }
+    return first;
+}
+
+static void free_fence(cn_backend *be, cn_fence *f)
+{
+    if (f) be->fence_free(f);
+}
+
+static void free_home(const cn_homes *hs, cn_home *h)
+{
+    for (uint32_t p = 0; p < CN_MAX_PACKS; p++) {
+        free_fence(h->be, h->ranked[p]);
+        free_fence(h->be, h->done[p]);
+    }
+    free_fence(h->be, h->predicted);
+    free_fence(h->be, h->filled);
+    if (h->predicts && h->predicts != h->stream) h->be->stream_free(h->predicts);
+    if (h->stream) h->be->stream_free(h->stream);
+    if (h->pushes) h->be->stream_free(h->pushes);
+    if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
+    cn_exchange_rows_free(&h->fill_rows);
+    cn_free(h->fill_arrays);
+    cn_free(h->tiles);
+}
+
+void cn_home_free(cn_homes *hs)
+{
+    cn_backend *model_be = hs->o.model_be;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) free_home(hs, h);
+    for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
+        if (hs->stepped[p]) model_be->fence_free(hs->stepped[p]);
+    if (hs->put) model_be->fence_free(hs->put);
+    if (hs->compressed) model_be->fence_free(hs->compressed);
+}
+
+void cn_home_close(cn_homes *hs, const cn_backend *model_be)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (h->be != model_be) h->be->close(h->be);
+        h->be = NULL;
+    }
+}
+
+/* ---- requests ---- */
+
+/* Checks that the home is declared and that its cap fits, and completes kv. */
+static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
+{
+    if ((unsigned)kv->home < CN_N_HOMES && (kv->home != CN_HOME_DEVICE || kv->select) &&
+        !(cn_config_homes(c) >> kv->home & 1))
+        return cn_fail(CN_ERR_ARG, "kv.home %s is not enabled: add it to --kv-homes at start",
+                       cn_kv_home_name(kv->home));
+    CN_TRY(cn_away_check(kv, block_tokens));
+    if (kv->home == CN_HOME_DEVICE) return CN_OK;
+    cn_kv_params most = c->kv;
+    most.home = kv->home;
+    most.select = kv->select;
+    const uint32_t cap = cn_away_of(kv, block_tokens).cap;
+    const uint32_t most_cap = cn_away_of(&most, block_tokens).cap;
+    if (cap <= most_cap) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "kv select_cap %u: expected at most %u; raise --select-cap for more",
+                   cap, most_cap);
+}
+
+static cn_status check_form(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                            uint32_t window_tokens)
+{
+    CN_TRY(check_home(c, kv, block_tokens));
+    CN_TRY(cn_selector_check(kv, block_tokens, &c->kv));
+    return cn_policy_check(kv, block_tokens, window_tokens);
+}
+
+cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                           uint32_t window_tokens)
+{
+    if (kv->home != CN_HOME_AUTO) return check_form(c, kv, block_tokens, window_tokens);
+    const uint32_t away = cn_away_selectors();
+    if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
+        return cn_fail(CN_ERR_ARG,
+                       "kv home auto with kv select %s: expected spade, last or tls, which can "
+                       "bring tokens back from another home; change one of the two",
+                       cn_kv_select_name(kv->select));
+    const cn_kv_params given = *kv;
+    for (int h = CN_N_HOMES; h-- > 0;) { /* each may be chosen, so each form must be possible */
+        if (!(cn_config_homes(c) >> h & 1)) continue;
+        *kv = cn_away_form(&given, (cn_kv_home)h);
+        const cn_status status = check_form(c, kv, block_tokens, window_tokens);
+        if (status != CN_OK) return cn_fail_within(status, "kv home auto");
+    }
+    return CN_OK;
+}
+
+/* ---- steps ---- */
+
+/* The rows of the pass with this home; NULL: none. */
+static cn_home_step *step_of(const cn_homes *hs, const cn_home *h)
+{
+    cn_home_step *st = hs->steps ? &hs->steps[kind_of(hs, h)] : NULL;
+    return st && st->rows.n_rows > 0 ? st : NULL;
+}
+
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
+                             cn_home_clock *clock)
+{
+    hs->in_pass = true;
+    hs->clock = clock;
+    hs->plane_view = *plane;
+    const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
+    hs->steps = any ? steps : NULL;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        cn_home_step *st = step_of(hs, h);
+        if (!st) continue;
+        st->rows.turn = h->n_turns++;
+        /* The last prediction on this stream waits for the last pack of the step before, and that
+         * pack for the pushes of the step before that one. */
+        CN_TRY(cn_exchange_upload(&h->env, h->predicts, &st->rows, &h->step));
+    }
+    return CN_OK;
+}
+
+void cn_home_end_step(cn_homes *hs)
+{
+    hs->in_pass = false;
+    hs->clock = NULL;
+    hs->steps = NULL;
+    hs->plane_view = (cn_plane_view){0};
+}
+
+/* The pack that begins, or ends, with a layer; packs.n: none. */
+static uint32_t pack_at(const cn_homes *hs, uint32_t layer, bool ends)
+{
+    uint32_t p = 0;
+    while (p < hs->packs.n && cn_pack_start(&hs->packs, p + ends) != layer + ends) p++;
+    return p;
+}
+
+cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer)
+{
+    if (!hs->in_pass) return CN_OK;
+    const uint32_t p = pack_at(hs, layer, false);
+    if (p == hs->packs.n) return CN_OK;
+    cn_backend *be = hs->o.model_be;
+    cn_home_clock *clock = hs->clock;
+    const double began_s = cn_now_s();
+    if (clock) CN_TRY(be->fence_record(clock->waits[p], hs->o.model_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        CN_TRY(be->fence_wait(hs->o.model_stream, h->done[p]));
+    hs->stall_s += cn_now_s() - began_s;
+    if (!clock) return CN_OK;
+    clock->waited = true;
+    return be->fence_record(clock->goes[p], hs->o.model_stream);
+}
+
+/* Records a timed fence, if the step is timed. */
+static cn_status mark(const cn_home *h, cn_stream *s, cn_fence *f)
+{
+    return f ? h->be->fence_record(f, s) : CN_OK;
+}
+
+/* Returns the pack whose exchange is the second before that of pack p: both use the same half of
+ * the scratch. With one pack it is the newest. */
+static uint32_t second_before(const cn_homes *hs, uint32_t p)
+{
+    const uint32_t n = hs->packs.n;
+    return p >= 2 ? p - 2 : n >= 2 ? n - 2 + p : 0;
+}
+
+/* Enqueues the prediction of pack p with one home. */
+static cn_status predict(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+{
+    CN_TRY(h->be->fence_wait(h->predicts, hs->stepped[p]));
+    CN_TRY(h->be->fence_wait(h->predicts, h->ranked[second_before(hs, p)])); /* it reads queries */
+    CN_TRY(cn_exchange_predict(&h->env, h->predicts, &st->rows, &h->step, &hs->packs, p));
+    return h->be->fence_record(h->predicted, h->predicts);
+}
+
+/* Enqueues the exchange of pack p with one home. */
+static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+{
+    static const cn_home_span untimed;
+    cn_home_span *timed = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
+    const cn_home_span *span = timed ? timed : &untimed;
+    CN_TRY(predict(hs, h, st, p));
+    CN_TRY(h->be->fence_wait(h->stream, h->predicted));
+    CN_TRY(h->be->fence_wait(h->stream, h->done[second_before(hs, p)])); /* it reads the moves */
+    CN_TRY(mark(h, h->stream, span->begins[CN_HOME_RANKS][p]));
+    CN_TRY(cn_exchange_rank(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
+    CN_TRY(mark(h, h->stream, span->ends[CN_HOME_RANKS][p]));
+    CN_TRY(h->be->fence_record(h->ranked[p], h->stream));
+    CN_TRY(h->be->fence_wait(h->pushes, h->ranked[p]));
+    if (p + 1 == hs->packs.n) {
+        CN_TRY(cn_exchange_read_counts(&h->env, h->pushes, &st->rows, &h->step, st->counts));
+        CN_TRY(h->be->fence_record(st->read, h->pushes));
+    }
+    CN_TRY(mark(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
+    CN_TRY(cn_exchange_push(&h->env, h->pushes, &st->rows, &h->step, &hs->packs, p));
+    CN_TRY(mark(h, h->pushes, span->ends[CN_HOME_PUSHES][p]));
+    if (timed) timed->recorded = true;
+    return h->be->fence_record(h->done[p], h->pushes);
+}
+
+cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
+{
+    if (!hs->steps) return CN_OK;
+    const uint32_t p = pack_at(hs, layer, true);
+    if (p == hs->packs.n) return CN_OK;
+    CN_TRY(hs->o.model_be->fence_record(hs->stepped[p], hs->o.model_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        const cn_home_step *st = step_of(hs, h);
+        if (st) CN_TRY(exchange(hs, h, st, p));
+    }
+    return CN_OK;
+}
+
+cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        for (uint32_t p = 0; p < hs->packs.n; p++)
+            CN_TRY(hs->o.model_be->fence_wait(s, h->done[p]));
+    return CN_OK;
+}
+
+/* ---- the clock ---- */
+
+cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out)
+{
+    cn_backend *model_be = hs->o.model_be;
+    *out = NULL;
+    if (!model_be->timed_fence_create)
+        return cn_fail(CN_ERR_DEVICE, "the %s backend does not time exchanges", model_be->name);
+    cn_home_clock *c = cn_calloc(1, sizeof *c);
+    if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for the times of exchanges");
+    *out = c;
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        CN_TRY(model_be->timed_fence_create(model_be, &c->waits[p]));
+        CN_TRY(model_be->timed_fence_create(model_be, &c->goes[p]));
+        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+            cn_home_span *span = &c->spans[kind_of(hs, h)];
+            for (int i = 0; i < CN_HOME_WORKS; i++) {
+                CN_TRY(h->be->timed_fence_create(h->be, &span->begins[i][p]));
+                CN_TRY(h->be->timed_fence_create(h->be, &span->ends[i][p]));
+            }
+        }
+    }
+    return CN_OK;
+}
+
+void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
+{
+    if (!c) return;
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        free_fence(hs->o.model_be, c->waits[p]);
+        free_fence(hs->o.model_be, c->goes[p]);
+        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+            const cn_home_span *span = &c->spans[kind_of(hs, h)];
+            for (int i = 0; i < CN_HOME_WORKS; i++) {
+                free_fence(h->be, span->begins[i][p]);
+                free_fence(h->be, span->ends[i][p]);
+            }
+        }
+    }
+    cn_free(c);
+}
+
+double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs)
+{
+    uint32_t next[CN_HOME_WORKS] = {0};
+    double busy_s = 0, until = -INFINITY; /* all work that begins before `until` is counted to it */
+    for (uint32_t i = 0; i < CN_HOME_WORKS * n_packs; i++) {
+        int first = -1;
+        for (int w = 0; w < CN_HOME_WORKS; w++)
+            if (next[w] < n_packs &&
+                (first < 0 || t->begins[w][next[w]] < t->begins[first][next[first]]))
+                first = w;
+        const double begin = t->begins[first][next[first]], end = t->ends[first][next[first]];
+        if (end > until) {
+            busy_s += end - (begin > until ? begin : until);
+            until = end;
+        }
+        next[first]++;
+    }
+    return busy_s;
+}
+
+/* Adds the time of the exchanges of one home. */
+static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
+{
+    cn_home_times t;
+    if (!span->recorded) return CN_OK;
+    for (uint32_t p = 0; p < hs->packs.n; p++)
+        for (int i = 0; i < CN_HOME_WORKS; i++) {
+            cn_fence *start = span->begins[CN_HOME_RANKS][0];
+            CN_TRY(h->be->fence_sync(span->ends[i][p])); /* a push may outlast the step */
+            CN_TRY(h->be->fence_seconds(start, span->begins[i][p], &t.begins[i][p]));
+            CN_TRY(h->be->fence_seconds(start, span->ends[i][p], &t.ends[i][p]));
+        }
+    hs->times.exchange_s += cn_home_busy_s(&t, hs->packs.n);
+    return CN_OK;
+}
+
+cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c)
+{
+    bool exchanged = false;
+    for (uint32_t p = 0; c->waited && p < hs->packs.n; p++) {
+        double waited_s;
+        CN_TRY(hs->o.model_be->fence_seconds(c->waits[p], c->goes[p], &waited_s));
+        hs->times.stall_s += waited_s;
+    }
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        cn_home_span *span = &c->spans[kind_of(hs, h)];
+        CN_TRY(read_span(hs, h, span));
+        exchanged |= span->recorded;
+        span->recorded = false;
+    }
+    hs->times.n_steps += exchanged;
+    c->waited = false;
+    return CN_OK;
+}
+
+/* ---- compression events ---- */
+
+static cn_home *home_of(cn_homes *hs, const cn_sched_event *ev)
+{
+    return &hs->at[ev->seq->kv.home];
+}
+
+/* The copy engine copies to host memory. A kernel would take multiprocessors from the model. */
+static cn_planes home_planes(const cn_homes *hs, const cn_home *h)
+{
+    cn_planes p = cn_pools_planes(&h->env.home);
+    if (kind_of(hs, h) == CN_HOME_HOST) p.where = CN_ON_HOST;
+    return p;
+}
+
+/* Copies blocks of the device to the home space. */
+static cn_status put(cn_homes *hs, const cn_sched_event *ev)
+{
+    cn_home *h = home_of(hs, ev);
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
+                            {.blocks = ev->puts, .n_blocks = ev->n_puts}};
+    h->put_blocks += ev->n_puts;
+    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
+}
+
+/* Copies the dense layers of the blocks of a first put to the plane. Later tokens are written there
+ * as they are computed. */
+static cn_status put_dense(cn_homes *hs, const cn_sched_event *ev)
+{
+    const cn_home *h = home_of(hs, ev);
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const uint32_t n_dense = hs->packs.first_layer;
+    if (ev->n_exchange == 0 || n_dense == 0) return CN_OK;
+    cn_copy_args a = {cn_planes_kv(&local, n_dense), cn_pools_planes(&hs->plane),
+                      {.blocks = ev->puts, .n_blocks = ev->n_puts}};
+    cn_plane *to = &a.to.block[CN_PLANE_KV];
+    to->base += h->plane_first * to->item_stride;
+    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
+}
+
+/* Digests the blocks of a put. Consecutive home blocks are one call. */
+static cn_status digest(cn_homes *hs, const cn_sched_event *ev)
+{
+    const cn_home *h = home_of(hs, ev);
+    const uint32_t of_block = h->env.home.layout.block_tokens / CN_DIGEST_TILE;
+    if (hs->o.plan->homes[kind_of(hs, h)].planes == 0) return CN_OK;
+    for (uint32_t i = 0, n; i < ev->n_puts; i += n) {
+        const uint32_t first = ev->puts[i].dst;
+        for (n = 1; i + n < ev->n_puts && ev->puts[i + n].dst == first + n;) n++;
+        const cn_digest_args a = {.pools = h->env.home,
+                                  .tiles = h->tiles + (size_t)first * of_block,
+                                  .n = n * of_block};
+        CN_TRY(h->be->digest(h->fills, &a));
+    }
+    return CN_OK;
+}
+
+/* Returns true when some event puts blocks into a home; h NULL: into any. */
+static bool any_puts(cn_homes *hs, const cn_home *h, cn_sched_event *const *events, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (events[i]->n_puts > 0 && (!h || home_of(hs, events[i]) == h)) return true;
+    return false;
+}
+
+cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
+{
+    CN_TRY(cn_home_wait(hs, hs->o.event_stream));
+    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        if (events[i]->n_puts == 0) continue;
+        CN_TRY(put(hs, events[i]));
+        CN_TRY(put_dense(hs, events[i]));
+    }
+    CN_TRY(hs->o.model_be->fence_record(hs->put, hs->o.event_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->put));
+    for (uint32_t i = 0; i < n; i++)
+        if (events[i]->n_puts > 0) CN_TRY(digest(hs, events[i]));
+    return CN_OK;
+}
+
+/* Fills the exchange area of one request: the exchange of the step before its first one. */
+static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
+{
+    cn_home *h = home_of(hs, ev);
+    cn_exchange_rows *r = &h->fill_rows;
+    const cn_seq *q = ev->seq;
+    char *own = r->host;
+    r->host = h->fill_arrays + q->home_slot * cn_exchange_bytes(&r->sizes);
+    const cn_exchange_row row = {
+        .kv = &q->kv,
+        .query_slot = (uint32_t)q->query_slot,
+        .home_slot = q->home_slot,
+        .home_len = ev->home_len,
+        .newest = ev->req.position_end - 1,
+        .local = {ev->exchange, ev->req.target},
+        .n_local = {ev->n_exchange, ev->req.n_target},
+        .home = q->home_table,
+    };
+    cn_exchange_strides strides = {0};
+    cn_exchange_strides_add(&strides, &q->kv, ev->home_len, r->block_tokens);
+    cn_exchange_rows_begin(r, 1, strides);
+    cn_exchange_rows_add(r, &row);
+    cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
+    for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++) {
+        status = cn_exchange_predict(&h->env, h->fills, r, &h->fill, &hs->packs, p);
+        if (status == CN_OK)
+            status = cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
+        if (status == CN_OK)
+            status = cn_exchange_push(&h->env, h->fills, r, &h->fill, &hs->packs, p);
+    }
+    r->host = own;
+    return status;
+}
+
+cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
+{
+    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    CN_TRY(hs->o.model_be->fence_record(hs->compressed, hs->o.event_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->compressed));
+    for (uint32_t i = 0; i < n; i++)
+        if (events[i]->n_exchange > 0) CN_TRY(fill(hs, events[i]));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (!any_puts(hs, h, events, n)) continue;
+        CN_TRY(h->be->fence_record(h->filled, h->fills));
+        CN_TRY(hs->o.model_be->fence_wait(hs->o.event_stream, h->filled));
+    }
+    return CN_OK;
+}

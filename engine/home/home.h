@@ -1,0 +1,180 @@
+/* home.h - where the full KV of away requests lies: on a cache device (home `peer`) or in host
+ * memory (home `host`); an engine may have both. Runs the exchanges of steps beside the model, and
+ * what compression events do beside the compression: puts, digests, and the first exchange of a
+ * request. DESIGN.md §7.
+ *
+ * Owner: cn_engine. Thread: the engine's. Stage: 6 of the path of a request.
+ *
+ * Streams. Behind the last layer of pack p of a step its exchange predicts on `predicts`, beside
+ * the rank of the pack before it. Then it ranks on `stream`, and pushes on `pushes`, beside the
+ * ranks of the packs after it, and of the next step. Pack p of the next step waits for the push,
+ * and for nothing else of the exchange. Every event and every copy of device blocks waits for the
+ * pushes of all packs. */
+#ifndef CN_HOME_H
+#define CN_HOME_H
+
+#include "engine/home/exchange.h"
+#include "engine/start/planner.h"
+#include "scheduler/scheduler.h"
+
+/* Sums over the timed steps, in seconds of the devices. */
+typedef struct cn_exchange_times {
+    uint64_t n_steps;
+    double stall_s;    /* the model's stream waited for exchanges of the step before */
+    double exchange_s; /* ranks or pushes of a home ran; homes are added up */
+} cn_exchange_times;
+
+/* What is fixed at start; borrowed. */
+typedef struct cn_home_opts {
+    cn_backend *model_be;
+    cn_stream *model_stream, *event_stream; /* of model_be */
+    const cn_config *config;
+    const cn_model_config *model;
+    const cn_memory_plan *plan;
+    cn_pools local;         /* the device's pools */
+    const float *cos, *sin; /* rope tables */
+} cn_home_opts;
+
+/* The dense layers of a step's decode rows; slots NULL: no row reads the plane. */
+typedef struct cn_plane_view {
+    const uint32_t *slots;   /* [T] as kv_slots, in the plane; CN_NO_SLOT: not in the plane */
+    const uint32_t *tables;  /* [n_decode, table_stride] home blocks */
+    const uint32_t *lengths; /* [n_decode] slots of the plane; 0: the row reads the pool */
+    const uint32_t *pool_lengths; /* [n_decode] slots of the pool; 0: the row reads the plane */
+    uint32_t table_stride, max_kv;
+} cn_plane_view;
+
+/* The away rows of a step with one home: the rows of their exchange, and what the caller counts
+ * when the step's tokens are read. */
+typedef struct cn_home_step {
+    cn_exchange_rows rows;
+    cn_seq **seqs;      /* [max_num_seqs] of the rows */
+    uint32_t *attended; /* [max_num_seqs] tokens that each row attended to */
+    uint32_t n_counted; /* leading rows that have been counted, or have no token */
+    cn_fence *read;     /* of the home's backend: `counts` has been written */
+    uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk] moved, then missed */
+} cn_home_step;
+
+/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack.
+ * Predictions are not timed. */
+enum { CN_HOME_RANKS, CN_HOME_PUSHES, CN_HOME_WORKS };
+typedef struct cn_home_span {
+    cn_fence *begins[CN_HOME_WORKS][CN_MAX_PACKS], *ends[CN_HOME_WORKS][CN_MAX_PACKS];
+    bool recorded;
+} cn_home_span;
+
+/* When the ranks and the pushes of one step with one home ran, in seconds from one instant on. The
+ * packs of each follow one another. */
+typedef struct cn_home_times {
+    double begins[CN_HOME_WORKS][CN_MAX_PACKS], ends[CN_HOME_WORKS][CN_MAX_PACKS];
+} cn_home_times;
+
+/* Returns for how many seconds ranks, pushes or both ran. */
+double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs);
+
+/* Timed fences of one step, for benchmarks. */
+typedef struct cn_home_clock {
+    cn_fence *waits[CN_MAX_PACKS], *goes[CN_MAX_PACKS]; /* of pack p: before and behind its wait */
+    bool waited;                                        /* they are recorded */
+    cn_home_span spans[CN_N_HOMES];
+} cn_home_clock;
+
+/* One home: `peer` or `host`. */
+typedef struct cn_home {
+    cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
+    cn_exchange_env env; /* env.home: the home space */
+    cn_stream *predicts; /* uploads and predictions of steps; `stream` with home `host` */
+    cn_stream *stream;   /* ranks of steps */
+    cn_stream *pushes;   /* of steps */
+    cn_stream *fills;  /* digests and exchanges of events; the event stream with home `host` */
+    uint32_t n_turns;               /* steps with exchanges */
+    cn_fence *predicted;            /* the newest prediction */
+    cn_fence *ranked[CN_MAX_PACKS]; /* the rank of pack p */
+    cn_fence *done[CN_MAX_PACKS];   /* the push of pack p */
+    cn_fence *filled;             /* the fills of events */
+    cn_exchange_scratch step, fill;
+    cn_exchange_rows fill_rows;
+    char *fill_arrays;     /* host, [n_slots] cn_exchange_bytes of fill_rows, by home slot */
+    cn_digest_tile *tiles; /* host, [N_home * tiles of a block]: all tiles, by home block */
+    uint32_t plane_first;  /* its first block in the plane */
+    uint64_t put_blocks;
+} cn_home;
+
+typedef struct cn_homes {
+    cn_home at[CN_N_HOMES]; /* by cn_kv_home, `device` unused */
+    cn_home_opts o;
+    /* K and V of the dense layers by home block, on the device; the blocks of all homes. NULL
+     * without dense layers. */
+    cn_pools plane;
+    cn_packs packs;
+    cn_fence *stepped[CN_MAX_PACKS]; /* the layers of pack p */
+    cn_fence *put, *compressed;      /* of events */
+    /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
+    cn_home_step *steps;
+    cn_home_clock *clock; /* NULL: the step is not timed */
+    bool in_pass;
+    cn_plane_view plane_view;
+    double stall_s; /* of the host, in cn_home_enter_layer */
+    cn_exchange_times times;
+} cn_homes;
+
+/* Returns true when a home besides the device is declared. */
+bool cn_homes_any(const cn_homes *hs);
+
+/* CN_ERR_ARG when the options of homes are not possible. */
+cn_status cn_home_check_start(const cn_config *c);
+/* Opens the cache device of home `peer` (cn_backend_open_cache) and creates its streams. Call
+ * before the backend of the model is opened. The options have been checked. CN_ERR_DEVICE names an
+ * op that the backend lacks. */
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m);
+/* Checks the ops of the model's backend, and creates the streams of home `host` there. Call before
+ * the memory plan, because streams take device memory. CN_ERR_DEVICE names a missing op. */
+cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
+/* Call when the memory of the start plan is allocated. */
+cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
+/* Allocates the host arrays of a step with one home; the start plan allocates `counts`. */
+cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
+void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
+/* Waits for all work of the homes. Returns the first error of their streams. */
+cn_status cn_home_sync(cn_homes *hs);
+/* Frees streams, fences and host memory. hs may be zeroed. */
+void cn_home_free(cn_homes *hs);
+/* Closes the cache device, whose memory the caller has freed. */
+void cn_home_close(cn_homes *hs, const cn_backend *model_be);
+
+/* Checks a request against the options: its home is declared, its cap fits, and its selector and
+ * policy are valid. Completes kv. With home `auto` each declared home is checked, and kv gets the
+ * form of the first. window_tokens: as in cn_policy_check. */
+cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                           uint32_t window_tokens);
+
+/* ---- steps ---- */
+
+/* Begins a step whose layers call cn_home_enter_layer and cn_home_leave_layer. Uploads the rows of
+ * steps[CN_N_HOMES], which may be none. clock may be NULL. */
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
+                             cn_home_clock *clock);
+/* Ends it. */
+void cn_home_end_step(cn_homes *hs);
+/* Call before the ops of a layer of a step are enqueued. At the first layer of a pack, lets the
+ * model's stream wait for the pack's exchange of the step before. */
+cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);
+/* Call when the ops of a layer are enqueued. Behind the last layer of a pack, starts the pack's
+ * exchange with each home that the step has rows of. Errors of both are those of the backends. */
+cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer);
+/* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
+cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);
+void cn_home_clock_free(cn_homes *hs, cn_home_clock *c);
+/* Adds the times of a step to hs->times. Its tokens and counts have been read. */
+cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c);
+
+/* Lets a stream of model_be wait for the exchanges of the last step. */
+cn_status cn_home_wait(cn_homes *hs, cn_stream *s);
+
+/* ---- compression events ---- */
+
+/* What events do before and after the compression, on the event stream. */
+cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
+cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
+
+#endif

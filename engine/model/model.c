@@ -1,0 +1,540 @@
+/* model.c - see model.h.
+ *
+ * Workspace, with T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention
+ * (qkv, q, attn) and the MLP (gate_up, act) share, because they run one after the other; picked
+ * [R, h]; logits; rope tables. */
+#include "engine/model/model.h"
+
+#include <math.h>
+
+#include "engine/start/device_choice.h"
+#include "engine/model/rope.h"
+#include "engine/select/select_step.h"
+
+enum { ALIGN_BYTES = 256 };
+
+/* Byte offsets into the model's memory. */
+typedef struct workspace {
+    size_t residual; /* [T, h] the running sum of all branches */
+    size_t normed;   /* [T, h] */
+    size_t branch;   /* [T, h] output of attention or the MLP, added by the next norm */
+    size_t squares;  /* [T, h / CN_NORM_COLUMNS] f32, of a cn_norm_link */
+    size_t qkv;      /* [T, (hq+2hk)*d] */
+    size_t q, attn;  /* [T, hq*d] */
+    size_t gate_up;  /* [T, 2I], shares its start with qkv */
+    size_t act;      /* [T, I] */
+    size_t picked;   /* [R, h] */
+    size_t logits;   /* [R, V] f32 */
+    size_t cos, sin; /* [max_position, d/2] f32 */
+    size_t bytes;
+} workspace;
+
+struct cn_model {
+    cn_backend *be;
+    cn_model_config cfg;
+    const cn_weights *weights;
+    void *memory;
+    workspace ws;
+    uint32_t max_tokens, max_rows, max_position;
+    uint32_t n_covered; /* positions in the rope tables */
+    const cn_select_scratch *select;
+    uint32_t dense_layers;
+    cn_dump *dump;
+    cn_select_probe *probe;
+    cn_homes *homes;
+    bool is_normed; /* the final norm of the last pass has run */
+    uint64_t n_passes;
+};
+
+/* ---- workspace ---- */
+
+/* Reserves elems * elem_bytes at *offset and advances *offset. */
+static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
+{
+    size_t at = *offset;
+    *offset = cn_round_up(at + elems * elem_bytes, ALIGN_BYTES);
+    return at;
+}
+
+static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
+                         size_t max_rows, size_t max_position)
+{
+    workspace ws;
+    size_t e = cn_dtype_bytes(act_dtype), d = c->head_dim, at = 0;
+    size_t heads = c->n_heads * d, kv_heads = c->n_kv_heads * d;
+    ws.residual = take(&at, max_tokens * c->hidden, e);
+    ws.normed = take(&at, max_tokens * c->hidden, e);
+    ws.branch = take(&at, max_tokens * c->hidden, e);
+    ws.squares = take(&at, max_tokens * c->hidden / CN_NORM_COLUMNS, sizeof(float));
+    size_t attention = at, mlp = at;
+    ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
+    ws.q = take(&attention, max_tokens * heads, e);
+    ws.attn = take(&attention, max_tokens * heads, e);
+    ws.gate_up = take(&mlp, max_tokens * 2 * c->intermediate, e);
+    ws.act = take(&mlp, max_tokens * c->intermediate, e);
+    at = attention > mlp ? attention : mlp;
+    ws.picked = take(&at, max_rows * c->hidden, e);
+    ws.logits = take(&at, max_rows * c->vocab, sizeof(float));
+    ws.cos = take(&at, max_position * (d / 2), sizeof(float));
+    ws.sin = take(&at, max_position * (d / 2), sizeof(float));
+    ws.bytes = at;
+    return ws;
+}
+
+size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
+                                uint32_t max_tokens, uint32_t max_rows, uint32_t max_position)
+{
+    return lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
+}
+
+static void *at(const cn_model *m, size_t offset) { return (char *)m->memory + offset; }
+
+static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
+{
+    return cn_weights_at(m->weights, id, layer);
+}
+
+/* ---- life ---- */
+
+cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions)
+{
+    enum { STEP_POSITIONS = 16384 };
+    CN_ASSERT(n_positions <= m->max_position);
+    if (n_positions <= m->n_covered) return CN_OK;
+    const uint32_t first = m->n_covered, half = m->cfg.head_dim / 2;
+    const uint64_t end = cn_round_up(n_positions, STEP_POSITIONS);
+    const uint32_t n = (uint32_t)(end < m->max_position ? end : m->max_position) - first;
+    const size_t n_values = (size_t)n * half, offset = (size_t)first * half * sizeof(float);
+    float *tables = cn_calloc(2 * n_values, sizeof *tables);
+    if (!tables) return cn_fail(CN_ERR_MEMORY, "rope: out of memory for %u positions", n);
+    cn_rope_table(&m->cfg, first, n, tables, tables + n_values);
+    const size_t bytes = n_values * sizeof *tables;
+    cn_status status = m->be->mem_write(s, at(m, m->ws.cos + offset), tables, bytes);
+    if (status == CN_OK)
+        status = m->be->mem_write(s, at(m, m->ws.sin + offset), tables + n_values, bytes);
+    if (status == CN_OK) status = m->be->stream_sync(s);
+    if (status == CN_OK) m->n_covered = first + n;
+    cn_free(tables);
+    return status;
+}
+
+cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
+{
+    *out = NULL;
+    CN_TRY(cn_backend_check_ops(o->backend, 0, 0, 0));
+    cn_model *m = cn_calloc(1, sizeof *m);
+    if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
+    *m = (cn_model){.be = o->backend,
+                    .cfg = *o->config,
+                    .weights = o->weights,
+                    .memory = o->memory,
+                    .ws = lay_out(o->config, o->backend->act_dtype, o->max_tokens, o->max_rows,
+                                  o->max_position),
+                    .max_tokens = o->max_tokens,
+                    .max_rows = o->max_rows,
+                    .max_position = o->max_position,
+                    .select = o->select,
+                    .dense_layers = o->dense_layers};
+    const uint32_t n_eager = o->eager_positions ? o->eager_positions : o->max_position;
+    const cn_status status = cn_model_cover(m, o->stream, cn_min_u32(n_eager, o->max_position));
+    if (status != CN_OK) {
+        cn_model_free(m);
+        return status;
+    }
+    *out = m;
+    return CN_OK;
+}
+
+void cn_model_free(cn_model *m) { cn_free(m); }
+
+void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
+void cn_model_set_probe(cn_model *m, cn_select_probe *p) { m->probe = p; }
+void cn_model_set_homes(cn_model *m, cn_homes *hs) { m->homes = hs; }
+
+void cn_model_rope(const cn_model *m, const float **cos, const float **sin)
+{
+    *cos = at(m, m->ws.cos);
+    *sin = at(m, m->ws.sin);
+}
+
+/* ---- the forward pass ---- */
+
+/* The arguments of one pass, for all its steps. */
+typedef struct pass {
+    cn_model *m;
+    cn_stream *s;
+    const cn_batch_view *batch;
+    const cn_pools *pools;
+    const cn_select_view *select; /* NULL: every row attends to all tokens */
+    /* The norms of the MLP, and those of attention but the first, are part of the products around
+     * them (cn_norm_link). */
+    bool links_mlp, links_attention;
+} pass;
+
+static cn_status dump(const pass *p, cn_dump_name name, int32_t layer, size_t offset, uint32_t rows,
+                      uint32_t cols)
+{
+    const cn_model *m = p->m;
+    if (!m->dump) return CN_OK;
+    cn_dtype dtype = name == CN_DUMP_LOGITS ? CN_F32 : m->be->act_dtype;
+    return cn_dump_tensor(m->dump, p->s, name, layer, at(m, offset), dtype, rows, cols);
+}
+
+static cn_status embed(const pass *p)
+{
+    const cn_model *m = p->m;
+    cn_embed_args a = {.out = at(m, m->ws.residual),
+                       .table = weight(m, CN_W_EMBED, 0),
+                       .tokens = p->batch->tokens,
+                       .sampled_row = p->batch->sampled_row,
+                       .sampled = p->batch->sampled,
+                       .n_tokens = p->batch->n_tokens,
+                       .hidden = m->cfg.hidden,
+                       .vocab = m->cfg.vocab};
+    CN_TRY(m->be->embed(p->s, &a));
+    return dump(p, CN_DUMP_EMBED, CN_DUMP_NO_LAYER, m->ws.residual, a.n_tokens, a.hidden);
+}
+
+/* If `add`, residual += branch. Then normed = norm of residual. */
+static cn_status norm(const pass *p, bool add, cn_weight_id id, uint32_t layer, cn_dump_name name)
+{
+    const cn_model *m = p->m;
+    cn_rmsnorm_args a = {.out = at(m, m->ws.normed),
+                         .residual = at(m, m->ws.residual),
+                         .x = add ? at(m, m->ws.branch) : NULL,
+                         .weight = weight(m, id, layer),
+                         .n_tokens = p->batch->n_tokens,
+                         .hidden = m->cfg.hidden,
+                         .eps = m->cfg.rms_eps};
+    CN_TRY(m->be->rmsnorm(p->s, &a));
+    int32_t where = id == CN_W_FINAL_NORM ? CN_DUMP_NO_LAYER : (int32_t)layer;
+    return dump(p, name, where, m->ws.normed, a.n_tokens, a.hidden);
+}
+
+/* The norm `id` of a layer, for the products around it. */
+static cn_norm_link link_of(const pass *p, cn_weight_id id, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    return (cn_norm_link){.residual = at(m, m->ws.residual),
+                          .scaled = at(m, m->ws.normed),
+                          .weight = weight(m, id, layer),
+                          .squares = at(m, m->ws.squares),
+                          .eps = m->cfg.rms_eps};
+}
+
+/* out[T, n] = x[T, k] * W^T + bias, in a layer. */
+typedef struct product {
+    size_t out, x; /* of the workspace */
+    cn_weight_id id;
+    cn_product_shape shape;
+    const void *bias;
+    cn_dump_name name;
+    const cn_norm_link *adds, *norms; /* NULL: none */
+} product;
+
+static cn_status linear(const pass *p, uint32_t layer, const product *l)
+{
+    const cn_model *m = p->m;
+    const cn_gemm_args a = {.out = at(m, l->out),
+                            .x = at(m, l->x),
+                            .weight = weight(m, l->id, layer),
+                            .bias = l->bias,
+                            .n_tokens = p->batch->n_tokens,
+                            .n = l->shape.n,
+                            .k = l->shape.k,
+                            .adds = l->adds,
+                            .norms = l->norms};
+    CN_TRY(m->be->gemm(p->s, &a));
+    return dump(p, l->name, (int32_t)layer, l->out, a.n_tokens, a.n);
+}
+
+/* The products of a layer, without links. */
+static product qkv_of(const cn_model *m, uint32_t layer)
+{
+    const cn_model_config *c = &m->cfg;
+    const void *bias = weight(m, CN_W_QKV_BIAS, layer);
+    const uint32_t n = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+    return (product){.out = m->ws.qkv,
+                     .x = m->ws.normed,
+                     .id = CN_W_QKV,
+                     .shape = {.n = n, .k = c->hidden, .has_bias = bias != NULL},
+                     .bias = bias,
+                     .name = CN_DUMP_QKV};
+}
+
+static product o_of(const cn_model *m, uint32_t layer)
+{
+    const cn_model_config *c = &m->cfg;
+    const void *bias = weight(m, CN_W_O_BIAS, layer);
+    const uint32_t k = c->n_heads * c->head_dim;
+    return (product){.out = m->ws.branch,
+                     .x = m->ws.attn,
+                     .id = CN_W_O,
+                     .shape = {.n = c->hidden, .k = k, .has_bias = bias != NULL},
+                     .bias = bias,
+                     .name = CN_DUMP_O};
+}
+
+static product gate_up_of(const cn_model *m)
+{
+    return (product){.out = m->ws.gate_up,
+                     .x = m->ws.normed,
+                     .id = CN_W_GATE_UP,
+                     .shape = {.n = 2 * m->cfg.intermediate, .k = m->cfg.hidden},
+                     .name = CN_DUMP_GATE_UP};
+}
+
+static product down_of(const cn_model *m)
+{
+    return (product){.out = m->ws.branch,
+                     .x = m->ws.act,
+                     .id = CN_W_DOWN,
+                     .shape = {.n = m->cfg.hidden, .k = m->cfg.intermediate},
+                     .name = CN_DUMP_DOWN};
+}
+
+/* Sets which norms are part of the products around them. A dump needs their outputs. */
+static void plan_links(pass *p)
+{
+    const cn_model *m = p->m;
+    cn_backend *be = m->be;
+    if (!be->links_norm || m->dump) return;
+    const uint32_t n = p->batch->n_tokens;
+    const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m);
+    product gate_up = gate_up_of(m);
+    gate_up.shape.gated = be->gemm_silu_mul != NULL;
+    p->links_mlp = be->links_norm(be, n, &o.shape, &gate_up.shape);
+    p->links_attention = be->links_norm(be, n, &down.shape, &qkv.shape);
+}
+
+/* Rows past their first commit keep the dense layers' K and V in the plane. */
+static bool reads_plane(const pass *p, uint32_t layer)
+{
+    const cn_homes *hs = p->m->homes;
+    return hs && hs->plane_view.slots && layer < p->m->dense_layers;
+}
+
+/* Attention of the decode rows in a dense layer: rows with a plane read it, others the pool. */
+static cn_status attend_dense(const pass *p, const cn_attn_args *attn)
+{
+    const cn_model *m = p->m;
+    cn_attn_args a = *attn;
+    if (reads_plane(p, a.layer)) {
+        const cn_plane_view *plane = &m->homes->plane_view;
+        cn_batch_view batch = *p->batch;
+        batch.tables = plane->tables;
+        batch.table_stride = plane->table_stride;
+        batch.max_kv = plane->max_kv;
+        batch.kv_len = a.lengths = plane->lengths;
+        a.batch = &batch;
+        a.layout = m->homes->plane.layout;
+        a.kv = m->homes->plane.kv;
+        CN_TRY(m->be->attn_decode(p->s, &a));
+        a = *attn;
+        a.lengths = plane->pool_lengths;
+    }
+    return m->be->attn_decode(p->s, &a);
+}
+
+static cn_status rope_store(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    cn_rope_store_args a = {.q = at(m, m->ws.q),
+                            .qkv = at(m, m->ws.qkv),
+                            .q_norm = weight(m, CN_W_Q_NORM, layer),
+                            .k_norm = weight(m, CN_W_K_NORM, layer),
+                            .eps = m->cfg.rms_eps,
+                            .cos = at(m, m->ws.cos),
+                            .sin = at(m, m->ws.sin),
+                            .batch = p->batch,
+                            .n_heads = m->cfg.n_heads,
+                            .layer = layer,
+                            .layout = p->pools->layout,
+                            .kv = p->pools->kv,
+                            .q_window = p->pools->q_window,
+                            .n_query_slots = p->pools->n_query_slots,
+                            .window = p->pools->window};
+    CN_TRY(m->be->rope_store(p->s, &a));
+    if (reads_plane(p, layer)) {
+        const cn_plane_view *plane = &m->homes->plane_view;
+        cn_batch_view batch = *p->batch;
+        batch.kv_slots = plane->slots;
+        a.batch = &batch;
+        a.layout = m->homes->plane.layout;
+        a.kv = m->homes->plane.kv;
+        a.q_window = NULL;
+        CN_TRY(m->be->rope_store(p->s, &a));
+    }
+    return dump(p, CN_DUMP_Q, (int32_t)layer, m->ws.q, p->batch->n_tokens,
+                m->cfg.n_heads * m->cfg.head_dim);
+}
+
+static cn_select_step select_step(const pass *p)
+{
+    const cn_model *m = p->m;
+    return (cn_select_step){.be = m->be,
+                            .stream = p->s,
+                            .batch = p->batch,
+                            .pools = p->pools,
+                            .view = p->select,
+                            .scratch = m->select,
+                            .first_layer = m->dense_layers,
+                            .cos = at(m, m->ws.cos),
+                            .sin = at(m, m->ws.sin),
+                            .probe = m->probe};
+}
+
+static cn_status attend(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    cn_attn_args a = {.out = at(m, m->ws.attn),
+                      .q = at(m, m->ws.q),
+                      .kv = p->pools->kv,
+                      .batch = p->batch,
+                      .layout = p->pools->layout,
+                      .n_heads = m->cfg.n_heads,
+                      .layer = layer,
+                      .scale = 1.0f / sqrtf((float)m->cfg.head_dim)};
+    if (p->select && layer >= m->dense_layers) {
+        const cn_select_step step = select_step(p);
+        CN_TRY(cn_select_attend(&step, &a));
+    } else if (p->batch->n_decode > 0) {
+        CN_TRY(attend_dense(p, &a));
+    }
+    if (p->batch->n_seqs > p->batch->n_decode) CN_TRY(m->be->attn_prefill(p->s, &a));
+    return dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
+                m->cfg.n_heads * m->cfg.head_dim);
+}
+
+/* Attention of the normed residual, into branch or, with links_mlp, added to the residual. */
+static cn_status attention_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_norm_link before = link_of(p, CN_W_ATTN_NORM, layer);
+    const cn_norm_link behind = link_of(p, CN_W_MLP_NORM, layer);
+    product qkv = qkv_of(m, layer), o = o_of(m, layer);
+    if (p->links_attention && layer > 0) qkv.norms = &before;
+    else CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    if (p->links_mlp) o.adds = &behind;
+    CN_TRY(linear(p, layer, &qkv));
+    CN_TRY(rope_store(p, layer));
+    CN_TRY(attend(p, layer));
+    return linear(p, layer, &o);
+}
+
+/* The gated half of the MLP: one op, or two if the backend lacks it or a dump needs gate_up. norms:
+ * as in cn_gemm_args. */
+static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
+{
+    const cn_model *m = p->m;
+    const cn_model_config *c = &m->cfg;
+    product gate_up = gate_up_of(m);
+    gate_up.norms = norms;
+    if (m->be->gemm_silu_mul && !m->dump) {
+        const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
+                                         .x = at(m, gate_up.x),
+                                         .weight = weight(m, CN_W_GATE_UP, layer),
+                                         .gate_up = at(m, gate_up.out),
+                                         .n_tokens = p->batch->n_tokens,
+                                         .intermediate = c->intermediate,
+                                         .k = c->hidden,
+                                         .norms = gate_up.norms};
+        return m->be->gemm_silu_mul(p->s, &a);
+    }
+    CN_TRY(linear(p, layer, &gate_up));
+    cn_silu_mul_args a = {.out = at(m, m->ws.act),
+                          .gate_up = at(m, m->ws.gate_up),
+                          .n_tokens = p->batch->n_tokens,
+                          .intermediate = c->intermediate};
+    CN_TRY(m->be->silu_mul(p->s, &a));
+    return dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate);
+}
+
+/* SwiGLU MLP of the normed residual, into branch or, with links_attention, added to the residual.
+ * The last layer has no link behind it: rows are gathered between the final norm and the head. */
+static cn_status mlp_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const bool is_last = layer + 1 == m->cfg.n_layers;
+    const cn_norm_link before = link_of(p, CN_W_MLP_NORM, layer);
+    const cn_norm_link behind = link_of(p, CN_W_ATTN_NORM, is_last ? layer : layer + 1);
+    product down = down_of(m);
+    if (!p->links_mlp) CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    CN_TRY(gate(p, layer, p->links_mlp ? &before : NULL));
+    if (p->links_attention && !is_last) down.adds = &behind;
+    return linear(p, layer, &down);
+}
+
+static cn_status lm_head(const pass *p, uint32_t n_rows)
+{
+    const cn_model *m = p->m;
+    cn_gemm_args a = {.out = at(m, m->ws.logits),
+                      .x = at(m, m->ws.picked),
+                      .weight = weight(m, CN_W_LM_HEAD, 0),
+                      .n_tokens = n_rows,
+                      .n = m->cfg.vocab,
+                      .k = m->cfg.hidden,
+                      .out_f32 = true};
+    CN_TRY(m->be->gemm(p->s, &a));
+    return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
+}
+
+static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
+{
+    const cn_model *m = p->m;
+    cn_gather_args g = {.out = at(m, m->ws.picked),
+                        .x = at(m, m->ws.normed),
+                        .rows = rows,
+                        .n_rows = n_rows,
+                        .hidden = m->cfg.hidden};
+    CN_TRY(m->be->gather(p->s, &g));
+    return lm_head(p, n_rows);
+}
+
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
+                           const cn_select_view *select, const uint32_t *logit_rows,
+                           uint32_t n_rows)
+{
+    CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
+    pass p = {.m = m, .s = s, .batch = b, .pools = pools, .select = select};
+    plan_links(&p);
+    if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
+    m->n_passes++;
+    CN_TRY(embed(&p));
+    if (select) {
+        const cn_select_step step = select_step(&p);
+        CN_TRY(cn_select_predict(&step));
+    }
+    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
+        if (m->homes) CN_TRY(cn_home_enter_layer(m->homes, layer));
+        CN_TRY(attention_branch(&p, layer));
+        CN_TRY(mlp_branch(&p, layer));
+        if (m->homes) CN_TRY(cn_home_leave_layer(m->homes, layer));
+    }
+    m->is_normed = false;
+    return n_rows > 0 ? cn_model_more_logits(m, s, b, logit_rows, n_rows) : CN_OK;
+}
+
+cn_status cn_model_more_logits(cn_model *m, cn_stream *s, const cn_batch_view *b,
+                               const uint32_t *logit_rows, uint32_t n_rows)
+{
+    const pass p = {.m = m, .s = s, .batch = b};
+    CN_ASSERT(n_rows > 0 && n_rows <= m->max_rows);
+    if (!m->is_normed) CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));
+    m->is_normed = true;
+    return logits_of(&p, logit_rows, n_rows);
+}
+
+float *cn_model_logits(const cn_model *m) { return at(m, m->ws.logits); }
+
+cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows)
+{
+    CN_ASSERT(n_tokens > 0 && n_tokens <= m->max_tokens && n_rows <= m->max_rows && !m->dump);
+    const cn_batch_view batch = {.n_tokens = n_tokens};
+    const pass p = {.m = m, .s = s, .batch = &batch};
+    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
+        const product all[] = {qkv_of(m, layer), o_of(m, layer), gate_up_of(m), down_of(m)};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) CN_TRY(linear(&p, layer, &all[i]));
+    }
+    return n_rows > 0 ? lm_head(&p, n_rows) : CN_OK;
+}

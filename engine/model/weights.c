@@ -1,0 +1,173 @@
+/* weights.c - the fused matrices in a backend's memory. See weights.h. */
+#include "engine/model/weights.h"
+
+#include <string.h>
+
+enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
+
+struct cn_weights {
+    cn_backend *backend;
+    cn_stream *stream; /* runs the writes while weights are loaded */
+    unsigned char *memory;
+    uint32_t n_layers;
+    bool tied;
+    /* Byte offset of each matrix, in layer 0 for those of the layers; layers are layer_bytes apart.
+     * UINT64_MAX: the model has no such matrix. */
+    uint64_t offsets[CN_W_COUNT];
+    uint64_t layer_bytes, total_bytes;
+};
+
+void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols)
+{
+    uint64_t h = c->hidden, d = c->head_dim, inter = c->intermediate;
+    uint64_t q = c->n_heads * d, qkv = q + 2 * c->n_kv_heads * d;
+    const struct {
+        bool present;
+        uint64_t rows, cols;
+    } shapes[CN_W_COUNT] = {
+        [CN_W_EMBED] = {true, c->vocab, h},
+        [CN_W_FINAL_NORM] = {true, 1, h},
+        [CN_W_LM_HEAD] = {!c->tied, c->vocab, h},
+        [CN_W_ATTN_NORM] = {true, 1, h},
+        [CN_W_QKV] = {true, qkv, h},
+        [CN_W_QKV_BIAS] = {c->qkv_bias, 1, qkv},
+        [CN_W_Q_NORM] = {c->qk_norm, 1, d},
+        [CN_W_K_NORM] = {c->qk_norm, 1, d},
+        [CN_W_O] = {true, h, q},
+        [CN_W_O_BIAS] = {c->o_bias, 1, h},
+        [CN_W_MLP_NORM] = {true, 1, h},
+        [CN_W_GATE_UP] = {true, 2 * inter, h},
+        [CN_W_DOWN] = {true, h, inter},
+    };
+    *rows = shapes[id].present ? shapes[id].rows : 0;
+    *cols = shapes[id].present ? shapes[id].cols : 0;
+}
+
+/* The dtype in which a backend holds a fused matrix, norm or bias. */
+static cn_dtype dtype_of(const cn_backend *be, cn_weight_id id)
+{
+    switch (id) {
+    case CN_W_EMBED:
+    case CN_W_LM_HEAD:
+    case CN_W_QKV:
+    case CN_W_O:
+    case CN_W_GATE_UP:
+    case CN_W_DOWN: return be->matrix_dtype;
+    default: return be->vector_dtype;
+    }
+}
+
+static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id)
+{
+    uint64_t rows, cols;
+    cn_weight_shape(c, id, &rows, &cols);
+    return rows * cols * cn_dtype_bytes(dtype_of(be, id));
+}
+
+static void lay_out(cn_weights *w, const cn_model_config *c, const cn_backend *be)
+{
+    uint64_t at = 0;
+    for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
+        const uint64_t bytes = weight_bytes(c, be, id);
+        if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* for now: offset of the first layer */
+        w->offsets[id] = bytes ? at : UINT64_MAX;
+        at += cn_round_up(bytes, ALIGN_BYTES);
+    }
+    uint64_t outside = w->layer_bytes;
+    w->layer_bytes = at - outside;
+    w->total_bytes = outside + c->n_layers * w->layer_bytes;
+    w->n_layers = c->n_layers;
+    w->tied = c->tied;
+}
+
+uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be)
+{
+    cn_weights w = {0};
+    lay_out(&w, c, be);
+    return w.total_bytes;
+}
+
+uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be)
+{
+    uint64_t bytes = 0;
+    for (cn_weight_id id = 0; id < CN_W_COUNT; id++)
+        bytes += weight_bytes(c, be, id) * (id >= CN_W_ATTN_NORM ? c->n_layers : 1);
+    return c->tied ? bytes : bytes - weight_bytes(c, be, CN_W_EMBED);
+}
+
+static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer)
+{
+    CN_ASSERT(layer < w->n_layers);
+    if (id == CN_W_LM_HEAD && w->tied) id = CN_W_EMBED;
+    if (w->offsets[id] == UINT64_MAX) return NULL;
+    return w->memory + w->offsets[id] + (id >= CN_W_ATTN_NORM ? layer * w->layer_bytes : 0);
+}
+
+const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
+{
+    return place(w, id, id >= CN_W_ATTN_NORM ? layer : 0);
+}
+
+static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
+                           void *staging)
+{
+    cn_stream *stream = w->stream;
+    const cn_dtype dtype = dtype_of(w->backend, p->id);
+    size_t elem = cn_dtype_bytes(dtype);
+    unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
+    uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
+    cn_dummy_fill_args fill = {.out = to, .dtype = dtype, .n = n};
+    if (w->backend->dummy_fill && cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
+        return w->backend->dummy_fill(stream, &fill);
+    CN_TRY(cn_checkpoint_check_finite(p));
+    if (p->tensor.data && p->tensor.dtype == dtype) {
+        CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
+        return w->backend->stream_sync(stream);
+    }
+    for (uint64_t first = 0; first < n; first += step) {
+        uint64_t count = n - first < step ? n - first : step;
+        cn_checkpoint_read(ck, p, first, count, dtype, staging);
+        CN_TRY(w->backend->mem_write(stream, to + first * elem, staging, (size_t)count * elem));
+        /* The next iteration overwrites the buffer that this write may still be reading. */
+        CN_TRY(w->backend->stream_sync(stream));
+    }
+    return CN_OK;
+}
+
+static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
+{
+    size_t n;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n);
+    void *staging = cn_calloc_aligned(STAGING_BYTES, 1);
+    if (!staging) return cn_fail(CN_ERR_MEMORY, "out of memory for %d bytes", STAGING_BYTES);
+    cn_status status = CN_OK;
+    for (size_t i = 0; i < n && status == CN_OK; i++) {
+        status = load_part(w, ck, &parts[i], staging);
+        if (status != CN_OK) status = cn_fail_within(status, "%s", parts[i].name);
+    }
+    cn_free(staging);
+    return status == CN_OK ? w->backend->stream_sync(w->stream) : status;
+}
+
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
+                          void *memory)
+{
+    CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
+    CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
+    *out = NULL;
+    cn_weights *w = cn_calloc(1, sizeof *w);
+    if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for the weights' table");
+    w->backend = be;
+    w->stream = s;
+    w->memory = memory;
+    lay_out(w, cn_checkpoint_config(ck), be);
+    const cn_status status = load_all(w, ck);
+    if (status != CN_OK) {
+        cn_weights_free(w);
+        return status;
+    }
+    *out = w;
+    return CN_OK;
+}
+
+void cn_weights_free(cn_weights *w) { cn_free(w); }

@@ -1,0 +1,75 @@
+/* service.h - the engine behind the server: an intake thread that turns JSON into tokens, the
+ * engine thread that owns and steps cn_engine, and their counters.
+ *
+ * Owner: cn_server. Thread: create, load and free on one thread at a time; calls (call.h) on any
+ * thread that has a mailbox; statistics on any thread.
+ *
+ * Why an intake thread: parsing and tokenising a body of several megabytes takes longer than a
+ * step. Neither the HTTP loop nor decoding requests may wait for that. The intake thread has its
+ * own tokenizer. It takes short interactive requests before batch requests, and starts a thread for
+ * each long one (intake_long.c). */
+#ifndef CN_SERVICE_H
+#define CN_SERVICE_H
+
+#include "engine/engine.h"
+#include "engine/offline/time_forecast.h"
+#include "engine/serve/calls/call.h"
+#include "engine/serve/calls/serve_stats.h"
+
+/* Creates the service without its engine. Its counters exist, but no call may be started yet. */
+cn_status cn_service_create(cn_service **out, const cn_config *config);
+/* Loads the model, then starts both threads. Call it once. */
+cn_status cn_service_load(cn_service *s);
+/* Cancels running requests and joins both threads. */
+void cn_service_stop(cn_service *s);
+/* Stops the service and frees the engine. All calls must have been released, and their update
+ * messages opened. NULL is fine. */
+void cn_service_free(cn_service *s);
+
+const cn_config *cn_service_config(const cn_service *s);
+/* The names of the model in requests; responses have the first. */
+const cn_served_names *cn_service_names(const cn_service *s);
+const char *cn_service_model_name(const cn_service *s);
+uint32_t cn_service_max_model_len(const cn_service *s);
+cn_step_cost cn_service_step_cost(const cn_service *s); /* of requests with the default policy */
+
+/* The values of parameters that a request does not set. */
+const cn_api_defaults *cn_service_defaults(const cn_service *s);
+
+/* False after the engine has failed: every call then ends with an error. _failure appends the cause
+ * to text. */
+bool cn_service_is_healthy(cn_service *s);
+void cn_service_failure(cn_service *s, cn_buf *text);
+
+/* Seconds since the engine began its turn, one step and the messages before it; 0 while it waits
+ * for requests. now_s: cn_now_s(). */
+double cn_service_turn_s(const cn_service *s, double now_s);
+/* True when that exceeds --health-stall. _stall appends the reason to text. */
+bool cn_service_is_stalled(const cn_service *s, double now_s);
+void cn_service_stall(const cn_service *s, double now_s, cn_buf *text);
+
+/* Copies the engine's statistics after its last step; returns the server's counters. */
+void cn_service_engine_stats(cn_service *s, cn_stats *out);
+cn_serve_stats *cn_service_serve_stats(cn_service *s);
+/* --max-buffered-bytes: host memory of bodies and of the requests made from them. */
+cn_budget *cn_service_memory(cn_service *s);
+
+/* The body of a /tokenize or /detokenize request, handled on the intake thread, which has the
+ * tokenizer. */
+typedef struct cn_token_job cn_token_job;
+struct cn_token_job {
+    cn_mail mail; /* mail and service are set by the service */
+    cn_service *service;
+    uint32_t owner; /* cn_request_params.owner */
+    bool decode;    /* /detokenize */
+    cn_buf body;   /* JSON text; the caller frees it, after done() */
+    json_t *reply; /* out, with CN_OK; the caller drops the reference */
+    cn_status status;
+    cn_buf error, at_fault; /* the text; the invalid field, or empty */
+    cn_mailbox *reply_to;
+    void (*done)(cn_token_job *job); /* runs on the thread of reply_to */
+};
+/* False when too many requests wait at the intake. The job must live until done() is called. */
+bool cn_service_try_tokens(cn_service *s, cn_token_job *job);
+
+#endif

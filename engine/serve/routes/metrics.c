@@ -1,0 +1,344 @@
+/* metrics.c - see metrics.h. Most series are a row of a table. Series with more labels than the two
+ * common ones are written by functions of their own. */
+#include "engine/serve/routes/metrics.h"
+
+#include <math.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+typedef struct writer {
+    cn_buf *out;
+    cn_buf labels; /* model_name="...",engine="0" */
+    cn_status status;
+} writer;
+
+#define WRITE(w, ...)                                                                  \
+    do {                                                                               \
+        if ((w)->status == CN_OK) (w)->status = cn_buf_addf((w)->out, __VA_ARGS__); \
+    } while (0)
+
+/* ---- the tables ---- */
+
+typedef struct row {
+    const char *name, *help;
+    double value;
+} row;
+
+static void write_head(writer *w, const char *name, const char *type, const char *help)
+{
+    WRITE(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void write_rows(writer *w, const char *type, const row *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        write_head(w, rows[i].name, type, rows[i].help);
+        WRITE(w, "%s{%s} %.17g\n", rows[i].name, w->labels.data, rows[i].value);
+    }
+}
+
+#define WRITE_ROWS(w, type, rows) write_rows(w, type, rows, sizeof(rows) / sizeof *(rows))
+
+static double share(uint32_t part, uint32_t whole) { return whole ? (double)part / whole : 0; }
+
+static void write_engine_gauges(writer *w, const cn_stats *s)
+{
+    const row rows[] = {
+        {"vllm:num_requests_running", "Requests in the running list.", s->running},
+        {"vllm:num_requests_waiting", "Requests waiting for admission.", s->waiting},
+        {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
+        {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.",
+         share(s->blocks_used, s->blocks_total)},
+        {"cinch_requests_blocked",
+         "Running requests that wait for a query slot or a block.",
+         s->blocked},
+        {"cinch_requests_compressing", "Running requests whose KV is being compressed.",
+         s->compressing},
+        {"cinch_query_slots", "Query slots for requests with KV compression.", s->slots_total},
+        {"cinch_query_slots_used", "Query slots in use.", s->slots_used},
+        {"cinch_kv_blocks", "KV blocks.", s->blocks_total},
+        {"cinch_kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
+        {"cinch_kv_blocks_cached", "KV blocks held only by the prefix cache.",
+         s->blocks_cached},
+        {"cinch_kv_blocks_spared",
+         "Additional KV blocks that running requests would hold without eviction.",
+         (double)s->blocks_spared},
+        {"cinch_kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
+        {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.",
+         s->swap_blocks_total},
+        {"cinch_swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
+        {"cinch_swap_windows", "Capacity of the swap space in query windows.",
+         s->swap_windows_total},
+        {"cinch_swap_windows_used", "Query windows in the swap space.", s->swap_windows_used},
+        {"cinch_home_blocks", "Blocks of kv home peer or host.", s->home_blocks_total},
+        {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.", s->home_blocks_used},
+    };
+    WRITE_ROWS(w, "gauge", rows);
+}
+
+static void write_turn(writer *w, double turn_s)
+{
+    const row rows[] = {
+        {"cinch_engine_step_age_seconds",
+         "Seconds since the engine began the step that runs; 0 while it waits for requests.",
+         turn_s},
+    };
+    WRITE_ROWS(w, "gauge", rows);
+}
+
+static void write_engine_counters(writer *w, const cn_stats *s)
+{
+    const row rows[] = {
+        {"vllm:num_preemptions_total", "Preemptions.", (double)s->preemptions},
+        {"vllm:prompt_tokens_total", "Prompt tokens of admitted requests.",
+         (double)s->prompt_tokens},
+        {"vllm:generation_tokens_total", "Tokens generated.", (double)s->generation_tokens},
+        {"vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+         (double)s->prefix_queries},
+        {"vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+         (double)s->cached_tokens},
+        {"cinch_compressions_total", "Compressions of a request's KV.", (double)s->compressions},
+        {"cinch_evicted_tokens_total", "Tokens evicted, per layer and kv head.",
+         (double)s->evicted_tokens},
+        {"cinch_freed_bytes_total", "Bytes of KV freed by compressions.",
+         (double)s->freed_bytes},
+        {"cinch_compression_seconds_total",
+         "Sum of the seconds from enqueue to end of each compression.", s->compression_s},
+        {"cinch_selected_steps_total", "Decode steps of a request that attended to a list.",
+         (double)s->selected_steps},
+        {"cinch_selected_tokens_total", "Tokens that these steps attended to.",
+         (double)s->selected_tokens},
+        {"cinch_candidate_tokens_total", "Tokens that these steps could have attended to.",
+         (double)s->candidate_tokens},
+        {"cinch_exchanges_total", "Steps of a request that exchanged tokens with its kv home.",
+         (double)s->exchanges},
+        {"cinch_fetched_total",
+         "Tokens, or tiles of tls, that these steps brought back, summed over layers and kv heads.",
+         (double)s->fetched_entries},
+        {"cinch_missed_total",
+         "Tokens or tiles that --select-cap left at the home, summed over layers and kv heads.",
+         (double)s->missed_entries},
+        {"cinch_fetched_bytes_total", "Bytes of KV brought back from a kv home.",
+         (double)s->fetched_bytes},
+        {"cinch_put_bytes_total", "Bytes of KV copied to a kv home.", (double)s->put_bytes},
+        {"cinch_auto_moves_total",
+         "Running samples with kv home auto that moved from the device to another home.",
+         (double)s->auto_moves},
+        {"cinch_exchange_stall_seconds_total",
+         "Seconds that the host waited for exchanges; 0 where the device waits.", s->stall_s},
+        {"cinch_recomputed_tokens_total", "Tokens recomputed after a preemption.",
+         (double)s->recomputed_tokens},
+        {"cinch_steps_total", "Model steps.", (double)s->steps},
+        {"cinch_swapped_out_requests_total", "Requests moved to the swap space.",
+         (double)s->swap_outs},
+        {"cinch_swapped_in_requests_total", "Requests brought back from the swap space.",
+         (double)s->swap_ins},
+        {"cinch_swapped_out_blocks_total", "KV blocks moved to the swap space.",
+         (double)s->swapped_out_blocks},
+        {"cinch_swapped_in_blocks_total", "KV blocks brought back from the swap space.",
+         (double)s->swapped_in_blocks},
+        {"cinch_swapped_out_bytes_total", "Bytes moved to the swap space, windows included.",
+         (double)s->swapped_out_bytes},
+        {"cinch_swapped_in_bytes_total", "Bytes brought back from the swap space.",
+         (double)s->swapped_in_bytes},
+    };
+    WRITE_ROWS(w, "counter", rows);
+}
+
+static void write_serve(writer *w, const cn_serve_figures *f)
+{
+    const row gauges[] = {
+        {"cinch_connections_open", "Open connections.", f->connections_open},
+        {"cinch_streams_open", "Open streamed replies.", f->streams_open},
+    };
+    const row counters[] = {
+        {"cinch_connections_accepted_total", "Connections accepted.",
+         (double)f->connections_accepted},
+        {"cinch_connections_refused_total",
+         "Connections refused because all were in use.",
+         (double)f->connections_refused},
+        {"cinch_request_timeouts_total", "Requests that timed out before they had arrived whole.",
+         (double)f->requests_timed_out},
+        {"cinch_client_disconnects_total", "Clients that disconnected before the end of the reply.",
+         (double)f->disconnects},
+        {"cinch_access_log_lines_lost_total", "Access log lines that could not be written.",
+         (double)f->log_lines_lost},
+    };
+    WRITE_ROWS(w, "gauge", gauges);
+    WRITE_ROWS(w, "counter", counters);
+}
+
+/* ---- series with additional labels ---- */
+
+const char *cn_metrics_reason(cn_finish f)
+{
+    return f == CN_FINISH_CANCELLED ? "abort" : cn_finish_name(f);
+}
+
+static void write_labelled(writer *w, const char *name, const char *label, const char *value,
+                           uint64_t n)
+{
+    WRITE(w, "%s{%s,%s=\"%s\"} %llu\n", name, w->labels.data, label, value, (unsigned long long)n);
+}
+
+static void write_homes(writer *w, const cn_stats *s)
+{
+    const char *name = "cinch_auto_admissions_total";
+    write_head(w, name, "counter", "Admissions of samples with kv home auto, by chosen home.");
+    for (int h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++)
+        write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h), s->auto_admissions[h]);
+}
+
+static void write_ends(writer *w, const cn_serve_figures *f)
+{
+    static const char *const classes[] = {"interactive", "batch"};
+    static const char *const codes[CN_N_HTTP_CLASSES] = {"", "1xx", "2xx", "3xx", "4xx", "5xx"};
+    const char *name = "vllm:request_success_total";
+    write_head(w, name, "counter", "Finished samples, by reason.");
+    for (int i = CN_FINISH_NONE + 1; i < CN_N_FINISHES; i++)
+        write_labelled(w, name, "finished_reason", cn_metrics_reason((cn_finish)i),
+                       f->finished[i]);
+    name = "cinch_requests_total";
+    write_head(w, name, "counter", "Finished requests, by class.");
+    for (int i = 0; i < 2; i++) write_labelled(w, name, "class", classes[i], f->finished_class[i]);
+    name = "cinch_requests_rejected_total";
+    write_head(w, name, "counter", "Requests refused: server busy, or invalid.");
+    write_labelled(w, name, "reason", "busy", f->rejected_busy);
+    write_labelled(w, name, "reason", "invalid", f->rejected_invalid);
+    name = "cinch_http_replies_total";
+    write_head(w, name, "counter", "HTTP replies, by status class.");
+    for (int i = 1; i < CN_N_HTTP_CLASSES; i++)
+        write_labelled(w, name, "status", codes[i], f->http_replies[i]);
+}
+
+static void write_info(writer *w, const cn_metrics *m)
+{
+    const cn_config *c = m->config;
+    write_head(w, "vllm:cache_config_info", "gauge", "Configuration of the KV cache.");
+    WRITE(w,
+          "vllm:cache_config_info{%s,block_size=\"%u\",num_gpu_blocks=\"%u\","
+          "enable_prefix_caching=\"%s\",gpu_memory_utilization=\"%g\",kv_policy=\"%s\","
+          "kv_budget=\"%u\"} 1\n",
+          w->labels.data, m->engine.block_tokens, m->engine.blocks_total,
+          c->enable_prefix_caching ? "True" : "False", (double)c->gpu_memory_utilization,
+          cn_kv_policy_name(c->kv.policy), c->kv.budget_tokens);
+    write_head(w, "cinch_build_info", "gauge", "The version of cinch.");
+    WRITE(w, "cinch_build_info{version=\"" CINCH_VERSION "\"} 1\n");
+}
+
+uint64_t cn_resident_bytes(void)
+{
+    unsigned long long total, resident;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (!f) return 0;
+    const int n = fscanf(f, "%llu %llu", &total, &resident);
+    fclose(f);
+    return n == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+}
+
+static double seconds(struct timeval t) { return (double)t.tv_sec + 1e-6 * (double)t.tv_usec; }
+
+/* The process series of Prometheus' client libraries: their names, and no labels. */
+static void write_process(writer *w, const cn_metrics *m)
+{
+    struct rusage u = {0};
+    getrusage(RUSAGE_SELF, &u);
+    write_head(w, "process_resident_memory_bytes", "gauge", "Resident memory of the process.");
+    WRITE(w, "process_resident_memory_bytes %llu\n", (unsigned long long)cn_resident_bytes());
+    write_head(w, "process_cpu_seconds_total", "counter", "Processor time, user and system.");
+    WRITE(w, "process_cpu_seconds_total %.17g\n", seconds(u.ru_utime) + seconds(u.ru_stime));
+    write_head(w, "process_start_time_seconds", "gauge", "Start time, seconds since the epoch.");
+    WRITE(w, "process_start_time_seconds %.17g\n", m->started_s);
+}
+
+/* ---- histograms ---- */
+
+static const struct {
+    const char *name, *help;
+} histograms[CN_N_HISTOGRAMS] = {
+    [CN_HIST_TTFT_S] = {"vllm:time_to_first_token_seconds", "Time from arrival to first token."},
+    [CN_HIST_ITL_S] = {"vllm:inter_token_latency_seconds", "Time between two tokens of a sample."},
+    [CN_HIST_TPOT_S] = {"vllm:request_time_per_output_token_seconds",
+                        "Mean time per output token after the first, per request."},
+    [CN_HIST_E2E_S] = {"vllm:e2e_request_latency_seconds", "Time from arrival to end."},
+    [CN_HIST_QUEUE_S] = {"vllm:request_queue_time_seconds",
+                         "Time from arrival to first admission to the running list."},
+    [CN_HIST_PREFILL_S] = {"vllm:request_prefill_time_seconds",
+                           "Time from first admission to first token."},
+    [CN_HIST_DECODE_S] = {"vllm:request_decode_time_seconds", "Time from first token to end."},
+    [CN_HIST_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens per request."},
+    [CN_HIST_OUTPUT_TOKENS] = {"vllm:request_generation_tokens", "Output tokens per request."},
+    [CN_HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Tokens per step."},
+    [CN_HIST_STEP_S] = {"cinch_step_seconds", "Time of a step."},
+};
+
+static void write_histogram(writer *w, cn_histogram_id id, const cn_histogram *h)
+{
+    uint32_t n;
+    const double *bounds = cn_histogram_bounds(id, &n);
+    const char *name = histograms[id].name;
+    uint64_t below = 0;
+    write_head(w, name, "histogram", histograms[id].help);
+    for (uint32_t i = 0; i < n; i++) {
+        below += h->counts[i];
+        WRITE(w, "%s_bucket{%s,le=\"%g\"} %llu\n", name, w->labels.data, bounds[i],
+              (unsigned long long)below);
+    }
+    WRITE(w, "%s_bucket{%s,le=\"+Inf\"} %llu\n", name, w->labels.data, (unsigned long long)h->n);
+    WRITE(w, "%s_sum{%s} %.17g\n", name, w->labels.data, h->sum);
+    WRITE(w, "%s_count{%s} %llu\n", name, w->labels.data, (unsigned long long)h->n);
+}
+
+double cn_histogram_quantile(const cn_histogram *h, cn_histogram_id id, double q)
+{
+    uint32_t n;
+    const double *bounds = cn_histogram_bounds(id, &n);
+    const double rank = q * (double)h->n;
+    if (h->n == 0) return NAN;
+    double below = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const double in = (double)h->counts[i];
+        if (in > 0 && below + in >= rank) {
+            const double low = i ? bounds[i - 1] : 0;
+            return low + (bounds[i] - low) * (rank - below) / in;
+        }
+        below += in;
+    }
+    return bounds[n - 1]; /* in the last bucket, which has no upper bound */
+}
+
+/* ---- all of it ---- */
+
+static cn_status make_labels(cn_buf *out, const char *model_name)
+{
+    CN_TRY(cn_buf_addf(out, "model_name=\""));
+    for (const char *c = model_name; *c; c++) {
+        if (*c == '\\' || *c == '"')
+            CN_TRY(cn_buf_addf(out, "\\%c", *c));
+        else if (*c == '\n')
+            CN_TRY(cn_buf_addf(out, "\\n"));
+        else
+            CN_TRY(cn_buf_add(out, c, 1));
+    }
+    return cn_buf_addf(out, "\",engine=\"0\"");
+}
+
+cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
+{
+    writer w = {.out = out};
+    w.status = make_labels(&w.labels, m->model_name);
+    if (w.status == CN_OK) {
+        write_engine_gauges(&w, &m->engine);
+        write_turn(&w, m->turn_s);
+        write_engine_counters(&w, &m->engine);
+        write_homes(&w, &m->engine);
+        write_ends(&w, &m->serve);
+        for (int i = 0; i < CN_N_HISTOGRAMS; i++)
+            write_histogram(&w, (cn_histogram_id)i, &m->serve.histograms[i]);
+        write_serve(&w, &m->serve);
+        write_info(&w, m);
+        write_process(&w, m);
+    }
+    cn_buf_free(&w.labels);
+    return w.status;
+}

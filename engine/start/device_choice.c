@@ -1,0 +1,423 @@
+/* device_choice.c - see device_choice.h. The shared object is never unloaded, because the driver
+ * may call its code at exit. */
+#include "engine/start/device_choice.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "compress/policy.h"
+#include "compress/selector.h"
+#include "engine/home/exchange.h"
+#include "engine/start/start_plan.h"
+
+#define CUDA_LIBRARY "cinch-cuda.so"
+
+/* ---- the name of a device ---- */
+
+typedef enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } device_kind;
+
+static cn_status parse_device(const char *option, const char *text, device_kind *kind,
+                              uint32_t *ordinal)
+{
+    *ordinal = 0;
+    if (strcmp(text, "auto") == 0) {
+        *kind = DEVICE_AUTO;
+        return CN_OK;
+    }
+    if (strcmp(text, "cpu") == 0) {
+        *kind = DEVICE_CPU;
+        return CN_OK;
+    }
+    *kind = DEVICE_CUDA;
+    if (strcmp(text, "cuda") == 0) return CN_OK;
+    const char *digits = text + strlen("cuda:");
+    const bool numbered = strncmp(text, "cuda:", strlen("cuda:")) == 0 && *digits &&
+                          strlen(digits) <= 3 && !digits[strspn(digits, "0123456789")];
+    if (!numbered)
+        return cn_fail(CN_ERR_ARG, "--%s %s: expected auto, cpu, cuda or cuda:N", option, text);
+    *ordinal = (uint32_t)strtoul(digits, NULL, 10);
+    return CN_OK;
+}
+
+/* ---- the shared object ---- */
+
+/* The CUDA libraries that the shared object loads end the process at less. */
+enum { LEAST_ADDRESS_MIB = 8192 };
+
+/* MiB of address space that the process may have. */
+static uint64_t address_limit_mib(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_AS, &limit) == 0 ? limit.rlim_cur >> 20 : UINT64_MAX;
+}
+
+/* Opens dir/name if it exists and there is address space for it. *found: whether it exists. */
+static void *open_in(const char *dir, const char *name, bool *found)
+{
+    char path[PATH_MAX];
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    *found = n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
+    if (!*found || address_limit_mib() < LEAST_ADDRESS_MIB) return NULL;
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+/* Writes the folder of the program; false if it is unknown. */
+static bool program_folder(char program[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", program, PATH_MAX - 1);
+    program[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash) *slash = '\0';
+    return slash != NULL;
+}
+
+/* Opens the first shared object in the places where an installation or a build has it. */
+static void *open_beside(const char *program, bool *found)
+{
+    static const char *const places[] = {"", "/..", "/../lib/cinch"};
+    char dir[PATH_MAX + 16];
+    void *library = NULL;
+    *found = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places && !*found; i++) {
+        snprintf(dir, sizeof dir, "%s%s", program, places[i]);
+        library = open_in(dir, CUDA_LIBRARY, found);
+    }
+    return library;
+}
+
+/* Copies the name of the library that the loader refused: its message begins with the path. */
+static void refused_library(char *name, size_t size)
+{
+    const char *message = dlerror();
+    const size_t n = message ? strcspn(message, ":") : 0;
+    const char *slash = n ? memrchr(message, '/', n) : NULL;
+    const char *begin = slash ? slash + 1 : message;
+    snprintf(name, size, "%.*s", n ? (int)(message + n - begin) : 0, n ? begin : "");
+}
+
+static cn_status load_library(void **library)
+{
+    char program[PATH_MAX], refused[256];
+    bool found = false;
+    if (address_limit_mib() < LEAST_ADDRESS_MIB)
+        return cn_fail(CN_ERR_DEVICE,
+                       "the address space is limited to %llu MiB (ulimit -v): a GPU needs at least "
+                       "%d MiB: raise the limit, or use --device cpu",
+                       (unsigned long long)address_limit_mib(), LEAST_ADDRESS_MIB);
+    *library = program_folder(program) ? open_beside(program, &found) : NULL;
+    if (!found) *library = dlopen(CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (*library) return CN_OK;
+    refused_library(refused, sizeof refused);
+    if (*refused && strcmp(refused, CUDA_LIBRARY) != 0)
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s needs %s, which is missing or has another version: install the CUDA 13 "
+                       "libraries, or use --device cpu",
+                       CUDA_LIBRARY, refused);
+    if (found)
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s is damaged or was built for other libraries: rebuild it (make cuda), or "
+                       "use --device cpu",
+                       CUDA_LIBRARY);
+    return cn_fail(CN_ERR_DEVICE,
+                   "%s not found in %s or in the loader's paths: build it (make cuda), or use "
+                   "--device cpu",
+                   CUDA_LIBRARY, program);
+}
+
+cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
+{
+    *out = NULL;
+    void *library;
+    CN_TRY(load_library(&library));
+    /* dlsym() returns an object pointer, also for a function. */
+    union {
+        void *object;
+        cn_backend_cuda_open_fn open;
+    } entry = {dlsym(library, "cn_backend_cuda_open")};
+    if (!entry.object)
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s has no cn_backend_cuda_open: rebuild it (make cuda), or use --device "
+                       "cpu",
+                       CUDA_LIBRARY);
+    o.base = cn_base_calls_get();
+    o.version = CINCH_VERSION;
+    o.header_sum = CN_HEADER_SUM;
+    return entry.open(out, &o);
+}
+
+/* ---- choosing ---- */
+
+/* A request may use any score, so the backend must have all. */
+static cn_status check_scores(const cn_backend *be)
+{
+#define SCORE_NAME(KIND, name) #name,
+    static const char *const names[] = {CN_SCORES(SCORE_NAME)};
+    for (uint32_t i = 0; i < CN_N_SCORES; i++)
+        if (!(be->scores >> i & 1))
+            return cn_fail(CN_ERR_DEVICE,
+                           "the %s backend does not compute the score %s of kv policy zip: use "
+                           "--device cpu",
+                           be->name, names[i]);
+    return CN_OK;
+}
+
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
+                               uint32_t homes)
+{
+    const bool away = homes & ~(1U << CN_HOME_DEVICE);
+    const cn_policy_needs needs = cn_policies_need(policies);
+    const cn_selector_needs selects = cn_selectors_need(selectors);
+    const struct {
+        const char *name;
+        bool there;
+    } ops[] = {
+        {"embed", be->embed},
+        {"rmsnorm", be->rmsnorm},
+        {"gemm", be->gemm},
+        {"rope_store", be->rope_store},
+        {"attn_decode", be->attn_decode},
+        {"attn_prefill", be->attn_prefill},
+        {"silu_mul", be->silu_mul},
+        {"gather", be->gather},
+        {"sample", be->sample},
+        {"count_reset", be->count_reset},
+        {"copy_blocks", be->copy_blocks},
+        {"compress", be->compress || !needs.capped},
+        {"attend_selected", be->attend_selected || !selects.any},
+        {"digest", be->digest || !selects.planes},
+        {"predict", be->predict || !selects.slots},
+        {"score", be->score || !away},
+        {"exchange", be->exchange || !away},
+        {"fetch", be->fetch || !away},
+    };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!ops[i].there)
+            return cn_fail(CN_ERR_DEVICE, "the %s backend lacks the op %s", be->name, ops[i].name);
+    for (unsigned i = 0; i < CN_N_POLICIES; i++) {
+        const cn_policy *p = cn_policy_of((cn_kv_policy)i);
+        if (policies >> i & 1 && p->keep != CN_KEEP_ALL && !(be->keeps >> p->keep & 1))
+            return cn_fail(CN_ERR_DEVICE, "the %s backend does not support the kv policy %s",
+                           be->name, p->name);
+    }
+    return needs.keeps >> CN_KEEP_BEST & 1 ? check_scores(be) : CN_OK;
+}
+
+static cn_status open_cpu(cn_backend **out, const cn_config *c)
+{
+    const cn_cpu_backend_opts o = {.n_threads = c->n_threads};
+    return cn_backend_cpu_open(out, &o);
+}
+
+/* What determines the device memory that an engine takes at start. */
+typedef struct start_sizes {
+    const cn_config *config;
+    const cn_model_config *model;
+    uint64_t least_bytes;
+} start_sizes;
+
+static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
+{
+    const start_sizes *s = ctx;
+    CN_TRY(cn_start_wanted_bytes(bytes, s->config, s->model, be));
+    if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
+    return CN_OK;
+}
+
+/* cn_cuda_backend_opts.score_room of the model's backend. Home `host` does not rank K rows. */
+static uint64_t step_score_room(const cn_config *c, const cn_model_config *m)
+{
+    const cn_sel_forms forms = cn_selectors_forms(cn_config_local_selectors(c));
+    const uint32_t rows_max = cn_sel_forms_of_key(CN_KEY_ROWS) & CN_SEL_FORMS_MAX;
+    return forms.stage[1] & rows_max ? cn_start_select_scratch(c, m, CN_DIGEST_TILE).room : 0;
+}
+
+static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t ordinal)
+{
+    const cn_config *c = sizes->config;
+    const cn_model_config *m = sizes->model;
+    *out = NULL;
+    if (c->dtype == CN_OPT_DTYPE_FLOAT32)
+        return cn_fail(CN_ERR_ARG,
+                       "--dtype float32: not supported on a GPU, which computes in bfloat16; use "
+                       "--device cpu");
+    cn_buf cache = {0};
+    CN_TRY(cn_cache_dir(&cache));
+    const cn_cuda_backend_opts o = {
+        .device = ordinal,
+        .memory_share = c->gpu_memory_utilization,
+        .wanted_bytes = wanted_bytes,
+        .wanted_ctx = sizes,
+        .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads,
+        .head_dim = m->head_dim,
+        .hidden = m->hidden,
+        .intermediate = m->intermediate,
+        .vocab = m->vocab,
+        .max_seqs = cn_start_max_rows(c),
+        .max_tokens = cn_start_max_tokens(c),
+        .score_layers =
+            cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
+        .score_room = step_score_room(c, m),
+        .batch_invariant = c->batch_invariant,
+        .cache_dir = cache.len ? cache.data : NULL,
+    };
+    cn_status status = cn_backend_cuda_load(out, o);
+    cn_buf_free(&cache);
+    CN_TRY(status);
+    status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
+                                  cn_config_homes(c));
+    if (status == CN_OK) return CN_OK;
+    (*out)->close(*out);
+    *out = NULL;
+    return cn_fail(status, "%s: use --device cpu", cn_last_error());
+}
+
+void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r)
+{
+    out->gpu_unused = r->has_gpu && !r->float32;
+    if (!r->has_gpu)
+        snprintf(out->why, sizeof out->why, "cpu: no GPU found");
+    else if (r->float32)
+        snprintf(out->why, sizeof out->why, "cpu: --dtype float32 does not run on a GPU");
+    else if (r->missing)
+        snprintf(out->why, sizeof out->why, "cpu: a GPU is here, but %s is not: make cuda%s",
+                 r->missing, r->installed ? " in the source tree builds it" : "");
+    else
+        snprintf(out->why, sizeof out->why, "cpu: a GPU is here, but not usable: %s", r->error);
+}
+
+/* Explains why --device auto took the CPU, after the GPU could not be opened. */
+static void explain_cpu(cn_device_choice *out, const cn_config *c)
+{
+    char program[PATH_MAX], here[PATH_MAX], missing[PATH_MAX + 32] = CUDA_LIBRARY;
+    bool found = false, installed = false;
+    cn_log(CN_LOG_DEBUG, "--device auto uses the CPU: %s", cn_last_error());
+    if (program_folder(program)) {
+        open_beside(program, &found);
+        const char *folder = strrchr(program, '/');
+        installed = folder && strcmp(folder, "/bin") == 0;
+        if (installed)
+            snprintf(missing, sizeof missing, "%.*s/lib/cinch/" CUDA_LIBRARY,
+                     (int)(folder - program), program);
+        else
+            snprintf(missing, sizeof missing, "%s/" CUDA_LIBRARY, program);
+        const size_t n = getcwd(here, sizeof here) ? strlen(here) : 0;
+        if (n > 1 && strncmp(missing, here, n) == 0 && missing[n] == '/')
+            memmove(missing, missing + n + 1, strlen(missing + n + 1) + 1);
+    }
+    cn_device_explain_cpu(out, &(cn_cpu_reason){.has_gpu = access("/dev/nvidiactl", F_OK) == 0,
+                                                .float32 = c->dtype == CN_OPT_DTYPE_FLOAT32,
+                                                .missing = found ? NULL : missing,
+                                                .installed = installed,
+                                                .error = cn_last_error()});
+}
+
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                          uint64_t least_bytes, cn_device_choice *choice)
+{
+    const start_sizes sizes = {c, m, least_bytes};
+    device_kind kind;
+    uint32_t ordinal;
+    *out = NULL;
+    *choice = (cn_device_choice){.why = "cpu: --device cpu"};
+    CN_TRY(parse_device("device", c->device, &kind, &ordinal));
+    if (kind != DEVICE_CPU)
+        snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
+    if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
+    if (kind == DEVICE_AUTO) {
+        if (open_cuda(out, &sizes, 0) == CN_OK) return CN_OK;
+        explain_cpu(choice, c);
+    }
+    return open_cpu(out, c);
+}
+
+/* ---- the cache device ---- */
+
+/* The device of --cache-device, and that of the model. A model on `auto` takes GPU 0. */
+typedef struct cache_choice {
+    device_kind kind, model_kind;
+    uint32_t ordinal, model_ordinal;
+} cache_choice;
+
+static cn_status choose_cache(cache_choice *out, const cn_config *c)
+{
+    cache_choice p;
+    CN_TRY(parse_device("device", c->device, &p.model_kind, &p.model_ordinal));
+    CN_TRY(parse_device("cache-device", c->cache_device, &p.kind, &p.ordinal));
+    if (p.kind == DEVICE_AUTO) {
+        p.kind = p.model_kind == DEVICE_CPU ? DEVICE_CPU : DEVICE_CUDA;
+        p.ordinal = CN_CUDA_ANY_PEER;
+    }
+    *out = p;
+    if (p.model_kind == DEVICE_AUTO || p.model_kind == p.kind) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--cache-device %s: expected %s beside a model on %s",
+                   c->cache_device, p.model_kind == DEVICE_CPU ? "cpu" : "cuda:N",
+                   p.model_kind == DEVICE_CPU ? "cpu" : "cuda");
+}
+
+static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
+{
+    const start_sizes *s = ctx;
+    return cn_start_cache_bytes(bytes, s->config, s->model, be);
+}
+
+static cn_status open_cpu_cache(cn_backend **out)
+{
+    const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
+    return cn_backend_cpu_open(out, &o);
+}
+
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m)
+{
+    const start_sizes sizes = {.config = c, .model = m};
+    cache_choice p;
+    *out = NULL;
+    CN_TRY(choose_cache(&p, c));
+    if (p.kind == DEVICE_CPU) return open_cpu_cache(out);
+    const cn_cuda_backend_opts o = {
+        .device = p.ordinal,
+        .beside = p.model_ordinal + 1,
+        .wanted_bytes = cache_bytes,
+        .wanted_ctx = &sizes,
+        .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads,
+        .head_dim = m->head_dim,
+        .max_seqs = cn_start_max_rows(c),
+        .max_tokens = cn_start_max_rows(c),
+        .score_layers = cn_pack_most_layers(c, m),
+        .score_room = cn_exchange_most_scores(c, m),
+        .high_streams = 2, /* ranks and pushes */
+        .batch_invariant = c->batch_invariant,
+    };
+    const cn_status status = cn_backend_cuda_load(out, o);
+    const bool may_be_cpu = p.model_kind == DEVICE_AUTO && p.ordinal == CN_CUDA_ANY_PEER;
+    if (status == CN_OK || !may_be_cpu) return status;
+    cn_log(CN_LOG_DEBUG, "--cache-device auto uses the CPU: %s", cn_last_error());
+    return open_cpu_cache(out);
+}
+
+cn_status cn_backend_cache_shares_gpu(const cn_config *c, bool *shares)
+{
+    cache_choice p;
+    CN_TRY(choose_cache(&p, c));
+    if (p.kind == DEVICE_CPU)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: expected cuda:N beside a model on a GPU",
+                       c->cache_device);
+    *shares = p.ordinal == p.model_ordinal;
+    return CN_OK;
+}
+
+cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
+                                const cn_config *c)
+{
+    if (strcmp(model_be->name, cache_be->name) == 0) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE,
+                   "--cache-device %s is on %s, but the model on %s: set --cache-device %s",
+                   c->cache_device, cache_be->name, model_be->name,
+                   strcmp(model_be->name, "cpu") == 0 ? "cpu"
+                                                      : "cuda:N, or cuda:0 for the model's GPU");
+}

@@ -1,0 +1,69 @@
+/* device_choice.h - chooses the device that runs the model: --device auto|cpu|cuda[:i].
+ *
+ * The CUDA backend is a shared object. It is opened only when --device selects a GPU, so one build
+ * runs on machines with and without one.
+ *
+ * Owner: the engine. Thread: its own. Stage: start, before weights are read. */
+#ifndef CN_DEVICE_CHOICE_H
+#define CN_DEVICE_CHOICE_H
+
+#include "engine/base/base.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/ops.h"
+#include "engine/options/options.h"
+
+/* Which device was chosen, for people. */
+typedef struct cn_device_choice {
+    char why[512];   /* "cuda:0: --device auto", "cpu: no GPU found" */
+    bool gpu_unused; /* the machine has a GPU, but --device auto took the CPU */
+} cn_device_choice;
+
+/* Opens the backend of --device, sized for this model and for the largest step of these options.
+ *
+ * On a GPU it takes the memory that --gpu-memory-utilization allows. With --kv-cache-memory-bytes
+ * it takes what the engine needs at start (start_plan.h), at least least_bytes.
+ * auto takes the first GPU if it can be opened, else the CPU. *choice says why.
+ *
+ * CN_ERR_ARG when --device is not a valid name; CN_ERR_DEVICE or CN_ERR_MEMORY with one line that
+ * says what is missing. Close with (*out)->close. */
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                          uint64_t least_bytes, cn_device_choice *choice);
+
+/* What --device auto knows when it takes the CPU. */
+typedef struct cn_cpu_reason {
+    bool has_gpu;        /* the machine has an NVIDIA driver */
+    bool float32;        /* --dtype float32 */
+    const char *missing; /* where the CUDA backend was expected; NULL: it is there */
+    bool installed;      /* the program is not in a build directory */
+    const char *error;   /* why the GPU could not be opened */
+} cn_cpu_reason;
+void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
+
+/* Opens the backend of --cache-device, with exactly the device memory that the home needs there
+ * (start_plan.h). Call before cn_backend_open: where both use one GPU, the model gets its share of
+ * what is left. `auto` takes the first peer of the model's GPU. On a CPU it is a second, threaded
+ * backend.
+ *
+ * CN_ERR_ARG when --cache-device is not a valid name beside --device; CN_ERR_DEVICE when there is
+ * no such GPU or no peer, with one line that says so. */
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
+
+/* Sets *shares to whether --cache-device is the GPU of a model that runs on a GPU. CN_ERR_ARG: as
+ * above, or it is the CPU. */
+cn_status cn_backend_cache_shares_gpu(const cn_config *c, bool *shares);
+
+/* CN_ERR_DEVICE when --device auto took another kind of device than --cache-device. */
+cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
+                                const cn_config *c);
+
+/* CN_ERR_DEVICE names the first missing op that every model, one of the policies, selectors or
+ * homes needs, or the first policy that the backend does not support. Bit i of `policies` is
+ * cn_kv_policy i, bit i of `selectors` cn_kv_select i, bit i of `homes` cn_kv_home i. */
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
+                               uint32_t homes);
+
+/* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
+ * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */
+cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);
+
+#endif
