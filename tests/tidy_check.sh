@@ -9,7 +9,7 @@ trap 'rm -rf "$dir"' EXIT
 # clean: writes a tree of two files without a fault.
 clean() {
     rm -rf "$dir/t"
-    mkdir -p "$dir/t/engine/cpu" "$dir/t/scheduler" "$dir/t/paged" "$dir/t/compress" "$dir/t/cuda"
+    mkdir -p "$dir/t/engine/cpu" "$dir/t/engine/base" "$dir/t/scheduler" "$dir/t/paged" "$dir/t/compress" "$dir/t/cuda"
     printf '/* x.h - a header. */\n' >"$dir/t/engine/x.h"
     printf '/* x.c - a file. */\n#include "engine/x.h"\n' >"$dir/t/engine/x.c"
 }
