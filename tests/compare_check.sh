@@ -21,7 +21,7 @@ refuse() {
 }
 
 "$cinch" compare --model $model -i $model/prompts/sums.jsonl $model/prompts/hops.jsonl \
-    --prompt-field prompt --answer-field answer --arms full,zip:128:no-global,window:64 \
+    --prompt-field prompt --answer-field answer --arms full,zip:128:no-global,window:128 \
     --block-size 32 --limit 2 --max-tokens 24 --progress none --json "$dir/out.json" \
     --plot "$dir/out.svg" >"$dir/table" 2>"$dir/log" || { cat "$dir/log"; exit 1; }
 
@@ -45,11 +45,21 @@ reader=$!
 wait $reader || true
 [ -p "$dir/pipe" ] && [ "$(cat "$dir/seen")" = 1 ]
 
+# A window of the same budget stands beside each zip arm, and the difference is paired.
+for option in --window-baseline --no-window-baseline; do
+    "$cinch" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt --limit 2 \
+        --continue-field prompt --block-size 16 --arms zip:32:window=8 $option --progress none \
+        --json "$dir/beside.json" >"$dir/beside$option" 2>"$dir/log" || { cat "$dir/log"; exit 1; }
+done
+grep -q '^| zip:32:window=8 .*| [+-]0\.[0-9]* (0\.[0-9]*) |' "$dir/beside--window-baseline"
+grep -q '^| window:32 ' "$dir/beside--window-baseline"
+[ "$(cat "$dir/beside--no-window-baseline" "$dir/beside.json" | grep -c 'window:32\|to window')" = 0 ]
+
 # A line that full KV cannot hold, and a JSON file that cannot be written, do not lose the table.
 head -n 1 $model/prompts/sums.jsonl >"$dir/mixed.jsonl"
 echo '{"prompt": "Solve mod 100: 54+31", "answer": "85"}' >>"$dir/mixed.jsonl"
 mixed="--model $model -i $dir/mixed.jsonl --prompt-field prompt --block-size 64 --max-tokens 60"
-mixed="$mixed --num-gpu-blocks-override 6 --ignore-eos --progress none"
+mixed="$mixed --num-gpu-blocks-override 6 --ignore-eos --progress none --no-window-baseline"
 got=0
 # shellcheck disable=SC2086
 "$cinch" compare $mixed --arms zip:64 --json /dev/full >"$dir/table" 2>"$dir/log" || got=$?
@@ -146,6 +156,9 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
     refuse "--arms is missing" $input
     refuse "dance: expected a policy, one of full|window|zip, or a selector" $input --arms full,dance:384
     refuse "unknown key 'windov': expected one of policy, budget, window" $input --arms zip:windov=4
+    refuse "--no-window-baseline has no effect: no arm" $input --arms full --no-window-baseline
+    refuse "beside zip:4:window=2; --no-window-baseline leaves it out: --arms window:4: kv sinks of 4" \
+        $input --arms zip:4:window=2
     refuse "--grade needs --answer-field" $input --arms full --grade exact
     refuse "answers: expected a reference answer, got nothing" $input --arms full --answer-field answers
     refuse "one sample per prompt" $input --arms full --n 2

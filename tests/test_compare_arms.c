@@ -71,6 +71,45 @@ static void full_kv_comes_first(void **state)
     }
 }
 
+/* `want` has the label of each arm, and after a slash that of its baseline. */
+static void check_windows(cn_config *c, const char *want, cn_status status, const char *message)
+{
+    cn_compare_arms a;
+    char got[256] = "";
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    const cn_status got_status = cn_compare_arms_add_windows(&a, c);
+    if (got_status != status || (status != CN_OK && !strstr(cn_last_error(), message)))
+        fail_msg("%s: got '%s'", c->arms, cn_last_error());
+    for (uint32_t i = 1; status == CN_OK && i < a.n; i++) {
+        const cn_compare_arm *arm = &a.arms[i];
+        const char *beside = arm->baseline ? a.arms[arm->baseline].label : "";
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s%s%s", *got ? " " : "",
+                 arm->label, *beside ? "/" : "", beside);
+    }
+    if (status == CN_OK) assert_string_equal(got, want);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
+static void a_window_stands_beside_each_zip(void **state)
+{
+    (void)state;
+    check_windows(make_config("full,zip:384"), "zip:384/window:384 window:384", CN_OK, NULL);
+    check_windows(make_config("zip:64,zip:64:no-global,zip:128,ds:64,window:128:sinks=2,zip"),
+                  "zip:64/window:64 window:64 zip:64:no-global/window:64 "
+                  "zip:128/window:128:sinks=2 ds:64 window:128:sinks=2 zip/window:2048 window:2048",
+                  CN_OK, NULL);
+    check_windows(make_config("full,window:64"), "window:64", CN_OK, NULL);
+    cn_config *c = make_config("zip:64,zip:128,window:64");
+    assert_int_equal(cn_option_set_text(c, cn_option_find("window-baseline"), "false"), CN_OK);
+    check_windows(c, "zip:64/window:64 zip:128 window:64", CN_OK, NULL);
+    c = make_config("window:64");
+    assert_int_equal(cn_option_set_text(c, cn_option_find("window-baseline"), "false"), CN_OK);
+    check_windows(c, NULL, CN_ERR_ARG, "--no-window-baseline has no effect: no arm of --arms");
+    check_windows(make_config("zip:4:window=2"), NULL, CN_ERR_ARG,
+                  "beside zip:4:window=2; --no-window-baseline leaves it out: --arms window:4: ");
+}
+
 static void one_engine_holds_all_arms(void **state)
 {
     (void)state;
@@ -205,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_set_what_the_options_set),
         cmocka_unit_test(full_kv_comes_first),
+        cmocka_unit_test(a_window_stands_beside_each_zip),
         cmocka_unit_test(one_engine_holds_all_arms),
         cmocka_unit_test(selectors_are_arms_with_full_kv),
         cmocka_unit_test(arms_may_have_a_home),

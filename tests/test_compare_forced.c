@@ -14,7 +14,7 @@
 #include "engine/options/option_value.h"
 #include "tests/lib/scratch_dir.h"
 
-enum { N_DOCUMENTS = 4, N_ARMS = 4, BLOCK = 16 };
+enum { N_DOCUMENTS = 4, N_ARMS = 5, BLOCK = 16 };
 static const char STORIES[] = "examples/tiny-reasoner/prompts/story.jsonl";
 
 typedef struct fixture {
@@ -80,6 +80,7 @@ static void open_fixture(fixture *x, const char *option, const char *value)
     set(c, "arms", "window:64,zip:64:window=8,zip:1024");
     set(c, option, value);
     assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_add_windows(&x->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
     assert_int_equal(cn_compare_arms_declare(&x->arms, c), CN_OK);
     if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());
@@ -176,7 +177,7 @@ static void full_kv_agrees_with_itself(void **state)
 {
     const fixture *x = *state;
     const cn_forced_figures *f = cn_forced_run_figures(x->run, 0);
-    const cn_forced_summary m = cn_forced_run_summary(x->run, 0);
+    const cn_forced_summary m = cn_forced_run_summary(x->run, 0, 0);
     assert_int_equal(f->kv.policy, CN_KV_FULL);
     assert_int_equal(f->same_best, f->tokens);
     assert_int_equal(f->compressions + f->evicted_tokens, 0);
@@ -190,7 +191,7 @@ static void a_cap_that_is_never_reached_changes_nothing(void **state)
     const cn_forced_figures *f = cn_forced_run_figures(x->run, 3);
     assert_int_equal(f->kv.budget_tokens, 1024);
     assert_int_equal(f->same_best, f->tokens);
-    assert_true(cn_forced_run_summary(x->run, 3).delta == 0);
+    assert_true(cn_forced_run_summary(x->run, 3, 0).delta == 0);
 }
 
 static void compression_shows_in_the_figures(void **state)
@@ -198,7 +199,7 @@ static void compression_shows_in_the_figures(void **state)
     const fixture *x = *state;
     for (uint32_t a = 1; a <= 2; a++) {
         const cn_forced_figures *f = cn_forced_run_figures(x->run, a);
-        const cn_forced_summary m = cn_forced_run_summary(x->run, a);
+        const cn_forced_summary m = cn_forced_run_summary(x->run, a, 0);
         assert_true(f->compressions >= N_DOCUMENTS && f->evicted_tokens > 0);
         assert_true(f->same_best < f->tokens);
         assert_true(m.delta > 0 && m.delta_error > 0);
@@ -220,11 +221,25 @@ static void summaries_are_means_and_paired_errors(void **state)
     }
     for (uint32_t i = 0; i < N_DOCUMENTS; i++)
         squares += pow(own[i].nll - full[i].nll - delta / N_DOCUMENTS, 2);
-    const cn_forced_summary m = cn_forced_run_summary(x->run, 1);
+    const cn_forced_summary m = cn_forced_run_summary(x->run, 1, 0);
     assert_true(fabs(m.nll - nll / N_DOCUMENTS) < 1e-12);
     assert_true(fabs(m.delta - delta / N_DOCUMENTS) < 1e-12);
     assert_true(fabs(m.delta_error - sqrt(squares / (N_DOCUMENTS - 1) / N_DOCUMENTS)) < 1e-12);
     assert_int_equal(cn_forced_run_figures(x->run, 1)->same_best, same);
+}
+
+static void zip_is_compared_with_the_window_of_its_budget(void **state)
+{
+    const fixture *x = *state;
+    const cn_forced_score *window = cn_forced_run_figures(x->run, 1)->scores;
+    const cn_forced_score *zip = cn_forced_run_figures(x->run, 2)->scores;
+    double delta = 0, squares = 0;
+    for (uint32_t i = 0; i < N_DOCUMENTS; i++) delta += (zip[i].nll - window[i].nll) / N_DOCUMENTS;
+    for (uint32_t i = 0; i < N_DOCUMENTS; i++)
+        squares += pow(zip[i].nll - window[i].nll - delta, 2);
+    const cn_forced_summary m = cn_forced_run_summary(x->run, 2, x->arms.arms[2].baseline);
+    assert_true(delta != 0 && fabs(m.delta - delta) < 1e-12);
+    assert_true(fabs(m.delta_error - sqrt(squares / (N_DOCUMENTS - 1) / N_DOCUMENTS)) < 1e-12);
 }
 
 /* Only the arm that runs first computes the whole prompts. */
@@ -288,8 +303,14 @@ static void json_holds_the_figures(void **state)
         for (uint32_t i = 0; i < N_DOCUMENTS; i++)
             assert_true(fabs(json_real_value(json_array_get(by, i)) - f->scores[i].nll) < 1e-6);
         const double delta = json_real_value(json_object_get(arm, "nll_minus_full"));
-        assert_true(fabs(delta - cn_forced_run_summary(x->run, a).delta) < 1e-6);
+        assert_true(fabs(delta - cn_forced_run_summary(x->run, a, 0).delta) < 1e-6);
         assert_int_equal(json_integer_value(json_object_get(arm, "tokens")), f->tokens);
+        const uint32_t window = x->arms.arms[a].baseline;
+        const json_t *to_window = json_object_get(arm, "nll_minus_window");
+        assert_int_equal(to_window != NULL, window != 0);
+        if (window)
+            assert_true(fabs(json_real_value(to_window) -
+                             cn_forced_run_summary(x->run, a, window).delta) < 1e-6);
     }
     json_decref(json);
     assert_int_equal(cn_forced_write_json(&r, "/nowhere/out.json"), CN_ERR_IO);
@@ -307,6 +328,7 @@ static void the_table_has_a_row_per_arm_in_columns(void **state)
     cn_forced_print(f, &r, 0);
     fclose(f);
     assert_non_null(strstr(text, "in, 4 documents"));
+    assert_non_null(strstr(text, " to window |"));
     uint32_t rows = 0;
     size_t width = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
@@ -327,6 +349,7 @@ int main(void)
         cmocka_unit_test(a_cap_that_is_never_reached_changes_nothing),
         cmocka_unit_test(compression_shows_in_the_figures),
         cmocka_unit_test(summaries_are_means_and_paired_errors),
+        cmocka_unit_test(zip_is_compared_with_the_window_of_its_budget),
         cmocka_unit_test(later_arms_find_the_prompts),
         cmocka_unit_test(figures_do_not_depend_on_the_groups),
         cmocka_unit_test(json_holds_the_figures),

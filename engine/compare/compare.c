@@ -61,6 +61,7 @@ static cn_status open_engine(comparison *c)
     if (!config->continue_field && !cn_config_is_given(config, &config->enable_prefix_caching))
         config->enable_prefix_caching = false;
     CN_TRY(cn_compare_arms_parse(&c->arms, config->arms, config));
+    CN_TRY(cn_compare_arms_add_windows(&c->arms, config));
     CN_TRY(cn_compare_arms_declare(&c->arms, config));
     CN_TRY(cn_config_check_kv_readers(config));
     CN_TRY(check_probe(config));

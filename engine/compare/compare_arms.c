@@ -190,6 +190,52 @@ cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn
     }
 }
 
+/* The window arm of a budget, or 0. */
+static uint32_t find_window(const cn_compare_arms *a, uint32_t budget_tokens)
+{
+    for (uint32_t i = 1; i < a->n; i++)
+        if (a->arms[i].kv.policy == CN_KV_WINDOW && a->arms[i].kv.budget_tokens == budget_tokens)
+            return i;
+    return 0;
+}
+
+/* Adds the window arm of a zip arm after it. a->arms has room for one more. */
+static cn_status add_window(cn_compare_arms *a, uint32_t zip, const cn_config *c)
+{
+    char text[32];
+    const int len = snprintf(text, sizeof text, "window:%u", a->arms[zip].kv.budget_tokens);
+    cn_compare_arm *place = &a->arms[zip + 1];
+    memmove(place + 1, place, (a->n - zip - 1) * sizeof *place);
+    *place = (cn_compare_arm){0};
+    a->n++;
+    const cn_status status = parse_arm(place, c, text, (size_t)len);
+    if (status != CN_ERR_ARG) return status;
+    return cn_fail_within(status, "beside %s; --no-window-baseline leaves it out",
+                          a->arms[zip].label);
+}
+
+cn_status cn_compare_arms_add_windows(cn_compare_arms *a, const cn_config *c)
+{
+    uint32_t n_zip = 0;
+    for (uint32_t i = 1; i < a->n; i++) n_zip += a->arms[i].kv.policy == CN_KV_ZIP;
+    if (!n_zip && cn_config_is_given(c, &c->window_baseline))
+        return cn_fail(CN_ERR_ARG, "--%swindow-baseline has no effect: no arm of --arms is a zip "
+                                   "arm; leave it out",
+                       c->window_baseline ? "" : "no-");
+    cn_compare_arm *arms = cn_calloc((size_t)a->n + n_zip, sizeof *arms);
+    if (!arms) return cn_fail(CN_ERR_MEMORY, "out of memory for %u arms", a->n + n_zip);
+    memcpy(arms, a->arms, a->n * sizeof *arms);
+    cn_free(a->arms);
+    a->arms = arms;
+    for (uint32_t i = 1; c->window_baseline && i < a->n; i++)
+        if (arms[i].kv.policy == CN_KV_ZIP && !find_window(a, arms[i].kv.budget_tokens))
+            CN_TRY(add_window(a, i, c));
+    for (uint32_t i = 1; i < a->n; i++)
+        if (arms[i].kv.policy == CN_KV_ZIP)
+            arms[i].baseline = find_window(a, arms[i].kv.budget_tokens);
+    return CN_OK;
+}
+
 void cn_compare_arms_free(cn_compare_arms *a)
 {
     for (uint32_t i = 0; i < a->n; i++) cn_free(a->arms[i].label);

@@ -16,6 +16,7 @@
 typedef struct cn_compare_arm {
     char *label; /* as typed */
     cn_kv_params kv;
+    uint32_t baseline; /* of a zip arm: the window arm of the same budget; 0: none */
 } cn_compare_arm;
 
 typedef struct cn_compare_arms {
@@ -27,6 +28,12 @@ typedef struct cn_compare_arms {
  * policies or keys. Free *out in every case. */
 cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn_config *c);
 void cn_compare_arms_free(cn_compare_arms *a);
+
+/* Adds `window:BUDGET` after the first zip arm of each budget that has no window arm yet, unless
+ * --no-window-baseline says not to, and sets `baseline` of the zip arms. CN_ERR_ARG if
+ * --window-baseline is given and no arm is a zip arm, or if such a window is not possible, for
+ * example because the sinks fill the budget. Free *a in every case. */
+cn_status cn_compare_arms_add_windows(cn_compare_arms *a, const cn_config *c);
 
 /* Sets in c what one engine needs for all arms: their policies, the largest window, and the
  * smallest budget, which gives the most query slots. CN_ERR_ARG if --kv-homes, the homes that

@@ -35,22 +35,23 @@ static double mean(double sum, uint64_t n)
 
 /* The columns from MASS on are printed with --select-probe only. */
 enum {
-    NLL, DELTA, ERROR, SAME_BEST, TOKENS, SPEED, PEAK, EVENTS, EVICTED, MASS, ORACLE, CHURN,
-    N_COLUMNS
+    NLL, DELTA, ERROR, TO_WINDOW, SAME_BEST, TOKENS, SPEED, PEAK, EVENTS, EVICTED, MASS, ORACLE,
+    CHURN, N_COLUMNS
 };
 
 static const char *const titles[N_COLUMNS] = {
-    [NLL] = "NLL",        [DELTA] = "to full",      [ERROR] = "error",
+    [NLL] = "NLL",        [DELTA] = "to full",       [ERROR] = "error",  [TO_WINDOW] = "to window",
     [TOKENS] = "tokens",  [SAME_BEST] = "same best", [SPEED] = "tokens/s",
-    [PEAK] = "KV peak",   [EVENTS] = "events",      [EVICTED] = "evicted",
-    [MASS] = "mass",      [ORACLE] = "oracle",      [CHURN] = "churn",
+    [PEAK] = "KV peak",   [EVENTS] = "events",       [EVICTED] = "evicted",
+    [MASS] = "mass",      [ORACLE] = "oracle",       [CHURN] = "churn",
 };
 
 /* The columns of --select-probe come before those of speed and memory: they were asked for. */
 static const uint32_t by_importance[N_COLUMNS] = {
-    NLL, DELTA, ERROR, SAME_BEST, MASS, ORACLE, CHURN, SPEED, PEAK, EVICTED, TOKENS, EVENTS};
-static const uint32_t without_probe[MASS] = {NLL,  DELTA,   ERROR,  SAME_BEST, SPEED,
-                                             PEAK, EVICTED, TOKENS, EVENTS};
+    NLL,   DELTA, ERROR, TO_WINDOW, SAME_BEST, MASS,  ORACLE,
+    CHURN, SPEED, PEAK,  EVICTED,   TOKENS,    EVENTS};
+static const uint32_t without_probe[MASS] = {NLL,   DELTA, ERROR,   TO_WINDOW, SAME_BEST,
+                                             SPEED, PEAK,  EVICTED, TOKENS,    EVENTS};
 
 typedef struct task_table {
     const cn_forced_report *r;
@@ -67,6 +68,17 @@ static void put_share(char *s, double value)
     snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.2f %%", 100 * value);
 }
 
+/* The paired difference of a zip arm to the window arm of its budget, and its error. */
+static void put_to_window(char *s, const task_table *t, uint32_t arm)
+{
+    const uint32_t window = t->r->arms->arms[arm].baseline;
+    const cn_forced_summary m = cn_forced_run_summary(t->run, arm, window);
+    if (window)
+        snprintf(s, CN_TEXT_CELL_BYTES, "%+.4f (%.4f)", m.delta, m.delta_error);
+    else
+        snprintf(s, CN_TEXT_CELL_BYTES, "-");
+}
+
 static void put_mean(char *s, double value)
 {
     snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.3f", value);
@@ -76,12 +88,13 @@ static void cell(const void *table, uint32_t row, uint32_t column, char *s)
 {
     const task_table *t = table;
     const cn_forced_figures *f = cn_forced_run_figures(t->run, row);
-    const cn_forced_summary m = cn_forced_run_summary(t->run, row);
+    const cn_forced_summary m = cn_forced_run_summary(t->run, row, 0);
     const size_t n = CN_TEXT_CELL_BYTES;
     switch (column) {
     case NLL: snprintf(s, n, "%.4f", m.nll); break;
     case DELTA: snprintf(s, n, row ? "%+.4f" : "-", m.delta); break;
     case ERROR: snprintf(s, n, row ? "%.4f" : "-", m.delta_error); break;
+    case TO_WINDOW: put_to_window(s, t, row); break;
     case SAME_BEST: put_share(s, share(f)); break;
     case TOKENS: snprintf(s, n, "%llu", (unsigned long long)f->tokens); break;
     case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
@@ -139,10 +152,19 @@ static void add_selection_json(json_t *arm, const cn_select_figures *f)
     json_object_set_new(arm, "probed_steps", json_integer((json_int_t)f->steps));
 }
 
+/* Only for a zip arm beside the window arm of its budget. */
+static void add_window_json(json_t *json, const cn_forced_run *run, uint32_t arm, uint32_t window)
+{
+    if (!window) return;
+    const cn_forced_summary m = cn_forced_run_summary(run, arm, window);
+    json_object_set_new(json, "nll_minus_window", json_real(m.delta));
+    json_object_set_new(json, "window_standard_error", json_real(m.delta_error));
+}
+
 static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uint32_t arm)
 {
     const cn_forced_figures *f = cn_forced_run_figures(run, arm);
-    const cn_forced_summary m = cn_forced_run_summary(run, arm);
+    const cn_forced_summary m = cn_forced_run_summary(run, arm, 0);
     json_t *nll = json_array(), *same_best = json_array();
     for (uint32_t i = 0; i < cn_forced_run_done(run); i++) {
         const cn_forced_score *s = &f->scores[i];
@@ -157,6 +179,7 @@ static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uin
         (json_int_t)f->cached_tokens, "tokens_per_s", per_second(f), "peak_tokens_mean",
         peak(run, f), "compressions", (json_int_t)f->compressions, "evicted",
         (json_int_t)f->evicted_tokens, "by_document", "nll", nll, "same_best_share", same_best);
+    add_window_json(json, run, arm, r->arms->arms[arm].baseline);
     if (r->config->select_probe) add_selection_json(json, &f->selection);
     return json;
 }

@@ -227,18 +227,18 @@ const cn_forced_figures *cn_forced_run_figures(const cn_forced_run *r, uint32_t 
     return &r->figures[arm];
 }
 
-cn_forced_summary cn_forced_run_summary(const cn_forced_run *r, uint32_t arm)
+cn_forced_summary cn_forced_run_summary(const cn_forced_run *r, uint32_t arm, uint32_t base)
 {
-    const cn_forced_score *own = r->figures[arm].scores, *full = r->figures[0].scores;
+    const cn_forced_score *own = r->figures[arm].scores, *other = r->figures[base].scores;
     const double n = r->n_done;
     cn_forced_summary s = {0};
     for (uint32_t i = 0; i < r->n_done; i++) {
         s.nll += own[i].nll / n;
-        s.delta += (own[i].nll - full[i].nll) / n;
+        s.delta += (own[i].nll - other[i].nll) / n;
     }
     double squares = 0;
     for (uint32_t i = 0; i < r->n_done; i++) {
-        const double from_mean = own[i].nll - full[i].nll - s.delta;
+        const double from_mean = own[i].nll - other[i].nll - s.delta;
         squares += from_mean * from_mean;
     }
     if (r->n_done > 1) s.delta_error = sqrt(squares / (n - 1) / n);

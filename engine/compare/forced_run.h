@@ -50,11 +50,11 @@ cn_status cn_forced_run_group(cn_forced_run *r);
 uint32_t cn_forced_run_done(const cn_forced_run *r); /* documents */
 const cn_forced_figures *cn_forced_run_figures(const cn_forced_run *r, uint32_t arm);
 
-/* The mean of an arm's NLL over the documents done, of its difference to arm 0 by document, and the
- * standard error of the latter (0 for one document). */
+/* The mean of an arm's NLL over the documents done, of its difference to the arm `base` by
+ * document, and the standard error of the latter (0 for one document). Arm 0 is full KV. */
 typedef struct cn_forced_summary {
     double nll, delta, delta_error;
 } cn_forced_summary;
-cn_forced_summary cn_forced_run_summary(const cn_forced_run *r, uint32_t arm);
+cn_forced_summary cn_forced_run_summary(const cn_forced_run *r, uint32_t arm, uint32_t base);
 
 #endif

@@ -426,6 +426,10 @@ static const cn_option options[] = {
         .help = "what to compare with full KV: a comma-separated list of "
                 "policy[:budget[:key=value...]] and selector[:select_tokens[:key=value...]]; keys "
                 "as in a request's kv object, a switch as key or no-key"),
+    ROW(COMPARE, "window-baseline", BOOL, window_baseline, "true",
+        .flags = USUAL,
+        .help = "beside each zip arm, add an arm window of the same budget; not where --arms has "
+                "one"),
     ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
         .flags = USUAL,
         .help = "force the text of this field after the prompt under every arm and report its "

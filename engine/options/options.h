@@ -188,6 +188,7 @@ struct cn_config {
 
     /* compare */
     char *arms;
+    bool window_baseline; /* an arm window of the same budget beside each zip arm */
     char *continue_field;
     uint32_t select_probe; /* probe steps at multiples of this position; 0 = none */
     uint32_t limit; /* lines of each file; 0 = all */
