@@ -1,4 +1,4 @@
-/* away.c - see away.h; DESIGN.md §7. */
+/* away.c - see away.h; HOMES.md. */
 #include "compress/away.h"
 
 #include "compress/policy.h"

@@ -1,5 +1,5 @@
 /* away.h - the numbers of an away request: a request whose full KV lies in a home space, on a cache
- * device or in host memory. Pure functions; no device call. DESIGN.md §7.
+ * device or in host memory. Pure functions; no device call. HOMES.md.
  *
  * The block table of an away request is [X exchange blocks | policy blocks | spare]. Before its
  * first event the request is dense and has no exchange area. From the first event on the area is

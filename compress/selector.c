@@ -1,5 +1,5 @@
 /* selector.c - the table of selectors, spans and checks of a request's selection parameters. See
- * selector.h; DESIGN.md §6. */
+ * selector.h; SELECTION.md. */
 #include "compress/selector.h"
 
 #include "compress/away.h"

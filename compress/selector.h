@@ -1,6 +1,6 @@
 /* selector.h - the selectors as rows of one table, and the numbers that the engine derives from a
  * request's selector and a position: which tokens are candidates, how long the list is, where the
- * tail begins. Pure functions; no device call. DESIGN.md §6.
+ * tail begins. Pure functions; no device call. SELECTION.md.
  *
  * A selector keeps all KV and chooses, for each decode step, layer and kv head, the tokens that the
  * step attends to. To add one: a value of cn_kv_select (engine/cinch.h), its name in

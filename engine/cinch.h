@@ -74,7 +74,7 @@ typedef enum cn_kv_combine { CN_COMBINE_CONVEX, CN_COMBINE_SUBTRACT } cn_kv_comb
  * window_tokens of at most one block. */
 typedef enum cn_kv_move { CN_MOVE_ORDER, CN_MOVE_FILL } cn_kv_move;
 
-/* Which tokens a decode step attends to, beside the first and the newest (docs/DESIGN.md §6). The
+/* Which tokens a decode step attends to, beside the first and the newest (docs/SELECTION.md). The
  * KV cache keeps all tokens. The engine accepts the selectors of --kv-selectors and --kv-select. */
 typedef enum cn_kv_select {
     CN_SELECT_NONE,   /* all tokens */
@@ -101,7 +101,7 @@ typedef enum cn_select_weights {
     CN_WEIGHTS_RAW      /* the ridge regression alone */
 } cn_select_weights;
 
-/* Where the full KV of a request lies (docs/DESIGN.md §7). The engine accepts the homes of
+/* Where the full KV of a request lies (docs/HOMES.md). The engine accepts the homes of
  * --kv-homes and --kv-home. */
 typedef enum cn_kv_home {
     CN_HOME_DEVICE, /* in the KV cache of the device that runs the model */

@@ -330,7 +330,7 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
     return CN_OK;
 }
 
-/* ---- selection (DESIGN.md §6): which slots a decode row attends to ----
+/* ---- selection (SELECTION.md): which slots a decode row attends to ----
  * A unit is (sequence, layer, kv head). Candidates of a sequence are entries of 1, 16 or 64 tokens
  * from position `base` on. Where a sequence selects, its slots are its positions. */
 
@@ -347,7 +347,7 @@ typedef struct cn_digest_args {
     uint32_t n;
 } cn_digest_args;
 
-/* Predicts the next query of each sequence from its ring (AsyncSpade §3 and §4.2, DESIGN.md §6.4).
+/* Predicts the next query of each sequence from its ring (AsyncSpade §3 and §4.2, SELECTION.md §4).
  * The rows used are those of positions newest, newest - 1, ..., newest - n_window, as far as they
  * exist. With n_window 1, or with one row, the result is the newest query. With `rotate` all rows
  * are rotated to position newest + 1 before they are used. */
@@ -521,7 +521,7 @@ typedef struct cn_attend_selected_args {
 
 enum { CN_MAX_SELECT_WINDOW = 64 };
 
-/* ---- exchange (DESIGN.md §7): which tokens of the home space lie in an exchange area ----
+/* ---- exchange (HOMES.md): which tokens of the home space lie in an exchange area ----
  * An entry is a token or a tile of 64. Unit (s, l, h) has k[s] entries in its area; entry e is the
  * slots [e * entry tokens, (e + 1) * entry tokens) of the sequence's table. */
 typedef struct cn_move {

@@ -13,7 +13,7 @@
  * depends on the form and the text alone (automaton.h), so the same request always ends in the same
  * way.
  *
- * The exchange of an away row cannot be repeated (DESIGN.md §7.6). If there are such requests with
+ * The exchange of an away row cannot be repeated (HOMES.md §6). If there are such requests with
  * a form, the masks of their rows are made before the step is planned. */
 #include <string.h>
 

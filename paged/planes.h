@@ -18,7 +18,7 @@ typedef enum cn_block_plane {
     CN_PLANE_KV,     /* K and V: all parts of the layout, [h_kv, b] rows */
     CN_PLANE_SCORE,  /* F, f32 [h_kv, b] */
     CN_PLANE_ORIGIN, /* P, u32 [h_kv, b] */
-    /* Digests: what selectors rank instead of keys (DESIGN.md §6.3). */
+    /* Digests: what selectors rank instead of keys (SELECTION.md §3). */
     CN_PLANE_LABELS,    /* [h_kv, b, d/8]: two 4-bit channels a byte, the even channel low */
     CN_PLANE_SCALES,    /* f16 [h_kv, b], of the labels */
     CN_PLANE_BOUNDS_16, /* kv dtype [h_kv, b/16, min|max, d] */

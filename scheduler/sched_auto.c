@@ -1,5 +1,5 @@
 /* sched_auto.c - the home of requests with home `auto`: chosen at each admission, and changed once
- * for a running one when blocks are short. See sched_state.h; DESIGN.md §7.
+ * for a running one when blocks are short. See sched_state.h; HOMES.md.
  *
  * The choice is the device if the sequence fits there to its end, else `peer`, else `host`; else
  * the sequence waits. It fits on the device when the blocks that all running sequences can come to

@@ -1,5 +1,5 @@
 /* sched_home.c - home blocks and home slots: where the full KV of away requests lies, on a cache
- * device or in host memory. See sched_state.h; DESIGN.md §7.
+ * device or in host memory. See sched_state.h; HOMES.md.
  *
  * A request takes all home blocks that it can come to need, and its slot, together with its first
  * device blocks, and keeps them until it ends or is preempted. It therefore never waits for home

@@ -7,8 +7,8 @@
  *             the leaves (is_leaf()). No header includes itself through others.
  *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
  *             Makefile builds every C file; every header is included by some file.
- *   citations every file, and every section of docs/DESIGN.md, that a comment or document cites
- *             exists.
+ *   citations every file that a comment or document cites exists, and every section of the rules
+ *             (docs/DESIGN.md, docs/SELECTION.md, docs/HOMES.md).
  *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c
  *             and tests/fake_cuda; exit() only in main.c, in the handler of stop signals and in
  *             tests, benchmarks and examples; no error texts of libraries outside tests and
@@ -500,39 +500,76 @@ static void check_text(const source *f)
 /* ---- citations ---- */
 
 enum { MAX_SECTIONS = 32 };
-/* Sections and items of docs/DESIGN.md, by section number. */
-static bool has_section[MAX_SECTIONS];
-static size_t n_items[MAX_SECTIONS];
+/* The documents whose sections comments cite: their sections and the items of each. */
+typedef struct rules {
+    const char *name, *path;
+    bool has_section[MAX_SECTIONS];
+    size_t n_items[MAX_SECTIONS];
+} rules;
+static rules all_rules[] = {
+    {.name = "DESIGN.md", .path = "docs/DESIGN.md"},
+    {.name = "SELECTION.md", .path = "docs/SELECTION.md"},
+    {.name = "HOMES.md", .path = "docs/HOMES.md"},
+};
+enum { N_RULES = sizeof all_rules / sizeof *all_rules };
 
 /* "## 3. Title" starts a section, and "4. Text" in column one an item. */
-static void read_sections(void)
+static void read_sections(rules *r)
 {
-    const source *f = find_source("docs/DESIGN.md");
+    const source *f = find_source(r->path);
     unsigned section = 0, n;
     for (size_t i = 0; f && i < f->n_lines; i++) {
         if (sscanf(f->line[i], "## %u. ", &n) == 1) {
             section = n;
-            if (section < MAX_SECTIONS) has_section[section] = true;
+            if (section < MAX_SECTIONS) r->has_section[section] = true;
         } else if (sscanf(f->line[i], "%u. ", &n) == 1 && section < MAX_SECTIONS) {
-            n_items[section] = n;
+            r->n_items[section] = n;
         }
     }
 }
 
-/* Checks "DESIGN.md §2.3" and the sections that follow it: ", §4", " and §5.1". */
+/* The rules whose name `text` begins with, or NULL. */
+static const rules *rules_named(const char *text)
+{
+    for (size_t i = 0; i < N_RULES; i++)
+        if (starts(text, all_rules[i].name)) return &all_rules[i];
+    return NULL;
+}
+
+/* The rules that `f` is, or NULL. */
+static const rules *rules_of(const source *f)
+{
+    for (size_t i = 0; i < N_RULES; i++)
+        if (strcmp(f->path, all_rules[i].path) == 0) return &all_rules[i];
+    return NULL;
+}
+
+/* Checks "DESIGN.md §2.3" and the sections that follow it: ", §4", " and §5.1". In a document of
+ * rules, a section without a name is its own. */
 static void check_sections(const source *f, size_t line)
 {
     static const char sign[] = "\u00a7"; /* the section sign */
-    const char *p = strstr(f->line[line], "DESIGN.md ");
-    if (!p) return;
-    for (p += strlen("DESIGN.md "); starts(p, sign);) {
-        char *end;
-        const unsigned long section = strtoul(p + strlen(sign), &end, 10);
-        const bool has_item = *end == '.' && end[1] >= '0' && end[1] <= '9';
-        const unsigned long item = has_item ? strtoul(end + 1, &end, 10) : 0;
-        if (section >= MAX_SECTIONS || !has_section[section] || item > n_items[section])
-            fault(f, line + 1, "docs/DESIGN.md has no section %.*s", (int)(end - p), p);
-        p = end + strspn(end, " ,");
+    const rules *own = rules_of(f), *cited = own;
+    for (const char *p = f->line[line]; *p;) {
+        const rules *named = rules_named(p);
+        if (named) {
+            cited = named;
+            p += strlen(named->name);
+        } else if (cited && starts(p, sign)) {
+            char *end;
+            const unsigned long section = strtoul(p + strlen(sign), &end, 10);
+            const bool has_item = *end == '.' && end[1] >= '0' && end[1] <= '9';
+            const unsigned long item = has_item ? strtoul(end + 1, &end, 10) : 0;
+            if (section >= MAX_SECTIONS || !cited->has_section[section] ||
+                item > cited->n_items[section])
+                fault(f, line + 1, "%s has no section %.*s", cited->path, (int)(end - p), p);
+            p = end;
+        } else {
+            cited = own;
+            p++;
+            continue;
+        }
+        p += strspn(p, " ,)");
         if (starts(p, "and ")) p += strlen("and ");
     }
 }
@@ -552,7 +589,8 @@ static bool is_rooted(const char *path)
     return false;
 }
 
-/* A path from the root must exist. A C or CUDA file that is cited by name only must exist too. */
+/* A path from the root must exist. A C file, CUDA file or document that is cited by name only must
+ * exist too. */
 static void check_path(const source *f, size_t line, const char *path)
 {
     struct stat st;
@@ -561,7 +599,7 @@ static void check_path(const source *f, size_t line, const char *path)
         if (stat(path, &st) != 0) fault(f, line + 1, "cites %s, which does not exist", path);
         return;
     }
-    if (!is_source(path) || strchr(path, '/') || path[0] == '.') return;
+    if ((!is_source(path) && !is_document(path)) || strchr(path, '/') || path[0] == '.') return;
     for (size_t i = 0; i < n_files; i++)
         if (strcmp(files[i].name, path) == 0) return;
     fault(f, line + 1, "cites %s, which does not exist", path);
@@ -610,7 +648,7 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) read_tree(folders[i]);
     if (access("README.md", F_OK) == 0) read_file("README.md");
-    read_sections();
+    for (size_t i = 0; i < N_RULES; i++) read_sections(&all_rules[i]);
     for (size_t i = 0; i < n_files; i++) {
         check_citations(&files[i]);
         if (is_document(files[i].name)) continue;

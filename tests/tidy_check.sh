@@ -9,7 +9,7 @@ trap 'rm -rf "$dir"' EXIT
 # clean: writes a tree of two files without a fault.
 clean() {
     rm -rf "$dir/t"
-    mkdir -p "$dir/t/engine/cpu" "$dir/t/engine/base" "$dir/t/scheduler" "$dir/t/paged" "$dir/t/compress" "$dir/t/cuda"
+    for folder in engine/base engine/cpu scheduler paged compress cuda; do mkdir -p "$dir/t/$folder"; done
     printf '/* x.h - a header. */\n' >"$dir/t/engine/x.h"
     printf '/* x.c - a file. */\n#include "engine/x.h"\n' >"$dir/t/engine/x.c"
 }
@@ -104,11 +104,25 @@ cite() { # cite TEXT WHAT: tidy must report a comment that cites TEXT
 cite 'See DESIGN.md §2.' 'no section §2'
 cite 'See DESIGN.md §1.2, §1.3.' 'no section §1.3'
 cite 'See DESIGN.md §1 and §4.' 'no section §4'
+cite 'See DESIGN.md §1, then SELECTION.md §1.' 'SELECTION.md has no section §1'
+cite 'See HOMES.md §2, paper §9.' 'HOMES.md has no section §2'
 cite 'See engine/gone.c.' 'cites engine/gone.c'
 cite 'See gone.h.' 'cites gone.h'
 design
 printf '# See [x](../engine/x.c) and [y](../docs/gone.md).\n' >"$dir/t/docs/OTHER.md"
 expect docs/OTHER.md:1 'cites docs/gone.md'
+design
+printf '# See [x](DESIGN.md) §1.2 and GONE.md.\n' >"$dir/t/docs/OTHER.md"
+expect docs/OTHER.md:1 'cites GONE.md'
+design
+printf '# See [x](DESIGN.md) §1.3.\n' >"$dir/t/docs/OTHER.md"
+expect docs/OTHER.md:1 'no section §1.3'
+design
+printf 'See §1.2, paper §1, DESIGN.md §1 and §1.9.\n' >>"$dir/t/docs/DESIGN.md"
+expect docs/DESIGN.md:7 'no section §1.9'
+design
+printf 'See §3.\n' >>"$dir/t/docs/DESIGN.md"
+expect docs/DESIGN.md:7 'no section §3'
 design
 printf '/* DESIGN.md §1.2 and §1, engine/x.h, x.c, http_*.c, engine/cpu/. */\n' >>"$dir/t/engine/x.c"
 "$tidy" "$dir/t" >/dev/null || { echo "a fault for a correct citation"; exit 1; }

@@ -1,5 +1,5 @@
 /* digest.h - the ops of selection that do not rank: labels and bounds of keys, and the predicted
- * query. engine/ops.h defines their arguments. DESIGN.md §6. Thread: the engine's. */
+ * query. engine/ops.h defines their arguments. SELECTION.md. Thread: the engine's. */
 #ifndef CN_CUDA_DIGEST_H
 #define CN_CUDA_DIGEST_H
 

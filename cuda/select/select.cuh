@@ -1,5 +1,5 @@
 /* select.cuh - code that the kernels of selection share: the unit of a thread block, and the
- * addresses of its candidates. DESIGN.md §6. Arrays: engine/ops.h. */
+ * addresses of its candidates. SELECTION.md. Arrays: engine/ops.h. */
 #ifndef CN_CUDA_SELECT_CUH
 #define CN_CUDA_SELECT_CUH
 

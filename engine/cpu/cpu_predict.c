@@ -1,5 +1,5 @@
 /* cpu_predict.c - predict: the next query of each sequence from its ring of recent queries. Tasks
- * are (sequence, layer, query head). DESIGN.md §6.4.
+ * are (sequence, layer, query head). SELECTION.md §4.
  *
  * q_1 is the newest query, q_2 the one before. Window k predicts q_1 by a ridge regression from
  * q_2 .. q_(k+1), with G_ij = q_(i+1) . q_(j+1), b_i = q_(i+1) . q_1 and the same ridge on the

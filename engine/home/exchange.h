@@ -1,7 +1,7 @@
 /* exchange.h - an exchange: predicts the next query of each away sequence, or takes its newest
  * ones, ranks the tokens of its home, and brings those that entered the set of the best into the
  * exchange area of its table. The arrays of the sequences, the sizes of the scratch, and the ops of
- * some layers. DESIGN.md §7.
+ * some layers. HOMES.md.
  *
  * Owner: cn_home. Thread: engine. Stage: 6 of the path of a request. */
 #ifndef CN_EXCHANGE_H

@@ -1,7 +1,7 @@
 /* home.h - where the full KV of away requests lies: on a cache device (home `peer`) or in host
  * memory (home `host`); an engine may have both. Runs the exchanges of steps beside the model, and
  * what compression events do beside the compression: puts, digests, and the first exchange of a
- * request. DESIGN.md §7.
+ * request. HOMES.md.
  *
  * Owner: cn_engine. Thread: the engine's. Stage: 6 of the path of a request.
  *

@@ -1,5 +1,5 @@
 /* select.h - what a step needs to select tokens: the arrays of its decode rows and the scratch of
- * the ops. The numbers come from cn_select_span_at (compress/selector.h). DESIGN.md §6.
+ * the ops. The numbers come from cn_select_span_at (compress/selector.h). SELECTION.md.
  *
  * Owner: cn_batch for the arrays, cn_engine for the scratch. Thread: engine only. Stage: 5 and 6 of
  * the path of a request. */

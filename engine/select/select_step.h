@@ -1,5 +1,5 @@
 /* select_step.h - the selection ops of a forward pass: predicts queries at the step's start, ranks
- * and selects in each layer, then attends. DESIGN.md §6.2.
+ * and selects in each layer, then attends. SELECTION.md §2.
  *
  * Owner: none; plain functions over a backend. Thread: engine. Stage: 6 of the path of a
  * request. */
@@ -8,7 +8,7 @@
 
 #include "engine/select/select.h"
 
-/* eps of DESIGN.md §6.4. The paper gives no value. */
+/* eps of SELECTION.md §4. The paper gives no value. */
 #define CN_SELECT_RIDGE 0.01f
 
 typedef struct cn_select_probe cn_select_probe; /* select_probe.h */

@@ -1,5 +1,5 @@
 /* selected_stages.h - the parts of the op attend_selected, for backends that run them one after the
- * other: `score` and `select` of each stage, then attention to the lists. DESIGN.md §6.2. */
+ * other: `score` and `select` of each stage, then attention to the lists. SELECTION.md §2. */
 #ifndef CN_SELECTED_STAGES_H
 #define CN_SELECTED_STAGES_H
 

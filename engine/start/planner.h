@@ -9,7 +9,7 @@
  *   M       = floor(avail / (m_kv' * N_max + m_q))
  *   N_total = floor(avail / (m_kv' + m_q / N_max))
  *
- * D: the digests of a token in a layer and kv head (DESIGN.md §6.3).
+ * D: the digests of a token in a layer and kv head (SELECTION.md §3).
  *
  * M is at most the number of requests that may run at once; memory that those slots do not need
  * goes to blocks. Without a capped policy (N_max = 0) query slots, if a selector needs them, take
@@ -44,7 +44,7 @@ typedef struct cn_planner_input {
     uint32_t dense_layers; /* their KV by home block lies in avail_bytes */
 } cn_planner_input;
 
-/* A home space: docs/DESIGN.md §7.
+/* A home space: docs/HOMES.md.
  *
  *   N_home = floor(home_bytes / (b * (m + D_there)))
  *
