@@ -103,7 +103,7 @@ NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-war
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
 # Host code that is linked into both the program and the GPU backend.
-CUDA_SHARED_SRC := compress/policy.c compress/compress_check.c
+CUDA_SHARED_SRC := compress/policy.c compress/rule.c compress/compress_check.c
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
   $(CUDA_SHARED_SRC:%.c=$(BUILD)/cuda-shared/%.o) \
   $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))

@@ -19,6 +19,9 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
                        "kv budget of %u tokens is below the window of %u, which is always kept; "
                        "raise the budget or lower the window",
                        kv->budget_tokens, kv->window_tokens);
+    if ((unsigned)kv->rule >= CN_N_RULES)
+        return cn_fail(CN_ERR_ARG, "kv rule %u: expected a value of cn_kv_rule",
+                       (unsigned)kv->rule);
     if (!within(kv->alpha, 0.0f, 1.0f))
         return cn_fail(CN_ERR_ARG, "kv alpha %g: expected 0 to 1", (double)kv->alpha);
     if (!within(kv->lambda, 0.0f, 1.0f))
@@ -102,8 +105,8 @@ static const cn_policy table[CN_N_POLICIES] = {
                       .keep = CN_KEEP_RECENT,
                       .check = check_window},
     [CN_KV_ZIP] = {.name = "zip",
-                   .params = "budget window global alpha pooling redundancy p tau lambda combine "
-                             "move",
+                   .params = "budget window rule global alpha pooling redundancy p tau lambda "
+                             "combine move",
                    .keep = CN_KEEP_BEST,
                    .needs_slot = true,
                    .planes = 1U << CN_PLANE_SCORE,

@@ -7,6 +7,7 @@
 #ifndef CN_POLICY_H
 #define CN_POLICY_H
 
+#include "compress/rule.h"
 #include "engine/ops.h"
 
 /* Names in the order of cn_kv_policy. */

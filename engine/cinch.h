@@ -55,6 +55,12 @@ typedef enum cn_kv_policy {
 } cn_kv_policy;
 const char *cn_kv_policy_name(cn_kv_policy p); /* "zip" */
 
+/* How `zip` scores tokens. */
+typedef enum cn_kv_rule {
+    CN_RULE_ZIPAGE, /* the paper's: the attention of the observation window, less redundancy */
+    CN_RULE_SCALED  /* the same, with the attention of each head brought to a constant sum */
+} cn_kv_rule;
+
 /* At which compressions of a request the scores are max-pooled. */
 typedef enum cn_kv_pooling { CN_POOLING_FIRST, CN_POOLING_NEVER, CN_POOLING_ALWAYS } cn_kv_pooling;
 
@@ -124,6 +130,7 @@ typedef struct cn_kv_params {
     /* First tokens that `window` always keeps (fewer than budget_tokens) and that a selector always
      * attends to. */
     uint32_t sink_tokens;
+    cn_kv_rule rule;        /* of `zip` */
     bool global_score;      /* `zip`: carry a decayed score from one compression to the next */
     float alpha;            /* decay of the global score, 0 to 1 */
     cn_kv_pooling pooling;

@@ -42,7 +42,7 @@ answer() {
 
 small="--block-size 16 --kv-window 16"
 options='alpha=0.2 pooling=always pooling=never redundancy=flash redundancy=none p=0.95 tau=9
-    lambda=0.8 combine=subtract move=fill window=3 global=false budget=96 sinks=20'
+    lambda=0.8 combine=subtract move=fill window=3 rule=scaled global=false budget=96 sinks=20'
 base='"policy": "zip", "budget": 64'
 {
     ask default 120 "{$base}"
@@ -62,7 +62,7 @@ base='"policy": "zip", "budget": 64'
 # shellcheck disable=SC2086
 run $small
 cp "$dir/out" "$dir/fields"
-[ "$(wc -l <"$dir/fields")" = 17 ]
+[ "$(wc -l <"$dir/fields")" = 18 ]
 
 # same ID ARGUMENTS...: the answer with these flags must equal the answer of line ID with fields.
 # $tokens is its length, if not 120.
@@ -292,6 +292,7 @@ field '{"policy": "zip", "budget": 4000}' 'cap of 251 exceeds the pool of 200 bl
 field '{"policy": "zip", "window": 33}' 'window of 33 tokens: expected 1 to 32'
 field '{"policy": "zip", "window": 0}' 'kv.window 0'
 field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
+field '{"policy": "zip", "rule": "best"}' 'kv.rule "best": expected one of zipage|scaled'
 field '{"policy": "zip", "alpha": 1.5}' 'kv.alpha 1.5'
 field '{"policy": "zip", "alpha": "x"}' 'kv.alpha "x"'
 field '{"policy": "zip", "global": "yes"}' 'kv.global "yes"'
@@ -366,6 +367,7 @@ flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv
     --kv-budget 64 --kv-sinks 65
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
     --kv-budget 64 --kv-sinks 64
+flag 'kv-rule best: expected one of zipage|scaled' --kv-rule best
 flag 'kv-alpha 1.5' --kv-alpha 1.5
 flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
 flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder

@@ -564,6 +564,41 @@ static void a_run_keeps_its_white_space(void **state)
     }
 }
 
+/* A run of a version without --kv-rule was scored by the paper's rule, and goes on with it. */
+static void a_run_keeps_its_rule(void **state)
+{
+    (void)state;
+    char model[64], record_path[80], text[8192];
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    make_checkpoint(model, 5);
+    for (int i = 0; i < 2; i++) {
+        const bool given = i == 1;
+        cn_config *c = cn_config_create();
+        c->model = cn_strdup(model);
+        cn_buf record = {0}, again = {0};
+        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+        const char *at = strstr(record.data, "  \"kv-rule\": ");
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
+                 strchr(at, '\n') + 1);
+        put(record_path, text, strlen(text));
+        c->kv.rule = CN_RULE_SCALED;
+        const cn_option *option = cn_option_find("kv-rule");
+        if (given) assert_int_equal(cn_option_set_text(c, option, "scaled"), CN_OK);
+        assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+        assert_int_equal(c->kv.rule, given ? CN_RULE_SCALED : CN_RULE_ZIPAGE);
+        assert_int_equal(cn_run_record_make(&again, c), CN_OK);
+        const cn_status status = cn_run_record_check(path, &again);
+        assert_int_equal(status, given ? CN_ERR_ARG : CN_OK);
+        if (given)
+            assert_non_null(strstr(cn_last_error(), "--kv-rule was zipage and is now scaled"));
+        cn_buf_free(&record);
+        cn_buf_free(&again);
+        cn_config_free(c);
+    }
+}
+
 /* --chat-template FILE: the content of the file counts, not only its name. */
 static void a_run_resumes_only_with_its_first_chat_template(void **state)
 {
@@ -611,6 +646,7 @@ int main(void)
         IN_DIR(a_run_resumes_only_with_its_first_configuration),
         IN_DIR(a_link_names_the_run_of_its_file),
         IN_DIR(a_run_keeps_its_white_space),
+        IN_DIR(a_run_keeps_its_rule),
         IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

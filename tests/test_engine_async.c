@@ -31,6 +31,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/rule.h"
 #include "compress/selector.h"
 #include "engine/engine_state.h"
 #include "tests/lib/commit_time.h"
@@ -256,6 +257,7 @@ static cn_kv_params draw_kv(scenario *x)
         .budget_tokens = between(x, 32, 80),
         .window_tokens = between(x, 1, widest),
         .sink_tokens = below(x, 5),
+        .rule = (cn_kv_rule)below(x, CN_N_RULES),
         .global_score = chance(x, 70),
         .alpha = (float)below(x, 11) / 10,
         .pooling = (cn_kv_pooling)below(x, 3),

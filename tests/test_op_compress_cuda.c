@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "compress/rule.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
 #include "tests/lib/compress_placement.h"
@@ -171,6 +172,7 @@ static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uin
                               .budget_tokens = q.n_target * b,
                               .window_tokens = window,
                               .sink_tokens = test_rng_below(r, 9),
+                              .rule = (cn_kv_rule)test_rng_below(r, CN_N_RULES),
                               .global_score = test_rng_below(r, 3) > 0,
                               .alpha = 0.8f,
                               .pooling = (cn_kv_pooling)test_rng_below(r, 3),

@@ -139,6 +139,7 @@ static void enum_names_match_their_enums(void **state)
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", "zip", CN_KV_ZIP},
         {"kv-policies", "zip", CN_KV_ZIP},
+        {"kv-rule", "scaled", CN_RULE_SCALED},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},

@@ -55,6 +55,9 @@ static void errors_carry_the_numbers(void **state)
     refused(zip(0), "0", "budget");
     refused(zip(UINT32_MAX), "4294967295", "budget");
     kv = zip(64);
+    kv.rule = (cn_kv_rule)CN_N_RULES;
+    refused(kv, "2", "rule");
+    kv = zip(64);
     kv.alpha = 1.5f;
     refused(kv, "1.5", "alpha");
     kv = zip(64);
@@ -148,6 +151,23 @@ static void a_policy_is_one_row(void **state)
     assert_string_equal(cn_kv_policy_name((cn_kv_policy)99), "?");
 }
 
+static void a_rule_is_one_row(void **state)
+{
+    (void)state;
+    cn_buf names = {0};
+    for (int i = 0; i < CN_N_RULES; i++)
+        assert_int_equal(
+            cn_buf_addf(&names, "%s%s", i ? "|" : "", cn_rule_of((cn_kv_rule)i)->name), CN_OK);
+    assert_string_equal(names.data, CN_RULE_NAMES);
+    cn_buf_free(&names);
+    cn_kv_params kv = zip(64);
+    assert_true(cn_rule_scale(&kv) == 0);
+    kv.rule = CN_RULE_SCALED;
+    assert_true(cn_rule_scale(&kv) > 1);
+    kv.redundancy = CN_REDUNDANCY_NONE; /* a factor alone changes no order */
+    assert_true(cn_rule_scale(&kv) == 0);
+}
+
 static void policies_together_need_what_any_of_them_needs(void **state)
 {
     (void)state;
@@ -165,6 +185,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_policy_is_one_row),
+        cmocka_unit_test(a_rule_is_one_row),
         cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),

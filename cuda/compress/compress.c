@@ -181,6 +181,7 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
         .alpha = o->alpha,
         .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,
+        .score_sum = best ? cn_rule_scale(o) : 0,
         .score_weight = redundancy && convex ? o->lambda : 1,
         .redundancy_weight = !redundancy ? 0 : convex ? 1 - o->lambda : o->lambda,
     };

@@ -48,6 +48,7 @@ typedef struct cn_compress_job {
     float alpha;         /* decay of F */
     float redundancy_p;
     float redundancy_scale; /* R = base-2 softmax of (redundancy_scale * row sums) */
+    float score_sum; /* S is scaled to this sum over the n slots, after pooling; 0: it is not */
     float score_weight, redundancy_weight; /* final = score_weight * S - redundancy_weight * R */
 } cn_compress_job;
 

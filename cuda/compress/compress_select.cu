@@ -1,6 +1,6 @@
-/* compress_select.cu - selects the slots that an event keeps: redundancy softmax, pooling, the
- * weighted final score, window slots forced in, and the n_target * b best slots by radix selection;
- * ties go to the higher slot.
+/* compress_select.cu - selects the slots that an event keeps: redundancy softmax, pooling, scale,
+ * the weighted final score, window slots forced in, and the n_target * b best slots by radix
+ * selection; ties go to the higher slot.
  * In: score, redundancy [units, n] f32. Out: work [units, work_words], the kept slot that each
  * target slot receives; F of the target blocks. Grid units, 512 threads.
  *
@@ -28,7 +28,7 @@ enum {
 typedef struct select_shared {
     uint32_t histogram[BINS];
     uint32_t warp_counts[2][WARPS];
-    float warp_values[2][CN_WARP];
+    float warp_values[3][CN_WARP];
     uint32_t bin, wanted, in_bin;
     uint32_t n_stay; /* number of kept slots below n_kept, which stay in place */
 } select_shared;
@@ -109,6 +109,17 @@ __device__ static inline float pooled(const float *score, uint32_t v, uint32_t n
     return top;
 }
 
+/* Returns the factor that brings the sum of S, which may be pooled, to `wanted`. */
+__device__ static inline float scale_of(const float *score, uint32_t n, bool pool, float wanted,
+                                        select_shared *shared)
+{
+    float sum = 0.0f;
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS)
+        sum += pool ? pooled(score, v, n) : score[v];
+    sum = cn_block_sum(sum, shared->warp_values[2]);
+    return sum > 0.0f ? wanted / sum : 0.0f;
+}
+
 /* Computes keys[v] for all slots. keys may overwrite the redundancy. `score` must be visible to all
  * threads. */
 __device__ static inline void make_keys(uint32_t *keys, const float *score,
@@ -120,10 +131,13 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
     const bool redundancy = c.redundancy_kind != CN_REDUNDANCY_NONE;
     softmax s = {0.0f, 0.0f};
     if (redundancy) s = softmax_of(keys, rows, c.n, job.redundancy_scale, shared);
+    float weight = job.score_weight;
+    if (job.score_sum > 0.0f)
+        weight *= scale_of(score, c.n, job.pool, job.score_sum, shared);
     for (uint32_t v = threadIdx.x; v < c.n; v += THREADS) {
         float x = job.pool ? pooled(score, v, c.n) : score[v];
         if (redundancy)
-            x = job.score_weight * x -
+            x = weight * x -
                 job.redundancy_weight * (exp2f(__uint_as_float(keys[v]) - s.top) * s.inverse);
         keys[v] = ordered_bits(v + c.window >= c.n ? CUDART_INF_F : x);
     }

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "compress/rule.h"
 #include "engine/base/base.h"
 #include "engine/cpu/score.h"
 
@@ -167,6 +168,16 @@ void cn_cpu_score_pooling(const cn_score_job *job)
         for (uint32_t i = lo + 1; i < hi; i++) top = in[i] > top ? in[i] : top;
         job->score[v] = top;
     }
+}
+
+void cn_cpu_score_scale(const cn_score_job *job)
+{
+    const uint32_t n = job->n;
+    float *s = job->score, sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (uint32_t v = 0; v < n; v++) sum += s[v];
+    const float factor = sum > 0 ? cn_rule_scale(&job->req->params) / sum : 0;
+    for (uint32_t v = 0; v < n; v++) s[v] *= factor;
 }
 
 /* Row sums of the cosine matrix and, for each column, its twin: the last row whose cosine is above

@@ -1,6 +1,8 @@
 /* score.c - the table of scores. See score.h. */
 #include "engine/cpu/score.h"
 
+#include "compress/rule.h"
+
 static bool uses_attention(const cn_compress_req *req)
 {
     (void)req;
@@ -14,6 +16,8 @@ static bool uses_pooling(const cn_compress_req *req)
     return req->params.pooling == CN_POOLING_ALWAYS ||
            (req->params.pooling == CN_POOLING_FIRST && req->first_event);
 }
+
+static bool uses_scale(const cn_compress_req *req) { return cn_rule_scale(&req->params) > 0; }
 
 static bool uses_lightning(const cn_compress_req *req)
 {

@@ -48,6 +48,8 @@ void cn_cpu_score_attention(const cn_score_job *job);
 void cn_cpu_score_global(const cn_score_job *job);
 /* C.4. S[v] = max of S[v-2 .. v+2]. */
 void cn_cpu_score_pooling(const cn_score_job *job);
+/* S = S * (cn_rule_scale / sum of S over the n slots). 0 if the sum is not above 0. */
+void cn_cpu_score_scale(const cn_score_job *job);
 /* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block. The diagonal is 0,
  * and in each column the last row above p is set to 0: of similar keys the newest is kept. */
 void cn_cpu_score_lightning(const cn_score_job *job);

@@ -139,13 +139,19 @@ cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 
 /* ---- comparing ---- */
 
-/* The form of JSON in a run of a version without the option. */
-static const char whitespace_option[] = "json-whitespace", first_whitespace[] = "any";
+/* Options that older versions lack, with the value that answers as they did. A run that is
+ * continued keeps the value that it began with. */
+static const struct {
+    const char *name, *first;
+} added_options[] = {{"json-whitespace", "any"}, {"kv-rule", "zipage"}};
+enum { N_ADDED_OPTIONS = sizeof added_options / sizeof *added_options };
 
 static void add_missing_options(json_t *options)
 {
-    if (options && !json_object_get(options, whitespace_option))
-        json_object_set_new(options, whitespace_option, json_string(first_whitespace));
+    for (size_t i = 0; options && i < N_ADDED_OPTIONS; i++)
+        if (!json_object_get(options, added_options[i].name))
+            json_object_set_new(options, added_options[i].name,
+                                json_string(added_options[i].first));
 }
 
 /* An option that is not set is recorded as an empty text. */
@@ -252,10 +258,13 @@ cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
     cn_buf_free(&path);
     json_t *options = json_object_get(record, "options");
     add_missing_options(options);
-    const char *value = json_string_value(json_object_get(options, whitespace_option));
     cn_status status = CN_OK; /* cn_run_record_check says what is wrong with the record */
-    if (readable && value && !cn_config_is_given(c, &c->json_whitespace))
-        status = cn_option_set_text(c, cn_option_find(whitespace_option), value);
+    for (size_t i = 0; readable && status == CN_OK && i < N_ADDED_OPTIONS; i++) {
+        const cn_option *o = cn_option_find(added_options[i].name);
+        const char *value = json_string_value(json_object_get(options, o->name));
+        if (value && !cn_config_is_given(c, cn_option_field(o, c)))
+            status = cn_option_set_text(c, o, value);
+    }
     json_decref(record);
     return status;
 }

@@ -134,6 +134,10 @@ static const cn_option options[] = {
     ROW(KV, "kv-window", U32, kv.window_tokens, "16", .min = 1, .max = 4096, .flags = RESULT,
         .json = "kv.window",
         .help = "newest queries that score the cache; a request may set fewer"),
+    ROW(KV, "kv-rule", ENUM, kv.rule, "zipage", .values = CN_RULE_NAMES, .flags = RESULT,
+        .json = "kv.rule",
+        .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
+                "each kv head to a constant sum before redundancy is subtracted"),
     ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
         .json = "kv.sinks",
         .help = "first tokens that policy window always keeps (fewer than --kv-budget), and that "

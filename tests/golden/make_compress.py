@@ -137,10 +137,13 @@ def event(c, layer, head):
     s_glob = s
     if c["pooling"] == "always" or (c["pooling"] == "first" and c["first"]):
         s = pooled(s)
+    s_pooled = s
     r, unsure = np.zeros(n), False
     if c["redundancy"] != "none":
         span = b if c["redundancy"] == "lightning" else n
         r, unsure = redundancy(k, span, c["p"], c["tau"])
+    if c["rule"] == "scaled" and c["redundancy"] != "none":
+        s = s * (1.7 / s.sum())
     ws, wr = weights(c)
     final = ws * s - wr * r
     forced = final.copy()
@@ -149,14 +152,14 @@ def event(c, layer, head):
     if unsure or not margin_ok(s, r, forced, c, keep):
         return None
     kept = select(forced, keep)
-    return [s_att, s_glob, s, r, final], [kept, filled(kept, keep)]
+    return [s_att, s_glob, s_pooled, r, final], [kept, filled(kept, keep)]
 
 
 DEFAULTS = {"layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "block": 64, "n_blocks": 7,
             "n_target": 6, "window": 16, "ring": 48, "position_end": 1001, "first": False,
             "n_history": 0, "global": True, "alpha": 0.8, "pooling": "first",
             "redundancy": "lightning", "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex",
-            "query_scale": 2.0}
+            "query_scale": 2.0, "rule": "zipage"}
 
 CASES = {
     "bundled first event": {"first": True, "n_history": 384},
@@ -210,6 +213,12 @@ CASES = {
     "keep all": {"n_blocks": 3, "n_target": 3, "n_history": 192},
     "ring wraps": {"window": 40, "ring": 40, "position_end": 40 * 7, "n_blocks": 3, "n_target": 2,
                    "n_history": 128},
+    "scaled, pooled first event": {"rule": "scaled", "first": True, "n_blocks": 4, "n_target": 3},
+    "scaled, later event": {"rule": "scaled", "n_history": 384},
+    "scaled, subtract, flash": {"rule": "scaled", "combine": "subtract", "redundancy": "flash",
+                                "n_blocks": 4, "n_target": 3, "n_history": 192},
+    "scaled, without redundancy": {"rule": "scaled", "redundancy": "none", "n_blocks": 4,
+                                   "n_target": 3, "n_history": 192},
 }
 
 
