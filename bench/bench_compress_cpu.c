@@ -4,7 +4,7 @@
  * Usage: bench_compress_cpu [seconds per figure, default 0.3]. Uses one thread and prints the
  * fastest of the runs that fit in the time. Events alternate between many requests, so keys and
  * values come from memory and not from the cache, as in a real run. The parts are timed in the
- * order of an event, each with the cache as the part before left it. */
+ * order of an event, each with the cache as the previous part left it. */
 #include <cblas.h>
 #include <math.h>
 #include <stdio.h>

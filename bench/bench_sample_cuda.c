@@ -2,8 +2,8 @@
  * Compares it with one pass over the logits at the read bandwidth measured in the same run.
  *
  * Usage: bench_sample_cuda [vocabulary, default 151936]
- * Every launch of a graph reads other logits than the launch before, several times more than the L2
- * cache holds. There are two kinds of logits: "flat", normal with standard deviation 3, as from
+ * Every launch of a graph reads other logits than the previous launch, several times more than the
+ * L2 cache holds. There are two kinds of logits: "flat", normal with standard deviation 3, as from
  * random weights; and "peaked", a few tokens far above the rest, as from a trained model. */
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  *
  * An event is one request of the op `compress` and a pointer of the caller. `done` receives the
  * pointer when the event is done. Events that are started together form a batch. A batch runs
- * behind all work that the model's stream has so far, and one fence is done when all of its events
+ * after all work that the model's stream has so far, and one fence is done when all of its events
  * are. Two functions wait for the device: cn_events_wait(), and cn_events_start() when too many
  * batches are in flight. */
 #ifndef CN_EVENTS_H
@@ -16,13 +16,13 @@ typedef struct cn_events cn_events;
 
 typedef struct cn_events_opts {
     cn_backend *backend;
-    cn_stream *model_stream; /* a batch of events runs behind a fence of this stream */
+    cn_stream *model_stream; /* a batch of events runs after a fence of this stream */
     cn_stream *stream;       /* the event stream: runs the events */
     cn_pools pools;
     uint32_t max_batch_events; /* most events between two starts */
     void *scratch;             /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */
     size_t scratch_bytes;
-    /* Enqueue on `stream` what a batch does besides, before and behind its compressions. The fence
+    /* Enqueue on `stream` what a batch does besides, before and after its compressions. The fence
      * of the batch covers both. May be NULL. */
     cn_status (*before)(void *ctx, void *const *users, uint32_t n);
     cn_status (*after)(void *ctx, void *const *users, uint32_t n);

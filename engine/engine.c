@@ -75,7 +75,7 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     uint32_t at = row->position - s->seq->n_prompt; /* index of the output token of this row */
     if (at < s->request->n_forced) {
         row->force_token = (int32_t)s->request->forced[at];
-        row->prev_row = -1; /* also behind the same token */
+        row->prev_row = -1; /* also after the same token */
         row->force_after = 0;
     }
     uint32_t index = 0;
@@ -228,7 +228,7 @@ static void fill_exchange(const cn_engine *e, cn_home_step *st, cn_kv_home kind,
 }
 
 /* Runs the ops of a step, and beside them the exchanges with homes. A graph has no exchanges, so it
- * waits for those of the step before. */
+ * waits for those of the previous step. */
 static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_step_shape shape)
 {
     for (int h = 0; h < CN_N_HOMES; h++)

@@ -348,7 +348,7 @@ static void usage_of(const cn_sample *s, cn_usage *u)
 }
 
 /* The scheduler takes back the sample's blocks and slot at once. This is safe although a step in
- * flight may still write there: work enqueued later runs behind that step. The sequence itself
+ * flight may still write there: work enqueued later runs after that step. The sequence itself
  * stays until the tokens of that step are read. */
 static void end_sample(cn_engine *e, cn_sample *s)
 {

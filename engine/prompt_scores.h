@@ -1,6 +1,6 @@
 /* prompt_scores.h - log-probabilities of a prompt's tokens.
  *
- * Owner: cn_engine_request, if its prompt is scored. Thread: engine only. Stage: behind the rows of
+ * Owner: cn_engine_request, if its prompt is scored. Thread: engine only. Stage: after the rows of
  * a prefill step (docs/ARCHITECTURE.md).
  *
  * A step has logits for as many rows as it may sample, and a prompt has many more tokens. Their
@@ -36,7 +36,7 @@ cn_status cn_prompt_scores_create(cn_prompt_scores **out, const uint32_t *prompt
 void cn_prompt_scores_free(cn_prompt_scores *s); /* NULL is fine */
 
 /* Scores the prompt tokens whose predecessors are in the rows of this step, and waits. Call it
- * behind the step's own sampling. */
+ * after the step's own sampling. */
 struct cn_engine;
 cn_status cn_prompt_scores_step(struct cn_engine *e, const cn_plan *plan);
 

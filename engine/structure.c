@@ -17,7 +17,7 @@ static bool is_eos(const cn_engine *e, uint32_t token)
 
 /* ---- open ---- */
 
-/* Special tokens, EOS and the tags of reasoning are no text of an answer. */
+/* Special tokens, EOS and the tags of reasoning are not text of an answer. */
 static uint32_t list_tokens(const cn_engine *e, cn_token_bytes *out)
 {
     uint32_t n = 0;

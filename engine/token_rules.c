@@ -51,7 +51,7 @@ static cn_status add_word(cn_bad_words *w, const word_maker *m, const char *text
     return CN_OK;
 }
 
-/* Removes the last word, which is a text behind a space, if it ends with the tokens of the word
+/* Removes the last word, which is a text after a space, if it ends with the tokens of the word
  * before it, which then bans the same. */
 static void drop_if_covered(cn_bad_words *w)
 {

@@ -28,7 +28,7 @@ cn_status cn_prefix_cache_create(cn_prefix_cache **out, cn_pool *pool, uint32_t 
                                  uint64_t model_hash);
 void cn_prefix_cache_free(cn_prefix_cache *c); /* NULL is fine */
 
-/* Returns the block that holds tokens[block_tokens] behind `parent` and sets *key to the parent of
+/* Returns the block that holds tokens[block_tokens] after `parent` and sets *key to the parent of
  * the next block; or returns CN_NO_BLOCK. Takes no reference. */
 uint32_t cn_prefix_cache_find(const cn_prefix_cache *c, cn_prefix_key parent,
                               const uint32_t *tokens, cn_prefix_key *key);

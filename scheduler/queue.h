@@ -43,7 +43,7 @@ typedef struct cn_seq_list {
     cn_link link;
 } cn_seq_list;
 
-/* Each takes constant time. `next` returns the sequence behind seq; NULL behind the last. */
+/* Each takes constant time. `next` returns the sequence after seq; NULL after the last. */
 void cn_seq_list_append(cn_seq_list *l, cn_seq *seq);
 void cn_seq_list_remove(cn_seq_list *l, cn_seq *seq);
 cn_seq *cn_seq_list_next(const cn_seq_list *l, const cn_seq *seq);

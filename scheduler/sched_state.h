@@ -42,7 +42,7 @@ enum { CN_MASK_STEPS_PER_TOKEN = 100000 };
  * one), or compressed KV. The last of NONE is preempted first, then the last of GRANTED. A
  * compressed sequence cannot be recomputed and is never preempted. Each list is in order of
  * admission, because slots are granted in that order. Ring users are in NONE, although they have a
- * slot. Home blocks are no part of this: see sched_home.c. */
+ * slot. Home blocks are not part of this: see sched_home.c. */
 typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_HOLDS } cn_hold;
 
 /* The prompt of a group, until the last of its sequences is admitted or ends. */
@@ -273,7 +273,7 @@ void cn_sched_grant(cn_scheduler *s);
  * lacks one or when none is free. */
 bool cn_sched_try_grant(cn_scheduler *s, cn_seq *q);
 
-/* Gives q, which is about to run, the slot of its ring. Returns true also when q is no ring user.
+/* Gives q, which is about to run, the slot of its ring. Returns true also when q uses no ring.
  * Returns false when no slot is free, or when a running sequence of the same or a prior class lacks
  * one. */
 bool cn_sched_try_ring(cn_scheduler *s, cn_seq *q);

@@ -4,7 +4,7 @@
  *
  * A step:
  *   cn_scheduler_begin(s, &ev)      commits events reported done, starts the events that are due
- *   enqueue ev.events               on the event stream behind a fence of the model's stream
+ *   enqueue ev.events               on the event stream after a fence of the model's stream
  *   cn_scheduler_event_done(s, e)   for each event whose fence is done: at any time before begin or
  *                                   schedule; in synchronous mode, here
  *   cn_scheduler_schedule(s, &plan) commits, admits, grows tables, builds the plan
@@ -124,7 +124,7 @@ typedef struct cn_plan {
     const cn_plan_row *rows; /* decode rows first: one new token, past the prompt */
     uint32_t n_rows, n_decode, n_tokens;
     /* Copies for forks: the leader's partial last block and its query window. Both are complete
-     * only AFTER the rows of this plan have run. Enqueue them behind the rows, in the same stream,
+     * only AFTER the rows of this plan have run. Enqueue them after the rows, in the same stream,
      * before anything else. */
     cn_copy_list fork_copies;
     /* Copies to the swap space (src on the device, dst in host memory) and back (src in host

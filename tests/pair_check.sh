@@ -1,7 +1,7 @@
 #!/bin/sh
 # The GPU backend with a CUDA runtime that needs no GPU (tests/fake_cuda). Steps with a home run on
 # two devices and on one in both roles: every call must enter its own device, and memory must be as
-# planned. A device that is missing, is no peer, is lost or is full ends in one line.
+# planned. A device that is missing, is not a peer, is lost or is full ends in one line.
 set -eu
 build=$(realpath "${BUILD:-build}")
 model=$(realpath examples/tiny-reasoner)

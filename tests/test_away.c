@@ -211,7 +211,7 @@ static void compare_candidates(cn_kv_select select, uint32_t block, uint32_t sin
     const uint32_t n_max = cn_away_n_max(&away, block);
     const uint32_t trigger = cn_policy_first_trigger(n_max, n_prompt, block);
     /* The list that step `position` reads is made from `listed`, the tokens that were home when the
-     * exchange behind the step before was launched, or when the first event filled the area. */
+     * exchange after the previous step was launched, or when the first event filled the area. */
     uint32_t n_home = 0, listed = 0, n_resident = n_prompt, n_lists = 0;
     for (uint32_t position = n_prompt; position < 3000; position++) {
         const bool due = n_home ? n_resident == n_max * block : position == trigger;

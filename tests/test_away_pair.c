@@ -293,7 +293,7 @@ static void pass(const device *from, cn_fence *fence, const device *to)
     ok(to->be->fence_wait(to->stream, fence));
 }
 
-/* The exchange of a round on the cache backend, behind the step that wrote the newest query. */
+/* The exchange of a round on the cache backend, after the step that wrote the newest query. */
 static void run_exchange(world *w, exchange_round *x, bool fill)
 {
     const cn_backend *be = w->pair.be;

@@ -427,7 +427,7 @@ static void forced_token_overrides_bans_and_is_counted(void **state)
     bench_free(b);
 }
 
-/* The previous token decides: not behind the token itself, or only behind another one. */
+/* The previous token decides: not after the token itself, or only after another one. */
 static void a_token_is_forced_by_the_one_before_it(void **state)
 {
     (void)state;

@@ -149,7 +149,7 @@ static void note_moves(const run *r, void *user)
     }
 }
 
-/* Before the move the steps are those of home `device`, behind it each has an exchange. */
+/* Before the move the steps are those of home `device`, after it each has an exchange. */
 static void check_moved(const away_scenario *x, const away_ask *a, const run_sample *s,
                         uint32_t moved_at)
 {

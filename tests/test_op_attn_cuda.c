@@ -140,7 +140,7 @@ static double run_dims(op_env *e, uint32_t seed)
     return compare(e, &s);
 }
 
-/* Sequences that are split over many blocks of the grid, next to short ones; long prefills behind a
+/* Sequences that are split over many blocks of the grid, next to short ones; long prefills after a
  * prefix. */
 static const paged_shape LONG_SHAPES[] = {
     {.n_layers = 2,

@@ -376,7 +376,7 @@ static void an_opened_prompt_starts_in_reasoning(void **state)
     expect(&r, "", "ab", CN_FINISH_CANCELLED);
 }
 
-/* answer_at points behind the reasoning, whether the reasoning was split off or is in the text,
+/* answer_at points after the reasoning, whether the reasoning was split off or is in the text,
  * with or without its tags. */
 static void the_answer_begins_after_the_reasoning(void **state)
 {

@@ -73,7 +73,7 @@ static void submit(run *r, const cn_request_params *p, cn_event_fn fn, void *use
     if (cn_engine_submit(r->engine, p, fn, user, NULL) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* The tokens behind the first N_HEAD, forced one by one. */
+/* The tokens after the first N_HEAD, forced one by one. */
 static scores forced(run *r)
 {
     scores s = {.n = N_HEAD};

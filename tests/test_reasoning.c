@@ -99,7 +99,7 @@ static void tags_in_the_text_of_a_turn_do_not_count(void **state)
     assert_int_equal(start(qwen, -1, closes, 7).phase, CN_REASONING_BEFORE);
     assert_int_equal(start(qwen, -1, begun, 16).phase, CN_REASONING_INSIDE);
     assert_int_equal(start(qwen, -1, shut, 10).phase, CN_REASONING_AFTER);
-    assert_int_equal(start(qwen, -1, text, 12).phase, CN_REASONING_BEFORE); /* behind BOS */
+    assert_int_equal(start(qwen, -1, text, 12).phase, CN_REASONING_BEFORE); /* after BOS */
 }
 
 static void each_tag_changes_the_phase_once(void **state)

@@ -501,7 +501,7 @@ static void a_file_with_nuls_is_resumed(void **state)
     assert_int_equal(count_lines(out_path), 4);
 }
 
-/* A line that can never be queued is an error line, and the lines behind it are answered. */
+/* A line that can never be queued is an error line, and the lines after it are answered. */
 static void a_line_of_more_prompts_than_the_queue_is_an_error(void **state)
 {
     (void)state;

@@ -228,7 +228,7 @@ static void check_first_event(const cn_sched_event *e, const cn_seq *q, const ui
         assert_int_equal(e->puts[i].src, table[i]);
         assert_int_equal(e->puts[i].dst, q->home_table[i]);
     }
-    /* The area has the targets behind the others. The ring begins in block 4, so those before it
+    /* The area has the targets after the others. The ring begins in block 4, so those before it
      * stay in the prefix cache, and all targets are new. */
     assert_ptr_equal(e->exchange, e->req.target + 2);
     for (uint32_t i = 0; i < 6; i++) {

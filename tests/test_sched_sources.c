@@ -10,7 +10,7 @@
 #include "scheduler/sched_state.h"
 #include "tests/lib/sched_rig.h"
 
-/* Adds a request with the first n_common tokens of every other one and its own behind them. */
+/* Adds a request with the first n_common tokens of every other one and its own after them. */
 static cn_seq *add_common(rig *r, uint32_t n_common, uint32_t n_prompt, uint32_t n_out,
                           cn_kv_params kv)
 {

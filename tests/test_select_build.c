@@ -153,7 +153,7 @@ static void check_launches(const rig *r)
 }
 
 /* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie
- * behind each other and fit the room, and the row behind the range would not fit. */
+ * one after the other and fit the room, and the row after the range would not fit. */
 static void check_ranges(const rig *r, uint32_t room)
 {
     const cn_select_view *v = &r->b.view;

@@ -48,7 +48,7 @@ static void sizes_of_a_token(void **state)
     assert_int_equal(cn_select_digest_bytes(z, labels), 36 * 8 * (128 / 8 + 2));
     assert_int_equal(cn_select_digest_bytes(z, 1U << CN_PLANE_BOUNDS_16), 9216);
     assert_int_equal(cn_select_digest_bytes(z, 1U << CN_PLANE_BOUNDS_64), 2304);
-    /* Other planes of a block are no digests. */
+    /* Other planes of a block are not digests. */
     assert_int_equal(cn_select_digest_bytes(z, labels | 1U << CN_PLANE_SCORE | 1U << CN_PLANE_KV),
                      36 * 8 * (128 / 8 + 2));
 }

@@ -29,7 +29,7 @@ static const char *const options[] = {
 static struct {
     cn_status (*attend_selected)(cn_stream *s, const cn_attend_selected_args *a);
     uint32_t n_forced; /* sinks of the request's selector */
-    bool was_read[MAX_UNITS][MAX_LEN]; /* the lists of the step before, by unit */
+    bool was_read[MAX_UNITS][MAX_LEN]; /* the lists of the previous step, by unit */
     uint32_t last_position[MAX_UNITS];
     cn_select_figures sums;
     double k_of_n; /* sum over units of tokens in the list / candidates */

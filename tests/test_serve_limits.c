@@ -502,7 +502,7 @@ static void full_connections_answer_503(void **state)
     serve_rig_close(&rig);
 }
 
-/* The form allows no token that the request allows behind "x" (token 87): its own fault. */
+/* The form allows no token that the request allows after "x" (token 87): its own fault. */
 static void a_request_without_a_next_token_is_invalid(void **state)
 {
     (void)state;

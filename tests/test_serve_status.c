@@ -176,7 +176,7 @@ static int begin_completion(uint16_t port, const char *body)
     return fd;
 }
 
-/* One request runs at a time: the others wait, and that is no time of prefill. */
+/* One request runs at a time: the others wait, and that is not time of prefill. */
 static void waiting_counts_as_queue_time(void **state)
 {
     (void)state;

@@ -328,7 +328,7 @@ __device__ static inline void add_and_store(const skinny_params &p, const skinny
     }
 }
 
-/* ---- the norm behind the product: the first of a cn_norm_link ---- */
+/* ---- the norm after the product: the first of a cn_norm_link ---- */
 
 enum { SEGMENT_LANES = CN_NORM_COLUMNS / 4 }; /* a lane has four columns */
 

@@ -41,7 +41,7 @@ typedef struct cn_gemm_tuner {
     cudaEvent_t start, end;
     char *memory; /* weights, x and out, one after the other */
     bool apart;   /* memory is not part of the backend's one allocation */
-    size_t weight_bytes, x_bytes, out_bytes; /* behind them the arrays of a link */
+    size_t weight_bytes, x_bytes, out_bytes; /* after them the arrays of a link */
     size_t next_weight; /* offset of the weights of the next run */
     cn_gemm_model_shape shapes[CN_GEMM_MODEL_SHAPES];
     cn_gemm_short_list lists[CN_GEMM_MODEL_SHAPES][CN_GEMM_BUCKETS];
@@ -52,7 +52,7 @@ static inline size_t cn_gemm_weight_bytes(cn_gemm_shape shape)
     return (size_t)shape.n * shape.k * 2;
 }
 
-/* Runs a product once, with the weights behind those of the last run. adds, norms: as in
+/* Runs a product once, with the weights after those of the last run. adds, norms: as in
  * cn_gemm_args. */
 cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                            const cn_gemm_plan *plan, const cn_norm_link *adds,

@@ -129,7 +129,7 @@ __device__ static inline uint32_t coarse_bin_end(uint32_t bin)
     return bin >= BINS - 1 ? NO_LIMIT : coarse_bin_start(bin + 1) - 1;
 }
 
-/* Returns the weight of a scaled logit, or 0 when it is no candidate. */
+/* Returns the weight of a scaled logit, or 0 when it is not a candidate. */
 __device__ static inline uint64_t weight_within(float scaled, bounds b)
 {
     const uint64_t w = cn_sample_weight(scaled);

@@ -347,7 +347,7 @@ __device__ static inline void keep_best(uint64_t *keys, uint32_t n, uint32_t n_b
 }
 
 /* Sorts keys[n], largest first: a bitonic network whose comparators all put the larger key first,
- * so that those with a key behind the end are left out. The comparators of a warp with a distance
+ * so that those with a key after the end are left out. The comparators of a warp with a distance
  * up to CN_WARP only have 64 keys that no other warp uses. */
 __device__ static inline void sort_keys(uint64_t *keys, uint32_t n)
 {

@@ -21,7 +21,7 @@ typedef struct cn_ring_fixed {
 typedef struct cn_ring_memory {
     cn_ring_fixed *fixed;
     /* What is compared with keys. Rows and bounds: [heads, or 2 for the mean query, width], each
-     * row padded. Labels: [heads, or 1] quantised, and the factors of the heads behind them. */
+     * row padded. Labels: [heads, or 1] quantised, and the factors of the heads after them. */
     union {
         cn_bf16 *table;
         uint2 *labels;

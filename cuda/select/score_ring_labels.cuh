@@ -13,7 +13,7 @@ enum {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
- * `lane` of the lot. The others are 32, 64, ... behind it. */
+ * `lane` of the lot. The others are 32, 64, ... after it. */
 typedef struct cn_ring_labels {
     const unsigned char *labels; /* N_WORDS each */
     const uint16_t *scales;

@@ -16,7 +16,7 @@
  *
  * A block waits for a limited time, because a kernel of another stream may keep other blocks from
  * starting. Then the part is late: the block copies the logits that it has kept to memory, and
- * the kernel behind (late_share_kernel) computes the shares. */
+ * the next kernel (late_share_kernel) computes the shares. */
 #ifndef CN_CUDA_SCORE_RING_SHARES_CUH
 #define CN_CUDA_SCORE_RING_SHARES_CUH
 
@@ -68,7 +68,7 @@ __device__ static inline bool cn_marked_sum_unit(const cn_score_params &p,
 }
 
 /* Fills heads[2]: of four heads, f16, the logarithm of the sum over the unit with its sign changed,
- * NaN behind the group. Returns false if a warp has waited for the slots in vain (cn_score_wait).
+ * NaN beyond the group. Returns false if a warp has waited for the slots in vain (cn_score_wait).
  * All threads of the block call it. */
 __device__ static inline bool cn_share_heads(const cn_score_params &p, const cn_score_unit &unit,
                                              uint32_t *heads, int64_t *patience)
@@ -98,7 +98,7 @@ enum {
     CN_SHARE_AHEAD = 2 /* lots that a warp loads before it uses the first */
 };
 
-/* How many lots of a part a warp has. Those behind the first n_stored are kept. */
+/* How many lots of a part a warp has. Those after the first n_stored are kept. */
 typedef struct cn_share_lots {
     uint32_t n, n_stored;
 } cn_share_lots;

@@ -56,7 +56,7 @@ __device__ static inline void load_raw(share_raw<WORDS> &raw, const cn_score_par
 }
 
 /* Returns, to lane 0, the f16 logarithm of the sum of head h over the parts of a unit, with its
- * sign changed: what makes a logit a share. NaN behind the group. */
+ * sign changed: what makes a logit a share. NaN beyond the group. */
 __device__ static inline uint16_t head_of(const cn_score_params &p, const cn_score_unit &at,
                                                 uint32_t h)
 {
@@ -69,7 +69,7 @@ __device__ static inline uint16_t head_of(const cn_score_params &p, const cn_sco
 }
 
 /* Fills heads[row], f16: the logarithm of the sum of each head of the unit, with its sign changed.
- * It is NaN behind the group. */
+ * It is NaN beyond the group. */
 __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit, uint32_t *heads)
 {
     const cn_score_unit at = p.units[unit];

@@ -15,7 +15,7 @@ enum {
     VECS = 4,   /* most vectors of a thread in a chunk */
     BINS = 256,
     BIN_VECS = BINS / 4, /* vectors of a histogram */
-    FRONT = 4            /* bins in front of a histogram, and behind it: a vector */
+    FRONT = 4            /* bins in front of a histogram, and after it: a vector */
 };
 static_assert(VECS * SCORES <= 32, "a thread's candidates of a chunk are bits of a word");
 static_assert(BINS == THREADS, "a thread has a bin");
@@ -56,7 +56,7 @@ typedef struct select_list {
      * list gets 1 << log2 numbers from there on. */
     const uint32_t *tiles;
     uint32_t offset, log2;
-    uint32_t *out; /* behind the forced positions */
+    uint32_t *out; /* after the forced positions */
     uint32_t room; /* numbers of out */
     /* Candidate c is score (c + skew) % 8 of vector (c + skew) / 8. This block has the vectors
      * [first, end), and a thread has `per` of each chunk. */

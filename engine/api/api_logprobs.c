@@ -200,7 +200,7 @@ static json_t *alternatives(const cn_api_logprobs_form *f, const cn_logprob *ent
     return NULL;
 }
 
-/* Moves the place behind n bytes. *offset: that of the first of them. `text` is scratch. */
+/* Moves the place after n bytes. *offset: that of the first of them. `text` is scratch. */
 static cn_status advance(cn_api_text_place *place, const char *bytes, size_t n, cn_buf *text,
                          size_t *offset)
 {

@@ -487,7 +487,7 @@ static cn_status end_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
 /* Writes some tokens of the prompt's logprobs, or what follows them. */
 static cn_status write_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
-    /* A chat has them once, behind its choices. */
+    /* A chat has them once, after its choices. */
     const bool chat = r->endpoint == CN_API_CHAT, behind = w->choice == r->n_choices;
     const bool wanted = r->wants_prompt && chat == behind;
     const cn_api_logprobs *l = &prompt_of(r, behind ? 0 : w->choice)->logprobs;

@@ -93,7 +93,7 @@ static const char *fault_text(const json_error_t *e, const char *rest, size_t n_
     default: break;
     }
     if (strstr(e->text, "invalid Unicode")) return "half of a surrogate pair (\\uD800 to \\uDFFF)";
-    static const char infinity[] = "Infinity"; /* behind a minus, which was read */
+    static const char infinity[] = "Infinity"; /* after a minus, which was read */
     const bool minus = n_rest >= sizeof infinity - 1 &&
                        memcmp(rest, infinity, sizeof infinity - 1) == 0;
     if (minus || strstr(e->text, "near 'NaN'") || strstr(e->text, "near 'Infinity'"))
@@ -120,7 +120,7 @@ static cn_status fail_syntax(cn_status error, const char *what, const char *text
                    cn_json_printable(near, shown, sizeof shown), *near ? "'" : "");
 }
 
-/* Whether text[*i] belongs to a string. *inside: whether the string goes on behind it. Moves *i
+/* Whether text[*i] belongs to a string. *inside: whether the string goes on after it. Moves *i
  * over the backslash of an escaped character. */
 static bool skip_string(const char *text, size_t *i, bool *inside)
 {
@@ -148,7 +148,7 @@ static bool is_large_integer(const char *digits, size_t n)
     return errno == ERANGE;
 }
 
-/* Writes the text with ".0" behind each integer that does not fit in 64 bits, so that it is read as
+/* Writes the text with ".0" after each integer that does not fit in 64 bits, so that it is read as
  * a real number. All other integers stay exact. */
 static cn_status mark_large_integers(cn_buf *out, const char *text, size_t n)
 {

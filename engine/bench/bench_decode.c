@@ -26,7 +26,7 @@ typedef struct number_list {
     uint32_t n;
 } number_list;
 
-/* Reads a number from 1 to max at *p and moves *p behind it. */
+/* Reads a number from 1 to max at *p and moves *p after it. */
 static bool try_number(const char **p, uint32_t max, uint32_t *out)
 {
     char *end;

@@ -368,7 +368,7 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
 }
 
 /* Whether one of n elements has all bits of the exponent, which are in the two bytes at `data` and
- * every `stride` behind. memcpy, because data may have any alignment. Inline, so that the stride is
+ * every `stride` on. memcpy, because data may have any alignment. Inline, so that the stride is
  * a constant and the loop is vectorised. */
 static inline __attribute__((always_inline)) bool has_exponent(const unsigned char *data,
                                                                uint64_t n, size_t stride,

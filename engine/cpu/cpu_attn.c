@@ -286,7 +286,7 @@ static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cp
                        .tile = a->layout.tile_tokens};
 }
 
-/* Returns the key of slot t. The value is tile_tokens rows behind it. */
+/* Returns the key of slot t. The value is tile_tokens rows after it. */
 static const float *key_at(const cn_attn_args *a, const query_block *b, uint32_t t)
 {
     const cn_kv_layout *l = &a->layout;
@@ -486,7 +486,7 @@ typedef struct sparse_job {
     const cn_list_attn_args *args;
 } sparse_job;
 
-/* Gathers entries [start, start + n) into keys[tile, d] and the values behind them. The slots of
+/* Gathers entries [start, start + n) into keys[tile, d] and the values after them. The slots of
  * the tail are consecutive, so they are copied as far as they share a tile. */
 static void gather_tile(const cn_list_attn_args *s, const query_block *b, float *keys,
                         uint32_t start, uint32_t n)

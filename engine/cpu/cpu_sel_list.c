@@ -67,7 +67,7 @@ static void select_task(void *ctx, uint32_t task, uint32_t worker)
         for (uint32_t i = 0; i < k; i++) list[i] += base >> log2;
         return;
     }
-    /* The tokens of an entry are at or behind its number, so the last entry comes first. */
+    /* The tokens of an entry are at or after its number, so the last entry comes first. */
     for (uint32_t i = k; i-- > 0;) {
         const uint32_t c = list[i];
         const uint32_t position =

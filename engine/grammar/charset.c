@@ -71,7 +71,7 @@ static void emit_bytes(cn_net *net, uint32_t from, uint32_t to, const char *lo, 
     }
 }
 
-/* lo and hi have UTF-8 forms of one length. The range is cut until, behind the first byte that
+/* lo and hi have UTF-8 forms of one length. The range is cut until, after the first byte that
  * differs, every byte has its whole range. */
 static void emit_same_length(cn_net *net, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
 {
@@ -97,7 +97,7 @@ static void emit_same_length(cn_net *net, uint32_t from, uint32_t to, uint32_t l
 
 static void emit_range(cn_net *net, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
 {
-    /* The surrogates, D800 to DFFF, are no characters. */
+    /* The surrogates, D800 to DFFF, are not characters. */
     static const struct {
         uint32_t lo, hi;
     } parts[] = {

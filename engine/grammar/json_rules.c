@@ -58,7 +58,7 @@ static void add_character(cn_net *n, cn_net_rule r)
     const uint32_t escape = cn_net_text(n, r.start, "\\", 1);
     for (const char *c = escapes; *c; c++) cn_net_byte(n, escape, r.end, (uint8_t)*c, (uint8_t)*c);
     const uint32_t u = cn_net_text(n, escape, "u", 1);
-    /* Four digits that are no surrogate: the first is not D, or the second is below 8. */
+    /* Four digits that are not a surrogate: the first is not D, or the second is below 8. */
     const uint32_t first = cn_net_node_new(n), d = cn_net_node_new(n), second = cn_net_node_new(n);
     cn_net_byte(n, u, first, '0', '9');
     cn_net_byte(n, u, first, 'a', 'c');

@@ -66,7 +66,7 @@ uint32_t cn_net_node_new(cn_net *n);
 void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
 void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
-/* Reads the bytes one after the other; returns the node behind them. */
+/* Reads the bytes one after the other; returns the node after them. */
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
 
 /* Notes what the network reads although it should not. A text that was noted is not noted again.

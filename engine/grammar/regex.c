@@ -130,7 +130,7 @@ static cn_status read_char(parser *p, uint32_t *out)
     return CN_OK;
 }
 
-/* The part of an escape behind the backslash. *named: it was a class, which was added to set. */
+/* The part of an escape after the backslash. *named: it was a class, which was added to set. */
 static cn_status read_escape(parser *p, bool in_class, cn_charset *set, bool *named, uint32_t *out)
 {
     static const char from[] = "nrtfv0", to[] = "\n\r\t\f\v";
@@ -262,7 +262,7 @@ static cn_status read_count(parser *p, uint32_t *out)
     return CN_OK;
 }
 
-/* {least}, {least,} or {least,most}, behind the brace. */
+/* {least}, {least,} or {least,most}, after the brace. */
 static cn_status parse_counts(parser *p, item *repeat)
 {
     CN_TRY(read_count(p, &repeat->least));
@@ -381,7 +381,7 @@ static uint32_t emit_repeat(parser *p, const item *r, uint32_t from)
     return end;
 }
 
-/* Returns the node behind the item. THEN leans to the left, so a loop follows long sequences. */
+/* Returns the node after the item. THEN leans to the left, so a loop follows long sequences. */
 static uint32_t emit(parser *p, uint32_t at, uint32_t from)
 {
     const item it = p->items[at];

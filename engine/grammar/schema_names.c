@@ -7,7 +7,7 @@ typedef struct other_names {
     cn_schema_job *job;
     uint32_t character, escaped, beyond; /* rules of a character: any, one that must be escaped,
                                           * one beyond ASCII */
-    uint32_t free, end; /* behind bytes that begin no known name; behind the closing quote */
+    uint32_t free, end; /* after bytes that begin no known name; after the closing quote */
 } other_names;
 
 /* Leaves the known names: reads a character that none of them has here. A name with an escape or a

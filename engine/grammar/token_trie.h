@@ -11,7 +11,7 @@
 enum { CN_TRIE_MAX_DEPTH = 255 }; /* bytes of a token; longer ones are left out */
 
 typedef struct cn_trie_node {
-    uint32_t skip;     /* index of the first node that is no descendant */
+    uint32_t skip;     /* index of the first node that is not a descendant */
     uint32_t first_id; /* of the tokens that end here: ids[first_id .. first_id + n_ids) */
     uint16_t n_ids;
     uint8_t byte, depth; /* the last byte; depth 1: a first byte */

@@ -415,7 +415,7 @@ cn_status cn_config_check_kv_readers(const cn_config *c);
 
 /* Replaces --model and --tokenizer of the form org/name, if no directory has that name, by the
  * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none, and the text has the command
- * that downloads it; or --tokenizer is no directory. */
+ * that downloads it; or --tokenizer is not a directory. */
 cn_status cn_config_find_models(cn_config *c);
 
 /* The model's names in requests and responses, the first of which responses have: those of

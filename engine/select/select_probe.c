@@ -1,7 +1,7 @@
 /* select_probe.c - see select_probe.h.
  *
- * The lists of two steps are kept. A row finds its own list of the step before by the place of its
- * previous token in the pool, which no other sequence can write. */
+ * The lists of two steps are kept. A row finds its own list of the previous step by the place of
+ * its previous token in the pool, which no other sequence can write. */
 #include "engine/select/select_probe.h"
 
 #include <math.h>

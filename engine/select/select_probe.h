@@ -12,10 +12,10 @@
 /* Sums over units (layer and kv head) of the probed steps; a step is one of one sequence. */
 typedef struct cn_select_figures {
     uint64_t steps, units;
-    uint64_t n_churn; /* units whose sequence had a list in the step before */
+    uint64_t n_churn; /* units whose sequence had a list in the previous step */
     /* mass: the softmax over all tokens, summed over the tokens that the step attended to; mean of
      * the group's query heads. overlap: the share of the list's tokens that `oracle` selects from
-     * the same candidates. churn: the share that was not in the list of the step before. Sinks
+     * the same candidates. churn: the share that was not in the list of the previous step. Sinks
      * and tail count in the mass only. */
     double mass, overlap, churn;
 } cn_select_figures;

@@ -58,7 +58,7 @@ cn_http_server *cn_server_http(cn_server *s);
 struct event_base *cn_server_base(cn_server *s);
 /* The HTTP thread's mailbox: reply_to of the calls that routes start. */
 const cn_api_keys *cn_server_keys(const cn_server *s);
-/* Sets owner and min_priority of a call for the API key with this name; "" is no key. All names
+/* Sets owner and min_priority of a call for the API key with this name; "" is not a key. All names
  * that are no longer those of a key are one owner. Any thread. */
 void cn_server_set_owner(const cn_server *s, const char *name, cn_call_opts *o);
 cn_mailbox *cn_server_mailbox(cn_server *s);

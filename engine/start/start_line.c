@@ -9,7 +9,7 @@
 
 enum { LINE_BYTES = 2048, PART_BYTES = 256 };
 
-/* The last name of a path, without slashes behind it. */
+/* The last name of a path, without slashes after it. */
 static void put_name(char *text, size_t size, const char *path)
 {
     size_t n = strlen(path);

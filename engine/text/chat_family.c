@@ -75,7 +75,7 @@ static const char qwen3[] =
     "{%- elif messages[0].role == 'system' %}\n"
     "    {{- '<|im_start|>system\\n' ~ messages[0].content ~ '<|im_end|>\\n' }}\n"
     "{%- endif %}\n"
-    /* Reasoning before the last question is dropped. A tool result is no question. */
+    /* Reasoning before the last question is dropped. A tool result is not a question. */
     "{%- set last = namespace(query=messages | length - 1, seen=false) %}\n"
     "{%- for message in messages[::-1] %}\n"
     "    {%- if not last.seen and message.role == 'user' and not "

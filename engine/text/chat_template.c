@@ -39,7 +39,7 @@ static bool is_text_part(const json_t *part)
     return type && strcmp(type, "text") == 0 && json_is_string(json_object_get(part, "text"));
 }
 
-/* The texts of a content, one per line, as vLLM joins them. NULL: a part is no text. */
+/* The texts of a content, one per line, as vLLM joins them. NULL: a part is not text. */
 static json_t *join_parts(const json_t *parts)
 {
     cn_buf text = {0};

@@ -43,7 +43,7 @@ static bool is_in_turn_head(const cn_output_reasoning *rules, const uint32_t *pr
     return false;
 }
 
-/* Only tags behind the last other added token count: that token begins the turn, or ends the one of
+/* Only tags after the last other added token count: that token begins the turn, or ends the one of
  * a user who wrote a tag. */
 static cn_reasoning_phase first_phase(const cn_output_reasoning *rules, const uint32_t *prompt,
                                       uint32_t n_prompt)

@@ -4,7 +4,7 @@
  *   BEFORE --- <think> ---> INSIDE --- </think> ---> AFTER
  *
  * Both tags are tokens of the vocabulary and are recognised by id. The same letters in other tokens
- * are text. A sample starts INSIDE if its prompt ends inside <think>: behind the added token that
+ * are text. A sample starts INSIDE if its prompt ends inside <think>: after the added token that
  * begins its last turn, the last tag is <think>. It starts AFTER if the prompt ends in </think>,
  * which templates write to turn thinking off. Else it starts INSIDE if the parser is
  * deepseek_r1. A tag without an arrow is text: </think> in BEFORE, or a second <think>.
@@ -61,7 +61,7 @@ typedef enum cn_reasoning_part {
 cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token);
 
 /* The token that must follow after n_pending more tokens, which are reasoning once the phase is
- * INSIDE; -1 if any token may follow. *after is the token behind which alone it must follow, or
+ * INSIDE; -1 if any token may follow. *after is the token after which alone it must follow, or
  * -1: with a budget of 0, the pending token may be the <think> that begins the reasoning. */
 int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending, int64_t *after);
 

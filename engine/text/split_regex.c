@@ -202,7 +202,7 @@ static cn_status read_hex(reader *r, char kind, meaning *m)
     return CN_OK;
 }
 
-/* Reads an escape; r->at is behind the backslash. */
+/* Reads an escape; r->at is after the backslash. */
 static cn_status read_escape(reader *r, meaning *m)
 {
     static const char names[] = "rntfvae", values[] = "\r\n\t\f\v\a\033";
@@ -266,7 +266,7 @@ static cn_status add_class_item(reader *r)
     return cn_buf_addf(r->out, "-\\x{%X}", last.character);
 }
 
-/* Reads a class; r->at is behind '['. Nested classes are united with the outer one. */
+/* Reads a class; r->at is after '['. Nested classes are united with the outer one. */
 static cn_status add_class(reader *r)
 {
     uint32_t depth = 1;
@@ -349,7 +349,7 @@ static cn_status add_before_item(reader *r, const char *text)
     return CN_OK;
 }
 
-/* Reads an interval of n bytes and '+' behind it: Oniguruma repeats the repetition. */
+/* Reads an interval of n bytes and '+' after it: Oniguruma repeats the repetition. */
 static cn_status add_repeated_interval(reader *r, size_t n)
 {
     const unsigned long least = strtoul(r->at + 1, NULL, 10);

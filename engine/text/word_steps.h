@@ -1,7 +1,7 @@
 /* word_steps.h - cuts a text into words by the steps of a `pre_tokenizer`. Byte-pair merges never
  * cross a cut. Owner: cn_tokenizer. One thread at a time (scratch memory).
  *
- * Each step divides the pieces of the step before, each piece as a text of its own. Two kinds of
+ * Each step divides the pieces of the previous step, each piece as a text of its own. Two kinds of
  * steps change the text: ByteLevel with add_prefix_space puts a space before a piece, and ByteLevel
  * writes each byte as a character of GPT-2's alphabet (vocab.h), which the steps after it see. */
 #ifndef CN_WORD_STEPS_H

@@ -65,7 +65,7 @@ typedef struct away_plan {
     uint32_t n_steps; /* at least */
     bool cancels;     /* requests are cancelled at their step */
     void (*before)(run *r);                  /* before the first step; may be NULL */
-    void (*after)(const run *r, void *user); /* behind each step; may be NULL */
+    void (*after)(const run *r, void *user); /* after each step; may be NULL */
     void *user;
 } away_plan;
 /* Opens an engine, submits each request at its step and runs until all have ended. Fails the test

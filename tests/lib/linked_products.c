@@ -36,7 +36,7 @@ static cn_status gemm(cn_stream *s, const cn_gemm_args *a)
     cn_gemm_args plain = *a;
     plain.adds = plain.norms = NULL;
     if (a->adds) plain.out = a->adds->scaled;
-    if (a->norms) plain.bias = NULL; /* it is added behind the norm */
+    if (a->norms) plain.bias = NULL; /* it is added after the norm */
     CN_ASSERT(!a->adds || !a->norms);
     CN_TRY(cpu_gemm(s, &plain));
     for (uint32_t t = 0; t < a->n_tokens; t++) {

@@ -32,7 +32,7 @@ typedef struct model_rig {
     uint32_t max_tokens, max_seqs, blocks_per_seq;
     uint32_t *tables; /* [max_seqs, blocks_per_seq], scattered over the pool */
     uint32_t *kv_len; /* [max_seqs] tokens stored so far */
-    /* The arrays of a pass on the host, one behind the other from `arrays` on. `batch` and
+    /* The arrays of a pass on the host, one after the other from `arrays` on. `batch` and
      * batch_rows have their copies in the backend's memory. */
     uint32_t *arrays, *tokens, *positions, *kv_slots, *q_rows, *q_start, *batch_kv_len,
         *batch_tables, *rows;

@@ -13,7 +13,7 @@ enum {
     WORLD_POISON = 0xa5,
     WORLD_STAGES = 2,
     WORLD_STEPS = 3, /* that follow each other; each has queries of its own */
-    WORLD_GUARD = 256, /* poisoned bytes behind the logits */
+    WORLD_GUARD = 256, /* poisoned bytes after the logits */
     WORLD_N_KINDS = 14,
     WORLD_WITHOUT_TILES = WORLD_N_KINDS - 4
 };

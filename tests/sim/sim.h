@@ -43,7 +43,7 @@ typedef enum sim_fault {
     SIM_FAULT_LEAKED_SWAP,    /* a block of the swap space without a holder that is not free */
     SIM_FAULT_EARLY_SWAP,     /* swap space freed while its content is still needed */
     SIM_FAULT_WRONG_SWAP,     /* a sequence that names the wrong block of the swap space */
-    SIM_FAULT_LATE_PUT,       /* a put behind the fill that reads it */
+    SIM_FAULT_LATE_PUT,       /* a put after the fill that reads it */
     SIM_FAULT_EARLY_HOME,     /* a home block freed while it is still needed */
     SIM_FAULT_EARLY_DIGEST,   /* the digests of a put, computed before the put */
     SIM_FAULT_NO_WAIT,        /* a pack that does not wait for its exchange */

@@ -3,7 +3,7 @@
  * sequences may share a block exactly where their tags are equal.
  *
  * The layers are two packs. Each has its own tags, because a step runs its packs one after another
- * and the exchange behind a pack runs beside the next one. The swap space and the homes store tags
+ * and the exchange after a pack runs beside the next one. The swap space and the homes store tags
  * too. Of a home there is also the digest of each tile, the plane of the dense layers, by home
  * block, and `chosen`: the position that each entry of an exchange area has.
  *

@@ -1,4 +1,4 @@
-/* sim_exchange.c - exchanges of away sequences with their homes. E(t, p) is launched behind pack p
+/* sim_exchange.c - exchanges of away sequences with their homes. E(t, p) is launched after pack p
  * of step t and runs at any moment until pack p of step t+1, an event, or a copy of step t+1 needs
  * it. It reads the tiles of all candidates. It may replace any entries of the area, up to the cap,
  * by any candidates that are neither chosen nor held. See sim_world.h. */
@@ -69,7 +69,7 @@ bool sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
     return true;
 }
 
-/* Collects the positions that are resident, the area behind what the policy holds. */
+/* Collects the positions that are resident, the area after what the policy holds. */
 static bool find_resident(sim_world *w, const sim_seq *q, uint32_t pack, sim_set *out)
 {
     const cn_away_span span = span_at(w, q->seq, q->seq->home_len);
@@ -127,7 +127,7 @@ bool sim_check_area(sim_world *w, sim_seq *q, uint32_t pack)
 
 /* ---- launch, run, wait ---- */
 
-/* What the ring of a sequence must have for the exchange behind the row of `position`. */
+/* What the ring of a sequence must have for the exchange after the row of `position`. */
 static void note_ring(const sim_seq *q, uint32_t position, sim_exchange_row *row)
 {
     const cn_kv_params *kv = &q->seq->kv;

@@ -168,7 +168,7 @@ static bool note_token(sim_world *w, const cn_seq *seq)
     return true;
 }
 
-/* Copies for forks, behind the rows. */
+/* Copies for forks, after the rows. */
 static bool run_forks(sim_world *w, const cn_plan *plan)
 {
     const cn_copy_list *copies = &plan->fork_copies;

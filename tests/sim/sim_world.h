@@ -51,7 +51,7 @@ typedef struct sim_seq {
     uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, after the first event */
     bool compressed;
 
-    /* Away, after the first event: the position of each resident slot behind the exchange area,
+    /* Away, after the first event: the position of each resident slot after the exchange area,
      * which has n_area slots, and of each entry of the area in each pack. resident[0, n_area) is
      * that of the pack that ran last. */
     uint32_t where[SIM_MAX_LEN];
@@ -66,7 +66,7 @@ typedef struct sim_seq {
     cn_sched_event *sched_event;
     uint64_t run_at, report_at; /* steps */
     uint32_t n_holders;         /* of the blocks of its table when it was enqueued */
-    uint64_t kept[SIM_MAX_LEN]; /* by the compression; behind the exchange area */
+    uint64_t kept[SIM_MAX_LEN]; /* by the compression; after the exchange area */
     uint32_t kept_where[SIM_MAX_LEN];
     uint32_t n_kept;
     sim_tile fill_tiles[SIM_MAX_LEN / SIM_TILE_TOKENS]; /* ranked by the fill of a first event */

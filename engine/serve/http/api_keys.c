@@ -28,7 +28,7 @@ struct cn_api_keys {
     uint32_t n;
 };
 
-/* Reads the words behind a key: admin, priority=N. */
+/* Reads the words after a key: admin, priority=N. */
 static cn_status read_rights(api_key *key, const char *text, size_t n, const char *where)
 {
     char words[MAX_LINE_BYTES + 1], *save = NULL;

@@ -27,8 +27,8 @@ double http_connection_slow_s(const connection *c, double now)
 
 /* ---- head ---- */
 
-/* Skips some empty lines before a request, as RFC 9112 §2.2 recommends. They are no progress of the
- * request. */
+/* Skips some empty lines before a request, as RFC 9112 §2.2 recommends. They are not progress of
+ * the request. */
 static void skip_empty_lines(connection *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);

@@ -47,7 +47,7 @@ static bool is_own_name(const cn_http_opts *o, const char *name)
 }
 
 /* Returns the host of a request, with its port; NULL when it names none. text: room for it. One
- * that does not fit is no name that is allowed. */
+ * that does not fit is not an allowed name. */
 static const char *host_of(const cn_http_head *h, char text[MAX_HOST])
 {
     if (!h->authority) return cn_http_header(h, "Host");

@@ -332,7 +332,7 @@ static bool take_size(cn_http_chunks *c, char byte)
     return c->extension = c->has_digits && (byte == ';' || is_blank(byte));
 }
 
-/* Takes one byte of the CR LF behind a chunk's data. False: malformed. */
+/* Takes one byte of the CR LF after a chunk's data. False: malformed. */
 static bool take_data_end(cn_http_chunks *c, char byte)
 {
     if (!c->after_cr) return c->after_cr = byte == '\r';

@@ -33,7 +33,7 @@ typedef struct cn_jlex {
     char tag;          /* '{' inside {{ }}, '%' inside {% %}, 0 outside */
     bool opened;       /* the opening of `tag` is the next token */
     bool line_start;   /* the last tag ended in a newline, or the template begins */
-    bool after_dot;    /* the last token is ".": a.0 is no float */
+    bool after_dot;    /* the last token is ".": a.0 is not a float */
 } cn_jlex;
 
 /* Starts with a copy of source[n] in the arena, with the line ends of jinja2. */
