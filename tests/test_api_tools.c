@@ -68,14 +68,20 @@ static void take_deltas(cn_tool_finder *f, found *out)
     assert_null(cn_tool_finder_take(f));
 }
 
-static json_t *tools; /* a body's, of the functions f and g */
+static json_t *tools; /* a body's, of the functions f and g; g has parameters */
 static json_t *names;
 
 static int make_tools(void **state)
 {
     (void)state;
-    tools = json_pack("[{s:s, s:{s:s}}, {s:s, s:{s:s}}]", "type", "function", "function", "name",
-                      "f", "type", "function", "function", "name", "g");
+    static const char text[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\","
+        "\"function\":"
+        "{\"name\":\"g\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},"
+        "\"i\":{\"type\":\"integer\"},\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}"
+        ","
+        "\"b\":{\"type\":\"boolean\"},\"l\":{\"type\":\"array\"},\"e\":{\"enum\":[\"1\"]}}}}}]";
+    tools = json_loads(text, 0, NULL);
     names = cn_tool_names(tools);
     return tools && names ? 0 : -1;
 }
@@ -167,8 +173,7 @@ static const struct {
     {LLAMA3, "if (a[ 0]) {x} else {\"y\"} [{", "if (a[ 0]) {x} else {\"y\"} [{", ""},
     /* Arguments as text, null or empty; other values stay. */
     {HERMES, CALL("f", "\"{\\\"city\\\": \\\"Paris\\\"}\""), "", "f {\"city\": \"Paris\"};"},
-    {HERMES,
-     CALL("f", "\" \\n{\\\"a\\\": \\\"\\\\n\\u00e9\\uD83D\\uDE00\\ud83d\\t\\/\\\"}\""), "",
+    {HERMES, CALL("f", "\" \\n{\\\"a\\\": \\\"\\\\n\\u00e9\\uD83D\\uDE00\\ud83d\\t\\/\\\"}\""), "",
      "f  \n{\"a\": \"\\né😀\xEF\xBF\xBD\t/\"};"},
     {HERMES, CALL("f", "\"{\\q\\u12x\\u1\""), "", "f {\\q\\u12x;"},
     {HERMES, CALL("f", "null"), "", "f {};"},
@@ -208,6 +213,56 @@ static const struct {
      "f {\"a\": [1]};"},
     {LLAMA3, "{\"type\": \"function\", \"function\": " ONE("f") "} x", " x", "f {};"},
     {LLAMA3, "{\"function\": \"f\", \"parameters\": {}}", "", "f {};"},
+    /* Calls in Python. */
+    {LLAMA3, "[f(a=1, b=\"x\"), g()]", "", "f {\"a\": 1, \"b\": \"x\"};g {};"},
+    {LLAMA3, "Now: [ f(\n  a = [1, (2, 'é'), {'k': None,},],\n  b=-1.5e3,\n) ,g() ] Done.",
+     "Now: Done.", "f {\"a\": [1, [2, \"é\"], {\"k\": null}], \"b\": -1.5e3};g {};"},
+    {LLAMA3, "<|python_tag|>f(a=True); g(b=False)\nf()", "",
+     "f {\"a\": true};g {\"b\": false};f {};"},
+    {HERMES, "<tool_call>\n[f(a=''), g(a=\"\", b='''\"'\n''')]\n</tool_call>", "",
+     "f {\"a\": \"\"};g {\"a\": \"\", \"b\": \"\\\"'\\n\"};"},
+    {LLAMA3, "[f(a='it\\'s \\x41\\u00e9\\U0001f600\\q\\n\\\\', b=r'\\d', c=x+1, d='\\x4')]", "",
+     "f {\"a\": \"it's \\u0041\\u00e9\\ud83d\\ude00\\\\q\\n\\\\\", \"b\": \"\\\\d\", \"c\": x+1, "
+     "\"d\": \"\\\\x4\"};"},
+    {LLAMA3, "[f(a=1), h(b=2)] x", " h(b=2)] x", "f {\"a\": 1};"},
+    {LLAMA3, "[h(a=1)] [f(1)] [f(a==1)] [f (a=1)] [1, f(a=1)] f(a=1)",
+     "[h(a=1)] [f(1)] [f(a==1)] [f (a=1)] [1, f(a=1)] f(a=1)", ""},
+    {LLAMA3, "[f(a=\"x", "", "f {\"a\": \"x;"},
+    {LLAMA3, "see [f(ci", "see", ""},
+    {LLAMA3, "see [f", "see [f", ""},
+    {HERMES, "[f(a=1)]", "[f(a=1)]", ""},
+    /* Calls in tags. */
+    {HERMES,
+     "Hm.\n\n<tool_call>\n<function=g>\n<parameter=s>\n12\n</parameter>\n<parameter=i>\n12\n"
+     "</parameter>\n<parameter=o>\nNone\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n"
+     "<parameter=l>\n['a', \"b\"]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+     "<function=f>\n</function>\n</tool_call>",
+     "Hm.", "g {\"s\": \"12\", \"i\": 12, \"o\": null, \"b\": true, \"l\": [\"a\", \"b\"]};f {};"},
+    {HERMES,
+     "<function=g><parameter=o>\n\nif a < b:\n\t<p></p>\n\n</parameter><parameter=e>1"
+     "</parameter><parameter=i>x</parameter></function> x",
+     " x", "g {\"o\": \"\\nif a < b:\\n\\t<p></p>\\n\", \"e\": \"1\", \"i\": \"x\"};"},
+    {HERMES,
+     "<function=f><parameter=a>{\"x\": [1]}</parameter><parameter=b>x y</parameter></function>", "",
+     "f {\"a\": {\"x\": [1]}, \"b\": \"x y\"};"},
+    {HERMES, "<function=f><parameter=a>1\n<parameter=b>2</function></tool_call> x", " x",
+     "f {\"a\": 1, \"b\": 2};"},
+    {HERMES, "<tool_call><function=g><parameter=s>one\n</para", "", "g {\"s\": \"one;"},
+    {HERMES, "<tool_call><function=g><parameter=i>1", "", "g {\"i\": 1;"},
+    {HERMES, "<tool_call><function=f><param", "", ""},
+    {HERMES, "<tool_call><function=f>no</function>", "no</function>", ""},
+    /* Calls in fenced code. */
+    {LLAMA3, "```json\n" ONE("f") "\n```", "", "f {};"},
+    {LLAMA3, "Both:\n```\n[" ONE("f") ", " ONE("g") "]\n```\nDone.", "Both:\nDone.", "f {};g {};"},
+    {LLAMA3, "```json\n" ONE("f") "\n" ONE("g") "\n```\n```json\n" ONE("f") "\n```", "",
+     "f {};g {};f {};"},
+    {LLAMA3, "```python\n[f(a=1), g()]\n```", "", "f {\"a\": 1};g {};"},
+    {HERMES, "<tool_call>\n```json\n" ONE("f") "\n```\n</tool_call>", "", "f {};"},
+    {LLAMA3, "```json\n{\"a\": 1}\n``` ```x\ny```", "```json\n{\"a\": 1}\n``` ```x\ny```", ""},
+    {LLAMA3, "```json\n" ONE("h") "\n```", "```json\n" ONE("h") "\n```", ""},
+    {HERMES, "```json\n" ONE("f") "\n```", "```json\n" ONE("f") "\n```", ""},
+    {LLAMA3, "a ```json", "a ```json", ""},
+    {LLAMA3, "a ```json\n", "a ```json\n", ""},
     /* A call whose text is cut off or is no JSON remains a call. */
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x", "", "f {\"a\": \"x;"},
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\", "", "f {\"a;"},
@@ -263,12 +318,53 @@ static size_t draw(uint32_t *at, size_t n) { return cn_philox_u64(7, 0, (*at)++)
 static void random_texts_have_the_same_calls_however_cut(void **state)
 {
     (void)state;
-    static const char *const parts[] = {
-        "<tool_call>", "</tool_call>", "{", "}", "\"name\"", ":", "\"f\"", ",", "\"arguments\"",
-        "{\"a\": 1}", "\"", "\\", " ", "\n", ";", "é", "<", "[", "]", "7", "{\"name\": \"f\"",
-        ", \"parameters\": {", "<|python_tag|>", "x", "[TOOL_CALLS]", "f", "[ARGS]", "<function=f>",
-        "</function>", "null", "{\"name\": \"g\", \"arguments\": ", "\"{\\\"a", "\\u00e9",
-        "[{"};
+    static const char *const parts[] = {"<tool_call>",
+                                        "</tool_call>",
+                                        "{",
+                                        "}",
+                                        "\"name\"",
+                                        ":",
+                                        "\"f\"",
+                                        ",",
+                                        "\"arguments\"",
+                                        "{\"a\": 1}",
+                                        "\"",
+                                        "\\",
+                                        " ",
+                                        "\n",
+                                        ";",
+                                        "é",
+                                        "<",
+                                        "[",
+                                        "]",
+                                        "7",
+                                        "{\"name\": \"f\"",
+                                        ", \"parameters\": {",
+                                        "<|python_tag|>",
+                                        "x",
+                                        "[TOOL_CALLS]",
+                                        "f",
+                                        "[ARGS]",
+                                        "<function=f>",
+                                        "</function>",
+                                        "null",
+                                        "{\"name\": \"g\", \"arguments\": ",
+                                        "\"{\\\"a",
+                                        "\\u00e9",
+                                        "[{",
+                                        "f(",
+                                        "a=",
+                                        "'",
+                                        ")",
+                                        "[f(a=",
+                                        "<parameter=s>",
+                                        "</parameter>",
+                                        "```",
+                                        "```json\n",
+                                        "=",
+                                        "1",
+                                        "<function=g>",
+                                        "("};
     uint32_t at = 0;
     for (int i = 0; i < 20000; i++) {
         char text[512] = "";

@@ -18,7 +18,7 @@ enum {
 /* More text may decide; no; yes. */
 typedef enum verdict { WAIT, NO, YES } verdict;
 
-static const char function_tag[] = "<function=";
+static const char function_tag[] = "<function=", fence[] = "```";
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
@@ -59,6 +59,7 @@ static void begin_object(cn_tool_finder *f, size_t begin)
     f->place = CN_BEFORE_OBJECT;
     f->begin = f->at = begin;
     f->is_call = f->is_kept = f->has_arguments = f->is_bare = f->is_nested = false;
+    f->is_python = false;
     f->arguments = CN_ARGUMENTS_UNKNOWN;
     f->n_escape = f->surrogate = 0;
     cn_buf_clear(&f->decoded);
@@ -93,10 +94,14 @@ static bool is_tool(const cn_tool_finder *f, const json_t *name)
 
 /* ---- the arguments ---- */
 
+static cn_buf *arguments_of(cn_tool_finder *f)
+{
+    return f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments;
+}
+
 static cn_status add_arguments(cn_tool_finder *f, const char *text, size_t n)
 {
-    return cn_buf_add(f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments, text,
-                      n);
+    return cn_buf_add(arguments_of(f), text, n);
 }
 
 static cn_status add_character(cn_buf *out, uint32_t character)
@@ -186,7 +191,7 @@ static cn_status choose_arguments(cn_tool_finder *f)
 /* Takes a byte of the arguments. is_text: it is within the quotes of the arguments. */
 static cn_status add_argument_byte(cn_tool_finder *f, char c, bool is_text)
 {
-    cn_buf *out = f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments;
+    cn_buf *out = arguments_of(f);
     if (f->arguments == CN_ARGUMENTS_TEXT) return is_text ? decode(f, c, out) : CN_OK;
     if (f->arguments == CN_ARGUMENTS_RAW || f->is_forced) return cn_buf_add(out, &c, 1);
     CN_TRY(cn_buf_add(&f->word, &c, 1));
@@ -299,8 +304,39 @@ static void end_object(cn_tool_finder *f)
     f->is_nested = false;
 }
 
+static cn_status read_python(cn_tool_finder *f, char c)
+{
+    bool ended;
+    f->has_arguments = true;
+    CN_TRY(cn_python_args_add(&f->python, c, arguments_of(f), &ended));
+    if (ended) f->place = CN_AFTER_OBJECT;
+    return CN_OK;
+}
+
+static cn_status read_xml(cn_tool_finder *f, char c, bool *ok)
+{
+    cn_xml_step step;
+    CN_TRY(cn_xml_args_add(&f->xml, c, arguments_of(f), &step));
+    *ok = step != CN_XML_NONE;
+    f->has_arguments = f->is_call || f->open.arguments.len > 0;
+    if (step == CN_XML_ENDED) f->place = CN_AFTER_OBJECT;
+    return CN_OK;
+}
+
+static cn_status begin_xml(cn_tool_finder *f, char c, bool *ok)
+{
+    f->place = CN_IN_XML;
+    cn_xml_args_free(&f->xml);
+    f->xml.properties = json_object_get(json_object_getn(f->names, json_string_value(f->open.name),
+                                                         json_string_length(f->open.name)),
+                                        "properties");
+    return read_xml(f, c, ok);
+}
+
 static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
 {
+    if (f->place == CN_IN_PYTHON) return read_python(f, c);
+    if (f->place == CN_IN_XML) return read_xml(f, c, ok);
     /* A number or literal ends before this byte. */
     if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 && (is_space(c) || strchr(",}]", c)))
         CN_TRY(end_item(f, ok));
@@ -319,7 +355,8 @@ static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
         *ok = c == ':';
         f->place = CN_BEFORE_VALUE;
         break;
-    case CN_BEFORE_VALUE: return begin_value(f, c, ok);
+    case CN_BEFORE_VALUE:
+        return f->is_bare && c == '<' ? begin_xml(f, c, ok) : begin_value(f, c, ok);
     case CN_IN_ITEM: return add_to_item(f, c, ok);
     default: /* CN_AFTER_VALUE */
         *ok = c == ',' || c == '}';
@@ -367,17 +404,36 @@ static verdict match_mark(const char *text, size_t n, const cn_call_mark **out)
     return found;
 }
 
+/* Whether text[n], which follows "NAME(", begins an argument or ends the call. */
+static verdict match_python(const char *text, size_t n)
+{
+    size_t i = count_space(text, n);
+    if (i < n && text[i] == ')') return YES;
+    const size_t key = i;
+    while (i < n && is_name_byte(text[i])) i++;
+    const bool has_key = i > key;
+    i += count_space(text + i, n - i);
+    if (i > MAX_NAME_BYTES) return NO;
+    if (i == n) return WAIT;
+    if (!has_key || text[i] != '=') return NO;
+    return i + 1 == n ? WAIT : text[i + 1] == '=' ? NO : YES;
+}
+
 /* Reads "NAME>" or, if `is_tagged` is false, NAME with what the Mistral models write before the
- * arguments. *len: its bytes. */
+ * arguments, or "(". *len: its bytes. */
 static verdict match_name(cn_tool_finder *f, const char *text, size_t n, bool is_tagged,
                           size_t *len)
 {
     size_t name = 0;
+    json_decref(f->open.name);
+    f->open.name = NULL;
     while (name < n && name < MAX_NAME_BYTES && is_name_byte(text[name])) name++;
     if (name == n) return n < MAX_NAME_BYTES ? WAIT : NO;
     *len = name;
     if (is_tagged) {
         if (text[(*len)++] != '>') return NO;
+    } else if (text[*len] == '(') {
+        ++*len;
     } else {
         verdict v = match(text + *len, n - *len, CN_CALL_ID);
         if (v == YES) *len += strlen(CN_CALL_ID);
@@ -388,9 +444,9 @@ static verdict match_name(cn_tool_finder *f, const char *text, size_t n, bool is
         if (v == YES) *len += strlen(CN_CALL_ARGUMENTS);
         if (v == NO && text[*len] != '{') return NO;
     }
-    json_decref(f->open.name);
     f->open.name = json_stringn(text, name);
-    return is_tool(f, f->open.name) ? YES : NO;
+    if (!is_tool(f, f->open.name)) return NO;
+    return text[*len - 1] == '(' ? match_python(text + *len, n - *len) : YES;
 }
 
 /* The arguments follow byte `at` of the held text, without an object. */
@@ -402,13 +458,58 @@ static void begin_bare(cn_tool_finder *f, size_t at)
     f->value = CN_ITEM_ARGUMENTS;
 }
 
+static void begin_python(cn_tool_finder *f, size_t at)
+{
+    begin_bare(f, at);
+    f->place = CN_IN_PYTHON;
+    f->is_python = true;
+    f->python = (cn_python_args){0};
+}
+
 /* ---- outside of calls ---- */
 
 /* What may begin a call. */
 typedef struct opening {
-    const cn_call_mark *mark; /* NULL: an object or, with `n` > 0, <function=NAME> of n bytes */
-    size_t n;
+    const cn_call_mark *mark;
+    enum { AT_OBJECT, AT_TAG, AT_LIST } kind; /* without a mark */
+    size_t n;       /* bytes of <function=NAME>, or of the bracket of a list NAME(... */
+    size_t n_fence; /* bytes of the fence before the object or list */
 } opening;
+
+/* Reads the opening of fenced code, with its language. *len: its bytes. */
+static verdict match_fence(const char *text, size_t n, size_t *len)
+{
+    const verdict v = match(text, n, fence);
+    size_t i = strlen(fence);
+    if (v != YES) return v;
+    while (i < n && is_name_byte(text[i])) i++;
+    i += count_space(text + i, n - i);
+    *len = i;
+    if (i > MAX_NAME_BYTES) return NO;
+    return i == n ? WAIT : YES;
+}
+
+/* Text that begins a call without a mark. */
+static verdict match_unmarked(cn_tool_finder *f, const char *text, size_t n, bool end, opening *out)
+{
+    if (*text == '{') return YES;
+    if (*text == '`' && out->n_fence == 0) {
+        const verdict v = match_fence(text, n, &out->n_fence);
+        if (v != YES) return end ? NO : v;
+        return match_unmarked(f, text + out->n_fence, n - out->n_fence, end, out);
+    }
+    if (*text != '[') return NO;
+    const size_t space = 1 + count_space(text + 1, n - 1);
+    if (space == n) return end ? NO : WAIT;
+    if (text[space] == '{' || !is_name_byte(text[space])) return text[space] == '{' ? YES : NO;
+    size_t len;
+    const verdict v = match_name(f, text + space, n - space, false, &len);
+    out->kind = AT_LIST;
+    out->n = space;
+    /* Without its end, text with the name of a tool is dropped, and other text is content. */
+    if (v == WAIT) return !end || is_tool(f, f->open.name) ? WAIT : NO;
+    return v == YES && text[space + len - 1] == '(' ? YES : NO;
+}
 
 /* Decides what the held text from byte i on is. */
 static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out)
@@ -418,28 +519,35 @@ static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out
     *out = (opening){0};
     verdict v = *text == '<' || *text == '[' ? match_mark(text, n, &out->mark) : NO;
     if (v == YES && out->mark->kind == CN_MARK_CLOSES_CALL) v = NO;
+    if (v == NO) out->mark = NULL;
     if (v == NO && *text == '<' && !f->is_content) {
         v = match(text, n, function_tag);
         if (v == YES) v = match_name(f, text + tag, n - tag, true, &out->n);
         out->n += tag;
+        out->kind = AT_TAG;
     }
     if (v == WAIT && end && n < MIN_CUT_BYTES && !f->is_forced) v = NO;
     if (v != NO || f->is_content || f->form != CN_OPT_TOOLS_LLAMA3_JSON) return v;
-    if (*text == '{') return YES;
-    const size_t space = 1 + count_space(text + 1, n - 1);
-    if (*text == '[' && space == n && !end) return WAIT;
-    return *text == '[' && space < n && text[space] == '{' ? YES : NO;
+    return match_unmarked(f, text, n, end, out);
 }
 
+/* The text of a tag or bracket is certain to be part of a call and is dropped; that of a fence is
+ * content if no call follows. */
 static void open_call(cn_tool_finder *f, size_t at, const opening *found)
 {
     const cn_call_mark *mark = found->mark;
     if (mark) drop(&f->held, at, strlen(mark->text));
     if (mark && (mark->kind != CN_MARK_OPENS || f->is_content)) return;
-    json_t *name = found->n > 0 && !mark ? json_incref(f->open.name) : NULL;
+    json_t *name = !mark && found->kind == AT_TAG ? json_incref(f->open.name) : NULL;
+    const bool is_list = !mark && found->kind == AT_LIST;
     begin_object(f, at);
-    f->is_in_list = false;
-    f->is_marked = mark != NULL;
+    f->is_in_list = is_list;
+    f->is_marked = mark != NULL || is_list;
+    f->is_fenced = !mark && found->n_fence > 0;
+    if (is_list)
+        drop(&f->held, at, found->n_fence + found->n);
+    else if (f->is_fenced)
+        f->at += found->n_fence;
     if (!name) return;
     f->open.name = name;
     drop(&f->held, at, found->n);
@@ -526,8 +634,24 @@ static bool read_name(cn_tool_finder *f, bool end, bool *ok)
     const verdict v = match_name(f, f->held.data + f->at, f->held.len - f->at, false, &n);
     *ok = v == YES || (v == WAIT && !end);
     if (v != YES) return false;
+    const bool is_python = f->held.data[f->at + n - 1] == '(';
     drop(&f->held, f->at, n);
-    begin_bare(f, f->at);
+    if (is_python)
+        begin_python(f, f->at);
+    else
+        begin_bare(f, f->at);
+    return true;
+}
+
+/* Reads a fence between a mark and its call. False: as in read_name. */
+static bool read_fence(cn_tool_finder *f, bool end, bool *ok)
+{
+    size_t n;
+    const verdict v = match_fence(f->held.data + f->at, f->held.len - f->at, &n);
+    *ok = v == YES || (v == WAIT && !end);
+    if (v != YES) return false;
+    drop(&f->held, f->at, n);
+    f->is_fenced = true;
     return true;
 }
 
@@ -536,9 +660,14 @@ static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
 {
     while (f->at < f->held.len && f->place != CN_AFTER_OBJECT) {
         const char c = f->held.data[f->at];
-        const bool is_first = f->place == CN_BEFORE_OBJECT && f->at == f->begin;
-        if (is_first && f->is_marked && is_name_byte(c)) {
+        const bool is_before = f->place == CN_BEFORE_OBJECT,
+                   is_first = is_before && f->at == f->begin;
+        if (is_before && f->is_marked && is_name_byte(c)) {
             if (read_name(f, end, ok)) continue;
+            break;
+        }
+        if (is_first && f->is_marked && c == '`') {
+            if (read_fence(f, end, ok)) continue;
             break;
         }
         CN_TRY(read_byte(f, c, ok));
@@ -561,6 +690,7 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
     }
     const bool ended = f->place == CN_AFTER_OBJECT;
     *more = !ok || end || ended;
+    if (end && f->place == CN_IN_XML) CN_TRY(cn_xml_args_cut(&f->xml, arguments_of(f)));
     if (*more && f->is_call) f->place = CN_AFTER_OBJECT;
     if (!*more || f->is_call) return CN_OK;
     f->is_skipping |= ended;
@@ -574,7 +704,9 @@ static void leave_call(cn_tool_finder *f, bool end, bool *more)
     const size_t space = count_space(f->held.data, f->held.len), n = f->held.len - space;
     const char *text = f->held.data + space;
     const cn_call_mark *mark = NULL;
-    const verdict v = n > 0 ? match_mark(text, n, &mark) : WAIT;
+    verdict v = n > 0 ? match_mark(text, n, &mark) : WAIT;
+    bool is_fence = false;
+    if (v == NO && f->is_fenced) is_fence = (v = match(text, n, fence)) == YES;
     *more = v != WAIT || end;
     if (!*more) return;
     if (n == 0 || v == WAIT) {
@@ -586,11 +718,14 @@ static void leave_call(cn_tool_finder *f, bool end, bool *more)
         f->is_marked = true;
         f->is_in_list = false;
         begin_object(f, 0);
+    } else if (f->is_fenced && is_fence) {
+        f->is_fenced = false;
+        drop(&f->held, 0, space + strlen(fence));
     } else if (strchr(";,]}", *text)) {
         f->is_in_list &= *text != ']';
         drop(&f->held, 0, space + 1);
     } else {
-        f->is_marked = f->is_in_list;
+        f->is_marked = f->is_in_list || f->is_python;
         begin_object(f, space);
     }
 }
@@ -619,5 +754,6 @@ void cn_tool_finder_free(cn_tool_finder *f)
     cn_buf_free(&f->held);
     cn_buf_free(&f->word);
     cn_buf_free(&f->decoded);
+    cn_xml_args_free(&f->xml);
     *f = (cn_tool_finder){0};
 }

@@ -14,9 +14,12 @@ json_t *cn_tool_names(const json_t *tools)
     json_t *tool, *names = json_object();
     json_array_foreach(tools, i, tool)
     {
-        const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
-        if (json_object_setn_new(names, json_string_value(name), json_string_length(name),
-                                 json_true()) == 0)
+        const json_t *function = json_object_get(tool, "function");
+        const json_t *name = json_object_get(function, "name");
+        json_t *parameters = json_object_get(function, "parameters");
+        if (!json_is_object(parameters)) parameters = json_true();
+        if (json_object_setn(names, json_string_value(name), json_string_length(name),
+                             parameters) == 0)
             continue;
         json_decref(names);
         return NULL;
@@ -27,6 +30,7 @@ json_t *cn_tool_names(const json_t *tools)
 uint64_t cn_tool_finder_bytes(const cn_tool_finder *f)
 {
     uint64_t bytes = f->held.len + f->word.len + f->decoded.len + f->open.arguments.len;
+    bytes += f->xml.key.len + f->xml.text.len;
     for (uint32_t i = 0; i < f->n_calls; i++) {
         const cn_tool_call *call = &f->calls[i];
         bytes += CALL_BYTES + json_string_length(call->name) + call->arguments.len;

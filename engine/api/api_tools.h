@@ -11,15 +11,19 @@
  *   - Objects one after another, with ; or , or nothing between them, and arrays of objects.
  *   - Members in any order; "function" for "name", or as the object that has the members.
  *   - <function=NAME>{...}</function>, and after [TOOL_CALLS] also NAME[ARGS]{...} and NAME{...}.
+ *   - <function=NAME> with <parameter=KEY>...</parameter> (xml_arguments.h).
+ *   - NAME(KEY=VALUE, ...) in an array or after a mark (python_arguments.h).
+ *   - All of these in fenced code, whose fences are not content then.
  *
  * A call has the name of a tool and arguments. It is found when the name and the first byte of the
  * arguments are known. Before that, text that may become a call is held back, and text that turns
  * out to be no call is content, without its mark. After that, the arguments are passed on as they
- * arrive: unchanged, except that a string which has an object is decoded, and null, "" and []
- * become {}. So a whole and a streamed answer have the same calls, also if the text of a call is
- * cut off or is not JSON. White space around calls is dropped. A call that is cut off before its
- * arguments is dropped if it has a mark or the name of a tool. After much text that begins like
- * calls and is none, the rest of an answer is content, which bounds the work.
+ * arrive: unchanged, except that a string which has an object is decoded, that null, "" and []
+ * become {}, and that what is not JSON is made JSON. So a whole and a streamed answer have the same
+ * calls, also if the text of a call is cut off or is not JSON. White space around calls is dropped.
+ * A call that is cut off before its arguments is dropped if it has a mark or the name of a tool.
+ * After much text that begins like calls and is none, the rest of an answer is content, which
+ * bounds the work.
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. */
 #ifndef CN_API_TOOLS_H
@@ -27,6 +31,8 @@
 
 #include <jansson.h>
 
+#include "engine/api/python_arguments.h"
+#include "engine/api/xml_arguments.h"
 #include "engine/options/options.h"
 
 typedef struct cn_tool_call {
@@ -39,7 +45,7 @@ typedef struct cn_tool_call {
 /* Zero, then set the first four. */
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
-    const json_t *names; /* borrowed: the names of the tools are the keys of this object */
+    const json_t *names; /* borrowed: NAME: its parameters, or true */
     bool only_one;       /* calls after the first are dropped */
     bool is_forced;      /* structured output makes the answer calls: arguments are as they are */
     bool is_content;     /* no further call can begin */
@@ -57,6 +63,8 @@ typedef struct cn_tool_finder {
         CN_BEFORE_VALUE,
         CN_IN_ITEM, /* a key or a value */
         CN_AFTER_VALUE,
+        CN_IN_PYTHON, /* after NAME( */
+        CN_IN_XML,    /* after <function=NAME> */
         CN_AFTER_OBJECT
     } place;
     enum { CN_ITEM_KEY, CN_ITEM_NAME, CN_ITEM_ARGUMENTS, CN_ITEM_OTHER } item; /* being read */
@@ -67,6 +75,8 @@ typedef struct cn_tool_finder {
     bool is_bare;          /* without an object: the arguments follow the name */
     bool is_in_list;       /* the object is in an array */
     bool is_nested;        /* the object is the member "function" of another */
+    bool is_fenced;        /* the call is in fenced code */
+    bool is_python;        /* the last call was written NAME(...) */
     bool is_call, is_kept; /* the object is a call; that call is the last of `calls` */
     bool has_arguments;
     enum { CN_ARGUMENTS_UNKNOWN, CN_ARGUMENTS_RAW, CN_ARGUMENTS_TEXT } arguments;
@@ -74,6 +84,8 @@ typedef struct cn_tool_finder {
     cn_buf decoded;      /* the text of a string of arguments not known yet */
     char escape[6];      /* an unfinished escape sequence of that string */
     uint32_t n_escape, surrogate; /* its bytes; the first half of a character, or 0 */
+    cn_python_args python;
+    cn_xml_args xml;
     cn_tool_call open;   /* the call being read, unless is_kept */
     cn_tool_call *calls; /* those found so far */
     uint32_t n_calls, max_calls;

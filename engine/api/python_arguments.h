@@ -1,0 +1,35 @@
+/* python_arguments.h - the arguments of a call in Python, f(a=1, b="x"), as a JSON object. Models
+ * with calls like [f(a=1), g()] write them.
+ *
+ * Only literals are read: numbers, strings in all quotes, True, False, None, lists, tuples and
+ * dictionaries. Anything else is passed on as it is, so that the object is not JSON then.
+ *
+ * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
+#ifndef CN_PYTHON_ARGUMENTS_H
+#define CN_PYTHON_ARGUMENTS_H
+
+#include "engine/base/base.h"
+
+/* Zero at first. */
+typedef struct cn_python_args {
+    bool begun; /* the object */
+    bool in_key, in_value;
+    bool comma;       /* one was read and is not written */
+    uint32_t depth;   /* open brackets of the value */
+    char quote;       /* of the string being read; 0: none */
+    bool raw, triple; /* of the string */
+    uint8_t n_open;   /* quotes that may open it */
+    uint8_t n_close;  /* quotes that may close a triple one */
+    char escape[10];  /* an unfinished escape sequence */
+    uint8_t n_escape;
+    char word[8]; /* the start of a number or name */
+    uint8_t n_word;
+} cn_python_args;
+
+/* Takes a byte of what follows "f(" and appends JSON. *ended: it closed the call. */
+cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended);
+
+/* Appends the literal text[n] as JSON. */
+cn_status cn_python_literal(const char *text, size_t n, cn_buf *out);
+
+#endif

@@ -1,0 +1,37 @@
+/* xml_arguments.h - the arguments of a call in tags, as a JSON object. Qwen3-Coder writes them:
+ *
+ *   <function=f>
+ *   <parameter=city>
+ *   Paris
+ *   </parameter>
+ *   </function>
+ *
+ * The schema of a parameter says whether its text is a string. Without a schema, text that is JSON
+ * is a value, and other text is a string.
+ *
+ * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
+#ifndef CN_XML_ARGUMENTS_H
+#define CN_XML_ARGUMENTS_H
+
+#include <jansson.h>
+
+#include "engine/base/base.h"
+
+/* Zero, then set the first. Free with cn_xml_args_free. */
+typedef struct cn_xml_args {
+    const json_t *properties; /* borrowed: the schemas of the parameters; NULL: none */
+    cn_buf key, text;         /* the parameter, and its text or a tag so far */
+    bool in_value;
+    uint32_t n; /* parameters so far */
+} cn_xml_args;
+
+typedef enum cn_xml_step { CN_XML_GO_ON, CN_XML_ENDED, CN_XML_NONE } cn_xml_step;
+
+/* Takes a byte of what follows <function=NAME> and appends JSON. *step: whether the function has
+ * ended, or the text cannot be its arguments, which is so before the first parameter only. */
+cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step);
+/* The text is cut off: appends what there is of a value. */
+cn_status cn_xml_args_cut(cn_xml_args *x, cn_buf *out);
+void cn_xml_args_free(cn_xml_args *x);
+
+#endif
