@@ -10,11 +10,13 @@ REASONS = re.compile("|".join((
     "context length|exceed the queue of",
     r"samples \(--max-n\)",
     "is not enabled: add it to --kv-",
+    "expected 0 with --scheduling-policy fcfs",
     "no such (file|batch)",
     # What depends on another member.
     "kv .* with kv .*change one of the two",
     "tool_choice: expected (the name of one of the tools|tools beside it)",
     "the request asks for another structure too",
+    "structured_outputs: expected json, .* got none",
     "structured output, bad_words and min_tokens do not exclude",
     "min_(tokens|pattern_size|count) (is|0, got)",
     "(stream_options|top_logprobs|continue_final_message): needs ",
