@@ -12,6 +12,8 @@
 
 #include "compress/selector.h"
 #include "engine/base/base.h"
+#include "engine/sampler.h"
+#include "engine/select/select_memory.h"
 
 typedef enum section {
     SEC_TOKENS,
@@ -73,11 +75,37 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
     for (int i = 0; i < N_SECTIONS; i++) offset[i + 1] = cn_round_up(offset[i] + bytes[i], 64);
 }
 
+cn_batch_opts cn_batch_opts_of(const cn_config *c, const cn_model_config *m, uint32_t block_tokens,
+                               uint32_t window_tokens)
+{
+    const uint32_t longest_blocks =
+        (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens);
+    return (cn_batch_opts){
+        .max_tokens = cn_start_max_tokens(c),
+        .max_seqs = cn_start_max_rows(c),
+        .max_blocks_per_seq = longest_blocks,
+        .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),
+        .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
+        .block_tokens = block_tokens,
+        .window_tokens = window_tokens,
+        .select_room = cn_select_scratch_of(c, m, block_tokens).room,
+        .select_seed = (uint32_t)c->seed,
+        .selectors = cn_config_local_selectors(c),
+        .max_home_blocks = cn_config_away(c) && c->select_dense_layers > 0 ? longest_blocks : 0,
+    };
+}
+
 size_t cn_batch_device_bytes(const cn_batch_opts *o)
 {
     size_t offset[N_SECTIONS + 1];
     section_offsets(o, offset);
     return offset[N_SECTIONS];
+}
+
+void cn_batch_declare(cn_start_plan *p, void **slot)
+{
+    const cn_batch_opts o = cn_batch_opts_of(p->config, p->model, p->kv.block_tokens, 0);
+    cn_start_add(p, "batch arrays", CN_PART_STEPS, cn_batch_device_bytes(&o), slot);
 }
 
 static cn_batch_view view_of(const cn_batch *b, char *base)

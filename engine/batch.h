@@ -10,6 +10,7 @@
 #include "engine/home/home.h"
 #include "engine/ops.h"
 #include "engine/select/select.h"
+#include "engine/start/start_plan.h"
 #include "scheduler/scheduler.h"
 
 typedef struct cn_batch cn_batch;
@@ -27,8 +28,14 @@ typedef struct cn_batch_opts {
     uint32_t plane_first[CN_N_HOMES]; /* the plane's first block of each home */
 } cn_batch_opts;
 
+/* The options of batches of the largest steps; plane_first is left 0. */
+cn_batch_opts cn_batch_opts_of(const cn_config *c, const cn_model_config *m, uint32_t block_tokens,
+                               uint32_t window_tokens);
+
 /* Bytes of device memory that a batch needs, and the same number of host memory. */
 size_t cn_batch_device_bytes(const cn_batch_opts *o);
+/* Adds this memory to the start plan. *slot becomes `device` of cn_batch_create. */
+void cn_batch_declare(cn_start_plan *p, void **slot);
 
 /* `device` is memory of the backend, of cn_batch_device_bytes bytes, and is borrowed.
  * CN_ERR_MEMORY. */

@@ -5,10 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/start/device_choice.h"
 #include "engine/checkpoint/select_file.h"
+#include "engine/engine_memory.h"
+#include "engine/select/select_memory.h"
 #include "engine/start/start_line.h"
-#include "engine/start/start_plan.h"
 #include "engine/step_graph.h"
 #include "engine/text/prompt.h"
 
@@ -163,8 +163,8 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 
 static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
-    cn_batch_opts o = cn_start_batch_opts(e->config, &e->model_config, plan->block_tokens,
-                                          plan->window_tokens);
+    cn_batch_opts o = cn_batch_opts_of(e->config, &e->model_config, plan->block_tokens,
+                                       plan->window_tokens);
     for (int h = 0; h < CN_N_HOMES; h++) o.plane_first[h] = e->homes.at[h].plane_first;
     return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }
@@ -173,7 +173,7 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_select_scratch sizes =
-        cn_start_select_scratch(e->config, &e->model_config, plan->block_tokens);
+        cn_select_scratch_of(e->config, &e->model_config, plan->block_tokens);
     e->select.room = sizes.room;
     e->select.list_stride = sizes.list_stride;
     e->select.tile_stride = sizes.tile_stride;
@@ -277,8 +277,7 @@ static cn_status make_flight(cn_engine *e, cn_flight *f)
 static cn_status make_sampling(cn_engine *e)
 {
     const size_t n = e->config->max_num_seqs;
-    e->sample_scratch_bytes =
-        cn_start_item_bytes(&e->plan, offsetof(cn_engine, sample_scratch));
+    e->sample_scratch_bytes = cn_start_item_bytes(&e->plan, &e->sample_scratch);
     e->count_owner = cn_calloc(n, sizeof *e->count_owner);
     if (!e->count_owner) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
     cn_opt_async choice = e->config->async_scheduling;
@@ -318,7 +317,7 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
         .pools = e->pools,
         .max_batch_events = e->config->max_num_seqs,
         .scratch = e->compress_scratch,
-        .scratch_bytes = cn_start_item_bytes(&e->plan, offsetof(cn_engine, compress_scratch)),
+        .scratch_bytes = cn_start_item_bytes(&e->plan, &e->compress_scratch),
         .before = cn_homes_any(&e->homes) ? before_events : NULL,
         .after = cn_homes_any(&e->homes) ? after_events : NULL,
         .done = event_done,
@@ -354,16 +353,16 @@ static cn_status build(cn_engine *e)
     CN_TRY(cn_home_check_start(e->config));
     cn_device_choice choice;
     CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config));
-    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
+    CN_TRY(cn_engine_open_backend(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
     CN_TRY(cn_home_open_beside(&e->homes, e->config, e->backend));
-    CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
+    CN_TRY(cn_engine_plan_make(&e->plan, e->config, &e->model_config, e->backend, e));
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
-    CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
+    CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
     describe_pools(e, kv);
@@ -403,7 +402,7 @@ static void free_device_memory(cn_engine *e)
         cn_home_clock_free(&e->homes, e->flights[i].clock);
     }
     if (e->piece.fence) be->fence_free(e->piece.fence);
-    cn_start_plan_free(&e->plan, be, e);
+    cn_start_plan_free(&e->plan, e->homes.at[CN_HOME_PEER].be);
 }
 
 void cn_engine_free(cn_engine *e)

@@ -1,6 +1,6 @@
 /* engine_state.h - the engine's structs. Internal to the files of the engine: engine.c (the step),
  * engine_load.c (start and end), engine_request.c (submit, deliver, cancel), engine_probe.c,
- * prompt_scores.c, structure.c, token_masks.c, start_plan.c and step_graph.c. */
+ * prompt_scores.c, structure.c, token_masks.c, engine_memory.c and step_graph.c. */
 #ifndef CN_ENGINE_STATE_H
 #define CN_ENGINE_STATE_H
 

@@ -30,6 +30,27 @@ void cn_prompt_scores_free(cn_prompt_scores *s)
     cn_free(s);
 }
 
+void cn_prompt_piece_declare(cn_start_plan *p, cn_prompt_piece *piece)
+{
+    const uint64_t rows = cn_start_max_rows(p->config);
+    const struct {
+        uint64_t row_bytes;
+        void *device, *host;
+    } arrays[] = {
+        {sizeof *piece->rows, &piece->rows, &piece->host_rows},
+        {sizeof *piece->samples, &piece->samples, &piece->host_samples},
+        {sizeof *piece->logprobs, &piece->logprobs, &piece->host_logprobs},
+        {sizeof *piece->ranks, &piece->ranks, &piece->host_ranks},
+        {CN_MAX_LOGPROBS * sizeof *piece->top, &piece->top, &piece->host_top},
+    };
+    cn_start_add(p, "prompt scores", CN_PART_STEPS, rows * sizeof *piece->tokens, &piece->tokens);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const uint64_t bytes = rows * arrays[i].row_bytes;
+        cn_start_add(p, "prompt scores", CN_PART_STEPS, bytes, arrays[i].device);
+        cn_start_add(p, "prompt scores", CN_PART_HOST, bytes, arrays[i].host);
+    }
+}
+
 /* Copies the results of n rows. */
 static void take(cn_prompt_scores *s, const cn_prompt_piece *p, uint32_t n, uint32_t vocab)
 {

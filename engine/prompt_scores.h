@@ -11,6 +11,7 @@
 #define CN_PROMPT_SCORES_H
 
 #include "engine/ops.h"
+#include "engine/start/start_plan.h"
 #include "scheduler/scheduler.h"
 
 typedef struct cn_prompt_scores {
@@ -34,6 +35,9 @@ typedef struct cn_prompt_piece {
 cn_status cn_prompt_scores_create(cn_prompt_scores **out, const uint32_t *prompt, uint32_t n_prompt,
                                   uint32_t n_top);
 void cn_prompt_scores_free(cn_prompt_scores *s); /* NULL is fine */
+
+/* Adds the arrays to the start plan. */
+void cn_prompt_piece_declare(cn_start_plan *p, cn_prompt_piece *piece);
 
 /* Scores the prompt tokens whose predecessors are in the rows of this step, and waits. Call it
  * after the step's own sampling. */

@@ -15,8 +15,6 @@
 
 #include "engine/engine_state.h"
 
-enum { CN_GRAPH_ROWS_STEP = 8 }; /* buckets are 1, 2, 4 and its multiples */
-
 /* Records all buckets up to max_num_seqs in each route and logs one line. Does nothing for a
  * backend without graphs, with --enforce-eager, or with --dump. */
 cn_status cn_step_graphs_record(cn_engine *e);

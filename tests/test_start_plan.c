@@ -8,7 +8,8 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
-#include "engine/start/start_plan.h"
+#include "engine/engine_memory.h"
+#include "engine/home/home_memory.h"
 #include "engine/model/weights.h"
 
 static size_t device_bytes;
@@ -52,12 +53,16 @@ static void set(rig *r, const char *name, const char *value)
     assert_int_equal(cn_config_set(r->config, name, value), CN_OK);
 }
 
-static cn_start_plan plan_of(rig *r, cn_backend *be)
+/* e NULL: a plan that is only read. */
+static cn_start_plan plan_for(rig *r, cn_backend *be, cn_engine *e)
 {
     cn_start_plan p;
-    if (cn_start_plan_make(&p, r->config, &r->model, be) != CN_OK) fail_msg("%s", cn_last_error());
+    if (cn_engine_plan_make(&p, r->config, &r->model, be, e) != CN_OK)
+        fail_msg("%s", cn_last_error());
     return p;
 }
+
+static cn_start_plan plan_of(rig *r, cn_backend *be) { return plan_for(r, be, NULL); }
 
 static void all_memory_of_a_device_is_used(void **state)
 {
@@ -92,7 +97,7 @@ static void steps_have_room_for_their_batch_arrays(void **state)
     set(r, "block-size", "16");
     for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
         set(r, "max-num-seqs", seqs[i]);
-        const cn_batch_opts o = cn_start_batch_opts(r->config, &r->model, 16, 0);
+        const cn_batch_opts o = cn_batch_opts_of(r->config, &r->model, 16, 0);
         const uint64_t counts = o.max_seqs * (uint64_t)r->model.vocab * sizeof(uint16_t);
         const cn_start_plan p = plan_of(r, &r->device);
         assert_true(cn_start_part_bytes(&p, CN_PART_STEPS) > cn_batch_device_bytes(&o) + counts);
@@ -114,7 +119,8 @@ static void a_given_kv_size_is_used(void **state)
     assert_in_range(host.kv.kv_bytes, (64 << 20) - host.kv.block_bytes, 64 << 20);
     set(r, "kv-cache-memory-bytes", "1G");
     cn_start_plan p;
-    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+    assert_int_equal(cn_engine_plan_make(&p, r->config, &r->model, &r->device, NULL),
+                     CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "1.00 of KV cache"));
     assert_non_null(strstr(cn_last_error(), "--gpu-memory-utilization"));
     assert_int_equal(r->config->kv_cache_memory_bytes, 1 << 30);
@@ -130,28 +136,29 @@ static void a_given_kv_size_decides_the_device_memory(void **state)
     for (int i = 0; i < 2; i++) {
         uint64_t wanted = 1;
         set(r, "kv-policy", policies[i]);
-        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        assert_int_equal(cn_engine_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
         assert_int_equal(wanted, 0);
         set(r, "kv-cache-memory-bytes", "64M");
         device_bytes = 0; /* not yet known */
-        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        assert_int_equal(cn_engine_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
         device_bytes = wanted;
         cn_start_plan p = plan_of(r, &r->device);
         assert_in_range(cn_start_plan_bytes(&p), wanted - p.kv.block_bytes, wanted);
         const uint64_t rest = cn_start_plan_bytes(&p) - cn_start_part_bytes(&p, CN_PART_KV);
         assert_in_range(wanted, rest + (64 << 20), rest + (64 << 20) + 8 * r->device.mem_align);
         device_bytes = wanted - 1;
-        assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+        assert_int_equal(cn_engine_plan_make(&p, r->config, &r->model, &r->device, NULL),
+                     CN_ERR_MEMORY);
         device_bytes = (size_t)8 << 30; /* more than needed, as for `cinch plan` */
         cn_start_plan more = plan_of(r, &r->device);
         assert_int_equal(more.kv.n_blocks, p.kv.n_blocks);
         set(r, "num-gpu-blocks-override", "300");
-        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        assert_int_equal(cn_engine_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
         assert_true(wanted >= cn_start_plan_bytes(&more) - more.kv.kv_bytes +
                                   300 * more.kv.block_bytes);
         set(r, "num-gpu-blocks-override", "0");
         set(r, "kv-cache-memory-bytes", "64K");
-        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device),
+        assert_int_equal(cn_engine_wanted_bytes(&wanted, r->config, &r->model, &r->device),
                          CN_ERR_MEMORY);
         set(r, "kv-cache-memory-bytes", "0");
     }
@@ -163,11 +170,13 @@ static void weights_that_do_not_fit_are_refused(void **state)
     rig *r = *state;
     cn_start_plan p;
     device_bytes = cn_weights_bytes(&r->model, &r->device);
-    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+    assert_int_equal(cn_engine_plan_make(&p, r->config, &r->model, &r->device, NULL),
+                     CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "GiB of weights"));
     p = plan_of(r, r->cpu);
     device_bytes += cn_start_part_bytes(&p, CN_PART_WORKSPACE) + (1u << 20);
-    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+    assert_int_equal(cn_engine_plan_make(&p, r->config, &r->model, &r->device, NULL),
+                     CN_ERR_MEMORY);
 }
 
 /* ---- selection ---- */
@@ -344,10 +353,10 @@ static void the_plan_is_what_is_allocated(void **state)
     set(r, "swap-space", "0.25");
     set(r, "kv-selectors", "quest,tls,spade");
     device_bytes = (size_t)1 << 30;
-    const cn_start_plan p = plan_of(r, &be);
     cn_engine *e = cn_calloc(1, sizeof *e);
+    const cn_start_plan p = plan_for(r, &be, e);
     n_until_refused = UINT32_MAX;
-    assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_OK);
+    assert_int_equal(cn_start_plan_allocate(&p, NULL), CN_OK);
     assert_int_equal(n_taken, p.n_items);
     assert_int_equal(device_taken, cn_start_plan_bytes(&p));
     assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
@@ -357,13 +366,13 @@ static void the_plan_is_what_is_allocated(void **state)
     assert_true(e->pools.digest.bounds_16 && e->pools.digest.bounds_64 && e->select.predicted);
     assert_true(e->select.score && e->select.logits && e->select.list && e->select.tiles);
     assert_true(e->weights_memory && e->flights[1].host_top && e->compress_scratch);
-    cn_start_plan_free(&p, &be, e);
+    cn_start_plan_free(&p, NULL);
     assert_int_equal(n_taken, 0);
     for (uint32_t i = 0; i < p.n_items; i++) {
         n_until_refused = i;
-        assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_ERR_MEMORY);
+        assert_int_equal(cn_start_plan_allocate(&p, NULL), CN_ERR_MEMORY);
         assert_non_null(strstr(cn_last_error(), p.items[i].name));
-        cn_start_plan_free(&p, &be, e);
+        cn_start_plan_free(&p, NULL);
         assert_int_equal(n_taken, 0);
     }
     cn_free(e);
@@ -395,7 +404,8 @@ static void a_home_has_its_own_memory(void **state)
         device_bytes = (size_t)1 << 30;
         device_taken = host_taken = 0;
         n_until_refused = UINT32_MAX;
-        const cn_start_plan p = plan_of(r, &be);
+        cn_engine *e = cn_calloc(1, sizeof *e);
+        const cn_start_plan p = plan_for(r, &be, e);
         const cn_home_plan *h = &p.kv.homes[cases[i].home];
         const uint64_t given = UINT64_C(1) << 27;
         assert_in_range(h->n_blocks * h->block_bytes, given - h->block_bytes, given);
@@ -404,29 +414,26 @@ static void a_home_has_its_own_memory(void **state)
         const uint64_t scores = (uint64_t)sizes.room * sizes.pack_layers * 2; /* kv heads */
         has_item(r, &p, "exchange scores", scores * 2);
         has_item(r, &p, "exchange logits", scores * 4 * 4);
-        cn_engine *e = cn_calloc(1, sizeof *e);
-        cn_home *home = &e->homes.at[cases[i].home];
-        const size_t at = offsetof(cn_engine, homes.at) + cases[i].home * sizeof *home;
-        e->homes.at[CN_HOME_PEER].be = &cache;
-        assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_OK);
+        const cn_home *home = &e->homes.at[cases[i].home];
+        assert_int_equal(cn_start_plan_allocate(&p, &cache), CN_OK);
         assert_int_equal(device_taken, cn_start_plan_bytes(&p) +
                                            cn_start_part_bytes(&p, CN_PART_CACHE));
         assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
         uint64_t cache_bytes; /* known before the device has memory */
         device_bytes = 0;
-        assert_int_equal(cn_start_cache_bytes(&cache_bytes, r->config, &r->model, &cache), CN_OK);
+        assert_int_equal(cn_home_cache_bytes(&cache_bytes, r->config, &r->model, &cache), CN_OK);
         assert_int_equal(cache_bytes, cn_start_part_bytes(&p, CN_PART_CACHE));
         for (uint32_t k = 0; k < p.n_items; k++) {
-            if (p.items[k].engine_at == at + offsetof(cn_home, env.home.kv))
+            if (p.items[k].slot == &home->env.home.kv)
                 assert_int_equal(p.items[k].part, cases[i].kv);
-            if (p.items[k].engine_at == at + offsetof(cn_home, step.score))
+            if (p.items[k].slot == &home->step.score)
                 assert_int_equal(p.items[k].part, cases[i].scratch);
         }
         assert_true(home->env.home.kv && e->homes.plane.kv && home->env.chosen);
         assert_true(home->env.home.digest.labels && home->env.home.digest.channels);
         assert_non_null(home->env.home.digest.offsets);
         assert_null(e->pools.digest.labels); /* no request selects on the device */
-        cn_start_plan_free(&p, &be, e);
+        cn_start_plan_free(&p, &cache);
         assert_int_equal(n_taken, 0);
         cn_free(e);
     }

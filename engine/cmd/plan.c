@@ -13,13 +13,12 @@
 #include <unistd.h>
 
 #include "compress/policy.h"
-#include "engine/start/device_choice.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/plan_gpu.h"
 #include "engine/cmd/plan_home.h"
 #include "engine/cmd/plan_select.h"
+#include "engine/engine_memory.h"
 #include "engine/home/home.h"
-#include "engine/start/start_plan.h"
 #include "engine/text/tokenizer.h"
 
 typedef struct plan_report {
@@ -177,7 +176,7 @@ static void count_requests(plan_report *r)
 static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
 {
     const cn_config *c = r->config;
-    CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
+    CN_TRY(cn_engine_plan_make(&r->start, c, &r->model, be, NULL));
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
     count_requests(r);
@@ -338,7 +337,8 @@ static cn_status open_devices(devices *d, plan_report *r)
     const cn_config *c = r->config;
     CN_TRY(cn_home_check_start(c));
     CN_TRY(cn_home_open(&d->homes, c, &r->model));
-    CN_TRY(cn_backend_open(&d->be, c, &r->model, probe_bytes(c->max_num_seqs), &r->device));
+    CN_TRY(cn_engine_open_backend(&d->be, c, &r->model, probe_bytes(c->max_num_seqs),
+                                  &r->device));
     CN_TRY(d->be->stream_create(d->be, CN_PRIORITY_HIGH, &d->stream));
     CN_TRY(d->be->stream_create(d->be, CN_PRIORITY_LOW, &d->event_stream));
     return cn_home_open_beside(&d->homes, c, d->be);

@@ -2,7 +2,7 @@
 #include "engine/cmd/plan_gpu.h"
 
 #include "engine/start/device_choice.h"
-#include "engine/start/start_plan.h"
+#include "engine/home/home_memory.h"
 
 enum {
     ALIGN_BYTES = 256,
@@ -68,7 +68,7 @@ cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_mo
     if (!c->cache_device) return CN_OK;
     CN_TRY(cn_backend_cache_shares_gpu(c, &shares));
     if (!shares) return CN_OK;
-    CN_TRY(cn_start_cache_bytes(bytes, c, m, &g->backend));
+    CN_TRY(cn_home_cache_bytes(bytes, c, m, &g->backend));
     *bytes += (uint64_t)CACHE_STREAMS_MIB << 20;
     if (*bytes > g->avail_bytes)
         return cn_fail(CN_ERR_MEMORY,

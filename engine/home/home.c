@@ -5,6 +5,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/home/home_memory.h"
 #include "engine/start/device_choice.h"
 
 /* ---- checks and start ---- */
@@ -107,7 +108,7 @@ cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *
 {
     cn_home *h = &hs->at[CN_HOME_PEER];
     if (!(cn_config_away(c) >> CN_HOME_PEER & 1)) return CN_OK;
-    CN_TRY(cn_backend_open_cache(&h->be, c, m));
+    CN_TRY(cn_home_open_cache(&h->be, c, m));
     CN_TRY(cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c)));
     CN_TRY(create_streams(h, CN_PRIORITY_HIGH));
     /* Predictions may wait: a rank that waits for room would delay its pack. */

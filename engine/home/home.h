@@ -123,7 +123,7 @@ bool cn_homes_any(const cn_homes *hs);
 
 /* CN_ERR_ARG when the options of homes are not possible. */
 cn_status cn_home_check_start(const cn_config *c);
-/* Opens the cache device of home `peer` (cn_backend_open_cache) and creates its streams. Call
+/* Opens the cache device of home `peer` (cn_home_open_cache) and creates its streams. Call
  * before the backend of the model is opened. The options have been checked. CN_ERR_DEVICE names an
  * op that the backend lacks. */
 cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m);

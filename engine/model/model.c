@@ -87,6 +87,15 @@ size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be
     return lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
 }
 
+void cn_model_declare(cn_start_plan *p, void **slot)
+{
+    const cn_config *c = p->config;
+    const uint64_t bytes =
+        cn_model_workspace_bytes(p->model, p->backend, cn_start_max_tokens(c),
+                                 cn_start_max_rows(c), cn_start_max_model_len(c, p->model));
+    cn_start_add(p, "workspace", CN_PART_WORKSPACE, bytes, slot);
+}
+
 static void *at(const cn_model *m, size_t offset) { return (char *)m->memory + offset; }
 
 static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)

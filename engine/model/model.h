@@ -15,6 +15,7 @@
 #include "engine/ops.h"
 #include "engine/select/select_step.h"
 #include "engine/model/weights.h"
+#include "engine/start/start_plan.h"
 
 typedef struct cn_model cn_model;
 
@@ -44,6 +45,9 @@ cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions);
 /* Bytes of backend memory that a model needs. Reads only the dtypes of be. */
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position);
+
+/* Adds this memory to the start plan. *slot becomes cn_model_opts.memory. */
+void cn_model_declare(cn_start_plan *p, void **slot);
 
 /* Dumps tensors of later passes to d, which is borrowed (NULL: no dump). Pass n is step n. */
 void cn_model_set_dump(cn_model *m, cn_dump *d);

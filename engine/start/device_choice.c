@@ -11,7 +11,6 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
-#include "engine/home/exchange.h"
 #include "engine/start/start_plan.h"
 
 #define CUDA_LIBRARY "cinch-cuda.so"
@@ -212,33 +211,9 @@ static cn_status open_cpu(cn_backend **out, const cn_config *c)
     return cn_backend_cpu_open(out, &o);
 }
 
-/* What determines the device memory that an engine takes at start. */
-typedef struct start_sizes {
-    const cn_config *config;
-    const cn_model_config *model;
-    uint64_t least_bytes;
-} start_sizes;
-
-static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
+static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                           const cn_device_needs *needs, uint32_t ordinal)
 {
-    const start_sizes *s = ctx;
-    CN_TRY(cn_start_wanted_bytes(bytes, s->config, s->model, be));
-    if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
-    return CN_OK;
-}
-
-/* cn_cuda_backend_opts.score_room of the model's backend. Home `host` does not rank K rows. */
-static uint64_t step_score_room(const cn_config *c, const cn_model_config *m)
-{
-    const cn_sel_forms forms = cn_selectors_forms(cn_config_local_selectors(c));
-    const uint32_t rows_max = cn_sel_forms_of_key(CN_KEY_ROWS) & CN_SEL_FORMS_MAX;
-    return forms.stage[1] & rows_max ? cn_start_select_scratch(c, m, CN_DIGEST_TILE).room : 0;
-}
-
-static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t ordinal)
-{
-    const cn_config *c = sizes->config;
-    const cn_model_config *m = sizes->model;
     *out = NULL;
     if (c->dtype == CN_OPT_DTYPE_FLOAT32)
         return cn_fail(CN_ERR_ARG,
@@ -249,8 +224,8 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     const cn_cuda_backend_opts o = {
         .device = ordinal,
         .memory_share = c->gpu_memory_utilization,
-        .wanted_bytes = wanted_bytes,
-        .wanted_ctx = sizes,
+        .wanted_bytes = needs->bytes,
+        .wanted_ctx = needs->ctx,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
@@ -259,9 +234,8 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
-        .score_layers =
-            cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
-        .score_room = step_score_room(c, m),
+        .score_layers = needs->score_layers,
+        .score_room = needs->score_room,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };
@@ -317,9 +291,8 @@ static void explain_cpu(cn_device_choice *out, const cn_config *c)
 }
 
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                          uint64_t least_bytes, cn_device_choice *choice)
+                          const cn_device_needs *needs, cn_device_choice *choice)
 {
-    const start_sizes sizes = {c, m, least_bytes};
     device_kind kind;
     uint32_t ordinal;
     *out = NULL;
@@ -327,9 +300,9 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
     CN_TRY(parse_device("device", c->device, &kind, &ordinal));
     if (kind != DEVICE_CPU)
         snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
-    if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
+    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, needs, ordinal);
     if (kind == DEVICE_AUTO) {
-        if (open_cuda(out, &sizes, 0) == CN_OK) return CN_OK;
+        if (open_cuda(out, c, m, needs, 0) == CN_OK) return CN_OK;
         explain_cpu(choice, c);
     }
     return open_cpu(out, c);
@@ -359,21 +332,15 @@ static cn_status choose_cache(cache_choice *out, const cn_config *c)
                    p.model_kind == DEVICE_CPU ? "cpu" : "cuda");
 }
 
-static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
-{
-    const start_sizes *s = ctx;
-    return cn_start_cache_bytes(bytes, s->config, s->model, be);
-}
-
 static cn_status open_cpu_cache(cn_backend **out)
 {
     const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
     return cn_backend_cpu_open(out, &o);
 }
 
-cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m)
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                                const cn_device_needs *needs)
 {
-    const start_sizes sizes = {.config = c, .model = m};
     cache_choice p;
     *out = NULL;
     CN_TRY(choose_cache(&p, c));
@@ -381,15 +348,15 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
     const cn_cuda_backend_opts o = {
         .device = p.ordinal,
         .beside = p.model_ordinal + 1,
-        .wanted_bytes = cache_bytes,
-        .wanted_ctx = &sizes,
+        .wanted_bytes = needs->bytes,
+        .wanted_ctx = needs->ctx,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_rows(c),
-        .score_layers = cn_pack_most_layers(c, m),
-        .score_room = cn_exchange_most_scores(c, m),
+        .score_layers = needs->score_layers,
+        .score_room = needs->score_room,
         .high_streams = 2, /* ranks and pushes */
         .batch_invariant = c->batch_invariant,
     };

@@ -18,16 +18,26 @@ typedef struct cn_device_choice {
     bool gpu_unused; /* the machine has a GPU, but --device auto took the CPU */
 } cn_device_choice;
 
+/* What a device has to hold, from those who know it. */
+typedef struct cn_device_needs {
+    /* Sets *bytes to the device memory that the options need; 0: as much as allowed. be has no
+     * memory yet. */
+    cn_status (*bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
+    const void *ctx;
+    uint32_t score_layers; /* as in cn_cuda_backend_opts */
+    uint64_t score_room;
+} cn_device_needs;
+
 /* Opens the backend of --device, sized for this model and for the largest step of these options.
  *
- * On a GPU it takes the memory that --gpu-memory-utilization allows. With --kv-cache-memory-bytes
- * it takes what the engine needs at start (start_plan.h), at least least_bytes.
+ * On a GPU it takes the memory that --gpu-memory-utilization allows, or exactly needs->bytes if
+ * those are not 0, as with --kv-cache-memory-bytes.
  * auto takes the first GPU if it can be opened, else the CPU. *choice says why.
  *
  * CN_ERR_ARG when --device is not a valid name; CN_ERR_DEVICE or CN_ERR_MEMORY with one line that
  * says what is missing. Close with (*out)->close. */
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                          uint64_t least_bytes, cn_device_choice *choice);
+                          const cn_device_needs *needs, cn_device_choice *choice);
 
 /* What --device auto knows when it takes the CPU. */
 typedef struct cn_cpu_reason {
@@ -39,14 +49,14 @@ typedef struct cn_cpu_reason {
 } cn_cpu_reason;
 void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
-/* Opens the backend of --cache-device, with exactly the device memory that the home needs there
- * (start_plan.h). Call before cn_backend_open: where both use one GPU, the model gets its share of
- * what is left. `auto` takes the first peer of the model's GPU. On a CPU it is a second, threaded
- * backend.
+/* Opens the backend of --cache-device, with exactly the device memory of needs->bytes. Call before
+ * cn_backend_open: where both use one GPU, the model gets its share of what is left. `auto` takes
+ * the first peer of the model's GPU. On a CPU it is a second, threaded backend.
  *
  * CN_ERR_ARG when --cache-device is not a valid name beside --device; CN_ERR_DEVICE when there is
  * no such GPU or no peer, with one line that says so. */
-cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                                const cn_device_needs *needs);
 
 /* Sets *shares to whether --cache-device is the GPU of a model that runs on a GPU. CN_ERR_ARG: as
  * above, or it is the CPU. */

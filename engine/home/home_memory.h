@@ -1,0 +1,24 @@
+/* home_memory.h - the memory of homes and their exchanges in the start plan.
+ *
+ * Owner: the caller. Thread: any. Stage: start. */
+#ifndef CN_HOME_MEMORY_H
+#define CN_HOME_MEMORY_H
+
+#include "engine/home/home.h"
+#include "engine/start/start_plan.h"
+
+/* Adds what exchanges with a declared home need, besides the home space. */
+void cn_home_declare(cn_start_plan *p, cn_home *h, cn_kv_home home);
+/* Adds what a flight needs for its rows with that home. */
+void cn_home_step_declare(cn_start_plan *p, cn_home_step *st, cn_kv_home home);
+/* Adds the spaces of all homes and their dense layers. The KV memory of the plan is divided. */
+void cn_homes_declare_kv(cn_start_plan *p, cn_homes *hs);
+
+/* The memory of the cache device that these options need: CN_PART_CACHE of the plan. Works before
+ * any backend has allocated memory. CN_ERR_ARG when the home space is too small. */
+cn_status cn_home_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
+                              cn_backend *be);
+/* cn_backend_open_cache with that memory. */
+cn_status cn_home_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
+
+#endif
