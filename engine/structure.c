@@ -278,7 +278,7 @@ cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finis
     bool complete = is_eos(e, token) && cn_matcher_accepts(&s->matcher);
     if (!complete) {
         if (!cn_tokenizer_token(e->tokenizer, token, &bytes, &n, &special))
-            return cn_fail(CN_ERR_ARG, "structured output: token %u is no text", token);
+            return cn_fail(CN_ERR_ARG, "structured output: token %u is not text", token);
         const cn_status status = cn_matcher_push(&s->matcher, bytes, n);
         if (status != CN_OK) return cn_fail_within(status, "structured output: token %u", token);
         complete = cn_matcher_is_complete(&s->matcher);

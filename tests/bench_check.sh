@@ -224,7 +224,7 @@ refused "need 65 KV blocks" bench throughput --model $model --steady-steps 10 \
     --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
 refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
-refused "behind the x" bench throughput --model $model --resident 100 --batches 8x
+refused "after the x" bench throughput --model $model --resident 100 --batches 8x
 refused "--arms needs --resident" bench throughput --model $model --arms ds:64
 refused "--arms nothing" bench throughput --model $model --resident 100 --arms nothing
 refused "--prefill 0" bench throughput --model $model --prefill 0

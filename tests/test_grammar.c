@@ -576,7 +576,7 @@ static void what_is_wrong_is_refused_by_name(void **state)
         {"{\"minLength\":3,\"maxLength\":2}", "no text matches"},
         {"{\"properties\":{\"a\":false},\"required\":[\"a\"]}", "no text matches"},
         {"{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no text matches"},
-        {"{\"required\":[\"a\"],\"additionalProperties\":false}", "which is no property"},
+        {"{\"required\":[\"a\"],\"additionalProperties\":false}", "which is not a property"},
         {"{", "schema"},
         {"3", "expected an object, true or false, got 3"},
     };

@@ -37,7 +37,7 @@ static void test_refusals(void **state)
         {"", "not JSON"},
         {"{", "in: column 1"},
         {"{\n  x}", "in: line 2, column 3"},
-        {"{\"a\": 1} x", "more text behind the value near"},
+        {"{\"a\": 1} x", "more text after the value near"},
         {"{\"a\": 1, \"a\": 2}", "duplicate"},
         {"\"\xff\xfe\"", "in: not JSON: byte 2 is not UTF-8"},
         {"\"\xed\xa0\x80\"", "in: not JSON: byte 2 is not UTF-8"},

@@ -83,7 +83,7 @@ static const char *fault_text(const json_error_t *e, const char *rest, size_t n_
 {
     switch (json_error_code(e)) {
     case json_error_premature_end_of_input: return "the text ends too early";
-    case json_error_end_of_input_expected: return "more text behind the value";
+    case json_error_end_of_input_expected: return "more text after the value";
     case json_error_duplicate_key: return "a duplicate key";
     case json_error_numeric_overflow: return "a number is too large";
     case json_error_null_character:

@@ -49,7 +49,7 @@ static cn_status parse_list(const char *option, const char *text, uint32_t max, 
                            text, max);
         out->resident[out->n] = resident;
         if (resident > 0 && *p == 'x' && (p++, !try_number(&p, UINT32_MAX, &out->resident[out->n])))
-            return cn_fail(CN_ERR_ARG, "--%s %s: expected resident tokens behind the x, as in "
+            return cn_fail(CN_ERR_ARG, "--%s %s: expected resident tokens after the x, as in "
                                        "8x4096",
                            option, text);
         out->n++;

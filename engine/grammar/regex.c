@@ -135,7 +135,7 @@ static cn_status read_escape(parser *p, bool in_class, cn_charset *set, bool *na
 {
     static const char from[] = "nrtfv0", to[] = "\n\r\t\f\v";
     *named = false;
-    if (p->at == p->end) return wrong(p, "expected a character behind the backslash");
+    if (p->at == p->end) return wrong(p, "expected a character after the backslash");
     const char c = *p->at;
     if (c && strchr("dDwWsS", c)) {
         p->at++;

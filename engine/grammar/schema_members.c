@@ -239,8 +239,8 @@ static cn_status add_named(finder *f)
     {
         if (f->is_closed && f->terms->n == 1 && f->n_patterns == 0 &&
             !json_object_get(f->named, name))
-            return cn_schema_wrong(f->job, f->part, "required names '%.64s', which is no property",
-                                   name);
+            return cn_schema_wrong(f->job, f->part,
+                                   "required names '%.64s', which is not a property", name);
         CN_TRY(add_member(f, name));
     }
     return CN_OK;

@@ -25,7 +25,7 @@ FORMATS = {"date": r"\d{4}-\d\d-\d\d", "time": r"\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d
            "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
            "ipv4": r"\d{1,3}(\.\d{1,3}){3}", "email": r"[^@\s]+@[^@\s]+\.[a-zA-Z]+",
            "date-time": r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"}
-KNOWN = ("no text matches", "expected bounds with a number", "which is no property")
+KNOWN = ("no text matches", "expected bounds with a number", "which is not a property")
 REGEXES = ["[a-z]{1,8}", r"(\d{1,3}\.){3}\d{1,3}", "(yes|no)(, (yes|no)){0,3}", "[é-ü]{2,5}!",
            r"#[0-9a-fA-F]{6}", "a|bc|def", r"\w{3}( \w{3}){2}", r"[^\s]{4,9}", r"-?[1-9]\d{0,4}"]
 

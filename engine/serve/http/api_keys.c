@@ -45,7 +45,7 @@ static cn_status read_rights(api_key *key, const char *text, size_t n, const cha
             key->min_priority = (int32_t)priority;
         else
             return cn_fail(CN_ERR_ARG,
-                           "%s: key \"%s\": expected admin or priority=NUMBER behind the "
+                           "%s: key \"%s\": expected admin or priority=NUMBER after the "
                            "key, got \"%s\"",
                            where, key->name, word);
     }
