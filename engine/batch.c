@@ -47,7 +47,7 @@ struct cn_batch {
     uint32_t n_logit_rows, n_bans, n_biases;
     cn_select_builder select;
     bool selects; /* some row of the current step attends to a list */
-    uint32_t plane_stride, plane_max_kv; /* 0: no row of the current step reads the plane */
+    cn_plane_view plane; /* table_stride 0: no row of the current step reads the plane */
 };
 
 static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1])
@@ -123,6 +123,19 @@ static cn_batch_view view_of(const cn_batch *b, char *base)
     };
 }
 
+static const void *device_at(const cn_batch *b, section s) { return b->device + b->offset[s]; }
+
+/* The plane of a step that does not read it. */
+static cn_plane_view plane_of(const cn_batch *b)
+{
+    return (cn_plane_view){.layout = b->opts.plane_layout,
+                           .kv = b->opts.plane_kv,
+                           .slots = device_at(b, SEC_PLANE_SLOTS),
+                           .tables = device_at(b, SEC_PLANE_TABLES),
+                           .lengths = device_at(b, SEC_PLANE_LEN),
+                           .pool_lengths = device_at(b, SEC_POOL_LEN)};
+}
+
 cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device)
 {
     CN_ASSERT(o->max_tokens > 0 && o->max_seqs > 0 && o->max_blocks_per_seq > 0);
@@ -140,6 +153,7 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     }
     b->device = device;
     b->view = view_of(b, b->device);
+    b->plane = plane_of(b);
     if (o->select_room > 0) {
         const cn_select_builder_opts select = {.max_rows = o->max_seqs,
                                                .block_tokens = o->block_tokens,
@@ -245,7 +259,7 @@ static void build_plane_row(cn_batch *b, const cn_plan_row *row, uint32_t r)
     const uint32_t n = (uint32_t)cn_ceil_div(length, block_tokens);
     CN_ASSERT(row->n_new == 1 && n <= q->n_home_blocks);
     const uint32_t first = b->opts.plane_first[q->kv.home];
-    uint32_t *table = &tables[(size_t)r * b->plane_stride];
+    uint32_t *table = &tables[(size_t)r * b->plane.table_stride];
     for (uint32_t i = 0; i < n; i++) table[i] = first + q->home_table[i];
     ((uint32_t *)host_at(b, SEC_PLANE_SLOTS))[r] =
         table[at / block_tokens] * block_tokens + at % block_tokens;
@@ -253,14 +267,15 @@ static void build_plane_row(cn_batch *b, const cn_plan_row *row, uint32_t r)
 
 static void build_plane(cn_batch *b, const cn_plan *plan)
 {
-    b->plane_stride = b->plane_max_kv = 0;
+    cn_plane_view *v = &b->plane;
+    v->table_stride = v->max_kv = 0;
     if (b->opts.max_home_blocks == 0) return;
     for (uint32_t r = 0; r < plan->n_decode; r++)
         if (plan->rows[r].seq->home_len > 0)
-            b->plane_max_kv = cn_max_u32(b->plane_max_kv, plan->rows[r].first_pos + 1);
-    if (b->plane_max_kv == 0) return;
-    b->plane_stride = (uint32_t)cn_ceil_div(b->plane_max_kv, b->opts.block_tokens);
-    CN_ASSERT(b->plane_stride <= b->opts.max_home_blocks);
+            v->max_kv = cn_max_u32(v->max_kv, plan->rows[r].first_pos + 1);
+    if (v->max_kv == 0) return;
+    v->table_stride = (uint32_t)cn_ceil_div(v->max_kv, b->opts.block_tokens);
+    CN_ASSERT(v->table_stride <= b->opts.max_home_blocks);
     uint32_t *slots = host_at(b, SEC_PLANE_SLOTS);
     for (uint32_t t = 0; t < plan->n_tokens; t++) slots[t] = CN_NO_SLOT;
     for (uint32_t r = 0; r < plan->n_decode; r++) build_plane_row(b, &plan->rows[r], r);
@@ -308,7 +323,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));
     build_plane(b, plan);
-    CN_ASSERT(b->plane_stride == 0 || shape.rows == 0); /* no graph has the plane */
+    CN_ASSERT(b->plane.table_stride == 0 || shape.rows == 0); /* no graph has the plane */
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }
@@ -353,10 +368,10 @@ cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
     if (b->n_biases)
         CN_TRY(b->be->mem_write(s, b->device + at[SEC_BIASES], b->host + at[SEC_BIASES],
                                 b->n_biases * sizeof(cn_logit_bias)));
-    if (b->plane_stride)
+    if (b->plane.table_stride)
         CN_TRY(b->be->mem_write(s, b->device + at[SEC_PLANE_TABLES],
                                 b->host + at[SEC_PLANE_TABLES],
-                                sizeof(uint32_t) * b->view.n_decode * b->plane_stride));
+                                sizeof(uint32_t) * b->view.n_decode * b->plane.table_stride));
     return CN_OK;
 }
 
@@ -367,17 +382,9 @@ const cn_select_view *cn_batch_select_view(const cn_batch *b)
     return b->selects ? &b->select.view : NULL;
 }
 
-static const void *device_at(const cn_batch *b, section s) { return b->device + b->offset[s]; }
-
-cn_plane_view cn_batch_plane_view(const cn_batch *b)
+const cn_plane_view *cn_batch_plane_view(const cn_batch *b)
 {
-    if (b->plane_stride == 0) return (cn_plane_view){0};
-    return (cn_plane_view){.slots = device_at(b, SEC_PLANE_SLOTS),
-                           .tables = device_at(b, SEC_PLANE_TABLES),
-                           .lengths = device_at(b, SEC_PLANE_LEN),
-                           .pool_lengths = device_at(b, SEC_POOL_LEN),
-                           .table_stride = b->plane_stride,
-                           .max_kv = b->plane_max_kv};
+    return b->plane.table_stride > 0 ? &b->plane : NULL;
 }
 
 const uint32_t *cn_batch_logit_rows(const cn_batch *b) { return device_at(b, SEC_LOGIT_ROWS); }

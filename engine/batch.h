@@ -7,7 +7,7 @@
 #ifndef CN_BATCH_H
 #define CN_BATCH_H
 
-#include "engine/home/home.h"
+#include "engine/model/pass.h"
 #include "engine/ops.h"
 #include "engine/select/select.h"
 #include "engine/start/start_plan.h"
@@ -25,6 +25,8 @@ typedef struct cn_batch_opts {
     uint32_t select_seed; /* of selector `random` */
     uint32_t selectors;   /* that requests may have: bit i is cn_kv_select i */
     uint32_t max_home_blocks; /* of a row that reads the plane of dense layers; 0: no plane */
+    cn_kv_layout plane_layout;
+    void *plane_kv;
     uint32_t plane_first[CN_N_HOMES]; /* the plane's first block of each home */
 } cn_batch_opts;
 
@@ -63,8 +65,7 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
 cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
 const cn_select_view *cn_batch_select_view(const cn_batch *b); /* NULL: all rows are dense */
-/* The plane arrays of the step; all NULL when no row reads the plane. */
-cn_plane_view cn_batch_plane_view(const cn_batch *b);
+const cn_plane_view *cn_batch_plane_view(const cn_batch *b);   /* NULL: no row reads the plane */
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
 const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */

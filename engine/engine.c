@@ -153,10 +153,18 @@ static cn_status sample(cn_engine *e, cn_flight *f)
     return e->backend->sample(e->stream, &args);
 }
 
-cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows)
+cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook *hook)
 {
-    return cn_model_forward(e->model, e->stream, cn_batch_device_view(e->batch), &e->pools,
-                            cn_batch_select_view(e->batch), cn_batch_logit_rows(e->batch), n_rows);
+    const cn_model_pass pass = {
+        .batch = cn_batch_device_view(e->batch),
+        .pools = &e->pools,
+        .select = cn_batch_select_view(e->batch),
+        .plane = cn_batch_plane_view(e->batch),
+        .hook = hook,
+        .logit_rows = cn_batch_logit_rows(e->batch),
+        .n_rows = n_rows,
+    };
+    return cn_model_forward(e->model, e->stream, &pass);
 }
 
 static cn_status fill_flight(cn_engine *e, cn_flight *f)
@@ -237,11 +245,11 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
         CN_TRY(cn_home_wait(&e->homes, e->stream));
         return cn_step_graph_launch(e, shape, f);
     }
-    if (!cn_homes_any(&e->homes)) return cn_engine_run_model(e, f->n_rows);
-    const cn_plane_view plane = cn_batch_plane_view(e->batch);
+    if (!cn_homes_any(&e->homes)) return cn_engine_run_model(e, f->n_rows, NULL);
     f->timed = e->times_exchanges;
-    CN_TRY(cn_home_begin_step(&e->homes, f->away, &plane, f->timed ? f->clock : NULL));
-    CN_TRY(cn_engine_run_model(e, f->n_rows));
+    CN_TRY(cn_home_begin_step(&e->homes, f->away, f->timed ? f->clock : NULL));
+    const cn_layer_hook hook = cn_home_hook(&e->homes);
+    CN_TRY(cn_engine_run_model(e, f->n_rows, &hook));
     cn_home_end_step(&e->homes);
     return CN_OK;
 }

@@ -165,6 +165,8 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
     cn_batch_opts o = cn_batch_opts_of(e->config, &e->model_config, plan->block_tokens,
                                        plan->window_tokens);
+    o.plane_layout = e->homes.plane.layout;
+    o.plane_kv = e->homes.plane.kv;
     for (int h = 0; h < CN_N_HOMES; h++) o.plane_first[h] = e->homes.at[h].plane_first;
     return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }
@@ -249,7 +251,6 @@ static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
     };
     cn_model_rope(e->model, &o.cos, &o.sin);
     CN_TRY(cn_home_create(&e->homes, &o));
-    cn_model_set_homes(e->model, &e->homes);
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home_plan *h = &plan->homes[i];
         if (h->n_blocks > 0)

@@ -37,10 +37,10 @@ static cn_status record(cn_engine *e, uint32_t bucket, uint32_t route, cn_flight
     cn_batch_build(e->batch, &nothing, shape);
     CN_TRY(cn_batch_upload(e->batch, stream, cn_flight_other(e, f)->tokens));
     /* A first call may set things up, which is not possible while recording. */
-    CN_TRY(cn_engine_run_model(e, shape.rows));
+    CN_TRY(cn_engine_run_model(e, shape.rows, NULL));
     CN_TRY(be->stream_sync(stream));
     CN_TRY(be->graph_begin(stream));
-    cn_status status = cn_engine_run_model(e, shape.rows);
+    cn_status status = cn_engine_run_model(e, shape.rows, NULL);
     cn_status ended = be->graph_end(stream, graph_at(e, bucket, route, f));
     return status != CN_OK ? status : ended;
 }

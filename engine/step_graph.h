@@ -27,7 +27,8 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan);
 /* Replays the model's ops of a shape (from cn_step_graph_shape) for flight f. */
 cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f);
 
-/* In engine.c: enqueues the model's ops of a step, for n_rows logit rows. */
-cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows);
+/* In engine.c: enqueues the model's ops of a step, for n_rows logit rows. hook: as in
+ * cn_model_pass. */
+cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook *hook);
 
 #endif

@@ -353,12 +353,9 @@ static cn_home_step *step_of(const cn_homes *hs, const cn_home *h)
     return st && st->rows.n_rows > 0 ? st : NULL;
 }
 
-cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
-                             cn_home_clock *clock)
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, cn_home_clock *clock)
 {
-    hs->in_pass = true;
     hs->clock = clock;
-    hs->plane_view = *plane;
     const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
     hs->steps = any ? steps : NULL;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
@@ -374,10 +371,8 @@ cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_v
 
 void cn_home_end_step(cn_homes *hs)
 {
-    hs->in_pass = false;
     hs->clock = NULL;
     hs->steps = NULL;
-    hs->plane_view = (cn_plane_view){0};
 }
 
 /* The pack that begins, or ends, with a layer; packs.n: none. */
@@ -388,9 +383,9 @@ static uint32_t pack_at(const cn_homes *hs, uint32_t layer, bool ends)
     return p;
 }
 
-cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer)
+static cn_status enter_layer(void *ctx, uint32_t layer)
 {
-    if (!hs->in_pass) return CN_OK;
+    cn_homes *hs = ctx;
     const uint32_t p = pack_at(hs, layer, false);
     if (p == hs->packs.n) return CN_OK;
     cn_backend *be = hs->o.model_be;
@@ -453,8 +448,9 @@ static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st
     return h->be->fence_record(h->done[p], h->pushes);
 }
 
-cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
+static cn_status leave_layer(void *ctx, uint32_t layer)
 {
+    cn_homes *hs = ctx;
     if (!hs->steps) return CN_OK;
     const uint32_t p = pack_at(hs, layer, true);
     if (p == hs->packs.n) return CN_OK;
@@ -465,6 +461,8 @@ cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
     }
     return CN_OK;
 }
+
+cn_layer_hook cn_home_hook(cn_homes *hs) { return (cn_layer_hook){enter_layer, leave_layer, hs}; }
 
 cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
 {

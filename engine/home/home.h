@@ -14,6 +14,7 @@
 #define CN_HOME_H
 
 #include "engine/home/exchange.h"
+#include "engine/model/pass.h"
 #include "engine/start/planner.h"
 #include "scheduler/scheduler.h"
 
@@ -34,15 +35,6 @@ typedef struct cn_home_opts {
     cn_pools local;         /* the device's pools */
     const float *cos, *sin; /* rope tables */
 } cn_home_opts;
-
-/* The dense layers of a step's decode rows; slots NULL: no row reads the plane. */
-typedef struct cn_plane_view {
-    const uint32_t *slots;   /* [T] as kv_slots, in the plane; CN_NO_SLOT: not in the plane */
-    const uint32_t *tables;  /* [n_decode, table_stride] home blocks */
-    const uint32_t *lengths; /* [n_decode] slots of the plane; 0: the row reads the pool */
-    const uint32_t *pool_lengths; /* [n_decode] slots of the pool; 0: the row reads the plane */
-    uint32_t table_stride, max_kv;
-} cn_plane_view;
 
 /* The away rows of a step with one home: the rows of their exchange, and what the caller counts
  * when the step's tokens are read. */
@@ -112,9 +104,7 @@ typedef struct cn_homes {
     /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
     cn_home_step *steps;
     cn_home_clock *clock; /* NULL: the step is not timed */
-    bool in_pass;
-    cn_plane_view plane_view;
-    double stall_s; /* of the host, in cn_home_enter_layer */
+    double stall_s; /* of the host, in the hook's `enter` */
     cn_exchange_times times;
 } cn_homes;
 
@@ -150,18 +140,16 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
 
 /* ---- steps ---- */
 
-/* Begins a step whose layers call cn_home_enter_layer and cn_home_leave_layer. Uploads the rows of
- * steps[CN_N_HOMES], which may be none. clock may be NULL. */
-cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
-                             cn_home_clock *clock);
+/* Begins a step whose pass has the hook cn_home_hook. Uploads the rows of steps[CN_N_HOMES], which
+ * may be none. clock may be NULL. */
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, cn_home_clock *clock);
 /* Ends it. */
 void cn_home_end_step(cn_homes *hs);
-/* Call before the ops of a layer of a step are enqueued. At the first layer of a pack, lets the
- * model's stream wait for the pack's exchange of the step before. */
-cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);
-/* Call when the ops of a layer are enqueued. Behind the last layer of a pack, starts the pack's
- * exchange with each home that the step has rows of. Errors of both are those of the backends. */
-cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer);
+/* The hook of a pass between these two. At the first layer of a pack, `enter` lets the model's
+ * stream wait for the pack's exchange of the previous step. After the last layer of a pack, `leave`
+ * starts the pack's exchange with each home that the step has rows of. Errors are those of the
+ * backends. */
+cn_layer_hook cn_home_hook(cn_homes *hs);
 /* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
 cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);
 void cn_home_clock_free(cn_homes *hs, cn_home_clock *c);

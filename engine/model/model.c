@@ -41,7 +41,6 @@ struct cn_model {
     uint32_t dense_layers;
     cn_dump *dump;
     cn_select_probe *probe;
-    cn_homes *homes;
     bool is_normed; /* the final norm of the last pass has run */
     uint64_t n_passes;
 };
@@ -158,7 +157,6 @@ void cn_model_free(cn_model *m) { cn_free(m); }
 
 void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
 void cn_model_set_probe(cn_model *m, cn_select_probe *p) { m->probe = p; }
-void cn_model_set_homes(cn_model *m, cn_homes *hs) { m->homes = hs; }
 
 void cn_model_rope(const cn_model *m, const float **cos, const float **sin)
 {
@@ -175,6 +173,7 @@ typedef struct pass {
     const cn_batch_view *batch;
     const cn_pools *pools;
     const cn_select_view *select; /* NULL: every row attends to all tokens */
+    const cn_plane_view *plane;   /* NULL: no row reads the plane */
     /* The norms of the MLP, and those of attention but the first, are part of the products around
      * them (cn_norm_link). */
     bool links_mlp, links_attention;
@@ -316,11 +315,10 @@ static void plan_links(pass *p)
     p->links_attention = be->links_norm(be, n, &down.shape, &qkv.shape);
 }
 
-/* Rows past their first commit keep the dense layers' K and V in the plane. */
+/* Returns true when some row keeps K and V of the layer in the plane. */
 static bool reads_plane(const pass *p, uint32_t layer)
 {
-    const cn_homes *hs = p->m->homes;
-    return hs && hs->plane_view.slots && layer < p->m->dense_layers;
+    return p->plane && layer < p->m->dense_layers;
 }
 
 /* Attention of the decode rows in a dense layer: rows with a plane read it, others the pool. */
@@ -329,15 +327,15 @@ static cn_status attend_dense(const pass *p, const cn_attn_args *attn)
     const cn_model *m = p->m;
     cn_attn_args a = *attn;
     if (reads_plane(p, a.layer)) {
-        const cn_plane_view *plane = &m->homes->plane_view;
+        const cn_plane_view *plane = p->plane;
         cn_batch_view batch = *p->batch;
         batch.tables = plane->tables;
         batch.table_stride = plane->table_stride;
         batch.max_kv = plane->max_kv;
         batch.kv_len = a.lengths = plane->lengths;
         a.batch = &batch;
-        a.layout = m->homes->plane.layout;
-        a.kv = m->homes->plane.kv;
+        a.layout = plane->layout;
+        a.kv = plane->kv;
         CN_TRY(m->be->attn_decode(p->s, &a));
         a = *attn;
         a.lengths = plane->pool_lengths;
@@ -365,12 +363,11 @@ static cn_status rope_store(const pass *p, uint32_t layer)
                             .window = p->pools->window};
     CN_TRY(m->be->rope_store(p->s, &a));
     if (reads_plane(p, layer)) {
-        const cn_plane_view *plane = &m->homes->plane_view;
         cn_batch_view batch = *p->batch;
-        batch.kv_slots = plane->slots;
+        batch.kv_slots = p->plane->slots;
         a.batch = &batch;
-        a.layout = m->homes->plane.layout;
-        a.kv = m->homes->plane.kv;
+        a.layout = p->plane->layout;
+        a.kv = p->plane->kv;
         a.q_window = NULL;
         CN_TRY(m->be->rope_store(p->s, &a));
     }
@@ -500,28 +497,37 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
     return lm_head(p, n_rows);
 }
 
-cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
-                           const cn_select_view *select, const uint32_t *logit_rows,
-                           uint32_t n_rows)
+/* The ops of one layer, between the calls of the hook. */
+static cn_status run_layer(const pass *p, uint32_t layer, const cn_layer_hook *hook)
 {
-    CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
-    pass p = {.m = m, .s = s, .batch = b, .pools = pools, .select = select};
+    if (hook) CN_TRY(hook->enter(hook->ctx, layer));
+    CN_TRY(attention_branch(p, layer));
+    CN_TRY(mlp_branch(p, layer));
+    return hook ? hook->leave(hook->ctx, layer) : CN_OK;
+}
+
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_model_pass *in)
+{
+    const cn_batch_view *b = in->batch;
+    CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && in->n_rows <= m->max_rows);
+    pass p = {.m = m,
+              .s = s,
+              .batch = b,
+              .pools = in->pools,
+              .select = in->select,
+              .plane = in->plane};
     plan_links(&p);
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
     CN_TRY(embed(&p));
-    if (select) {
+    if (p.select) {
         const cn_select_step step = select_step(&p);
         CN_TRY(cn_select_predict(&step));
     }
-    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
-        if (m->homes) CN_TRY(cn_home_enter_layer(m->homes, layer));
-        CN_TRY(attention_branch(&p, layer));
-        CN_TRY(mlp_branch(&p, layer));
-        if (m->homes) CN_TRY(cn_home_leave_layer(m->homes, layer));
-    }
+    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++)
+        CN_TRY(run_layer(&p, layer, in->hook));
     m->is_normed = false;
-    return n_rows > 0 ? cn_model_more_logits(m, s, b, logit_rows, n_rows) : CN_OK;
+    return in->n_rows > 0 ? cn_model_more_logits(m, s, b, in->logit_rows, in->n_rows) : CN_OK;
 }
 
 cn_status cn_model_more_logits(cn_model *m, cn_stream *s, const cn_batch_view *b,

@@ -11,7 +11,7 @@
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/model/dump.h"
-#include "engine/home/home.h"
+#include "engine/model/pass.h"
 #include "engine/ops.h"
 #include "engine/select/select_step.h"
 #include "engine/model/weights.h"
@@ -58,15 +58,9 @@ void cn_model_set_probe(cn_model *m, cn_select_probe *p);
 /* The rope tables [max_position, d/2], on the device. */
 void cn_model_rope(const cn_model *m, const float **cos, const float **sin);
 
-/* Later passes begin and end the layers of h, which is borrowed (NULL: none). */
-void cn_model_set_homes(cn_model *m, cn_homes *hs);
-
-/* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
- * attend to the tokens that `select` says; NULL: to all tokens. Computes the logits of the batch's
- * tokens logit_rows[n_rows] (a device array). Enqueues on s and returns. */
-cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
-                           const cn_select_view *select, const uint32_t *logit_rows,
-                           uint32_t n_rows);
+/* Runs all layers over the batch of p and stores its K, V and observed queries in the pools.
+ * Computes the logits of its logit rows. Enqueues on s and returns. */
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_model_pass *p);
 /* The f32 logits [n_rows, V] of the last pass, on the device; valid until the next pass. */
 float *cn_model_logits(const cn_model *m);
 

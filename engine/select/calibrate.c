@@ -165,7 +165,8 @@ cn_status cn_calibrator_add(cn_calibrator *c, const uint32_t *tokens, uint32_t n
     c->batch.tokens = tokens;
     c->batch.q_start = ends;
     c->batch.kv_len = &ends[1];
-    CN_TRY(cn_model_forward(c->model, c->stream, &c->batch, &c->pools, NULL, NULL, 0));
+    const cn_model_pass pass = {.batch = &c->batch, .pools = &c->pools};
+    CN_TRY(cn_model_forward(c->model, c->stream, &pass));
     c->n_tokens += n;
     return CN_OK;
 }

@@ -165,8 +165,11 @@ static void add_chunk(model_rig *r, uint32_t index, const model_rig_chunk *c)
 
 static cn_status forward(model_rig *r)
 {
-    return cn_model_forward(r->model, r->stream, &r->batch, &r->pools, NULL, r->batch_rows,
-                            r->n_rows);
+    const cn_model_pass pass = {.batch = &r->batch,
+                                .pools = &r->pools,
+                                .logit_rows = r->batch_rows,
+                                .n_rows = r->n_rows};
+    return cn_model_forward(r->model, r->stream, &pass);
 }
 
 const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_t n_chunks,
