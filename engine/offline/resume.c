@@ -139,19 +139,25 @@ cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 
 /* ---- comparing ---- */
 
-/* Options that older versions lack, with the value that answers as they did. A run that is
- * continued keeps the value that it began with. */
-static const struct {
-    const char *name, *first;
-} added_options[] = {{"json-whitespace", "any"}, {"kv-rule", "zipage"}};
-enum { N_ADDED_OPTIONS = sizeof added_options / sizeof *added_options };
-
-static void add_missing_options(json_t *options)
+/* Gives a record of an older version the options that it lacks: what cinch did before they existed
+ * (cn_option.before), which is their default if the row has no other value. */
+static cn_status add_missing_options(json_t *options)
 {
-    for (size_t i = 0; options && i < N_ADDED_OPTIONS; i++)
-        if (!json_object_get(options, added_options[i].name))
-            json_object_set_new(options, added_options[i].name,
-                                json_string(added_options[i].first));
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    cn_config *c = cn_config_create();
+    cn_status status = c ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a configuration");
+    for (size_t i = 0; status == CN_OK && i < n; i++) {
+        cn_buf text = {0};
+        if (!(o[i].flags & CN_OPTION_RESULT) || json_object_get(options, o[i].name)) continue;
+        if (o[i].before) status = cn_option_set_text(c, &o[i], o[i].before);
+        if (status == CN_OK) status = cn_option_format(&o[i], c, &text);
+        if (status == CN_OK)
+            json_object_set_new(options, o[i].name, json_string(text.data ? text.data : ""));
+        cn_buf_free(&text);
+    }
+    cn_config_free(c);
+    return status;
 }
 
 /* An option that is not set is recorded as an empty text. */
@@ -209,7 +215,7 @@ static cn_status compare(json_t *then, json_t *now)
     if (json_integer_value(format) != RECORD_FORMAT || !json_is_string(model) ||
         !json_is_string(version) || !json_is_object(options))
         return cn_fail(CN_ERR_ARG, "is not the record of a run");
-    add_missing_options(options);
+    CN_TRY(add_missing_options(options));
     json_object_foreach(options, name, v) if (!json_is_string(v))
         return cn_fail(CN_ERR_ARG, "is not the record of a run: option %s: expected a string",
                        name);
@@ -247,6 +253,23 @@ cn_status cn_run_record_compare(const char *then, const char *now)
     return status;
 }
 
+/* Takes the values that the run began with, of options with a value `before`. A value that no
+ * longer exists is left to cn_run_record_check. */
+static cn_status adopt(json_t *options, cn_config *c)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    CN_TRY(add_missing_options(options));
+    for (size_t i = 0; i < n; i++) {
+        const char *value = json_string_value(json_object_get(options, o[i].name));
+        if (!o[i].before || !value || c->given[i]) continue;
+        const cn_status status = cn_option_set_text(c, &o[i], value);
+        if (status == CN_ERR_MEMORY) return status;
+        c->given[i] = false;
+    }
+    return CN_OK;
+}
+
 cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
 {
     cn_buf path = {0};
@@ -256,15 +279,9 @@ cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
         access(path.data, F_OK) == 0 &&
         cn_json_load_file(&record, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH) == CN_OK;
     cn_buf_free(&path);
-    json_t *options = json_object_get(record, "options");
-    add_missing_options(options);
     cn_status status = CN_OK; /* cn_run_record_check says what is wrong with the record */
-    for (size_t i = 0; readable && status == CN_OK && i < N_ADDED_OPTIONS; i++) {
-        const cn_option *o = cn_option_find(added_options[i].name);
-        const char *value = json_string_value(json_object_get(options, o->name));
-        if (value && !cn_config_is_given(c, cn_option_field(o, c)))
-            status = cn_option_set_text(c, o, value);
-    }
+    json_t *options = json_object_get(record, "options");
+    if (readable && json_is_object(options)) status = adopt(options, c);
     json_decref(record);
     return status;
 }

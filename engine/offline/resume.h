@@ -19,8 +19,8 @@
 
 /* Appends the record of a run with this configuration, as the text of the file. */
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c);
-/* Call before cn_run_record_make of a run that resumes. json-whitespace takes the value of the
- * record, unless the user set it. */
+/* Call before cn_run_record_make of a run that resumes. Options that cinch lacked once, or had with
+ * another default (cn_option.before), take the value of the record, unless the user set them. */
 cn_status cn_run_record_adopt(const char *output_path, cn_config *c);
 /* Appends the path of the record beside an output: beside the file that a link names. */
 cn_status cn_run_record_path(cn_buf *out, const char *output_path);

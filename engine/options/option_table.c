@@ -135,7 +135,7 @@ static const cn_option options[] = {
         .json = "kv.window",
         .help = "newest queries that score the cache; a request may set fewer"),
     ROW(KV, "kv-rule", ENUM, kv.rule, "zipage", .values = CN_RULE_NAMES, .flags = RESULT,
-        .json = "kv.rule",
+        .json = "kv.rule", .before = "zipage",
         .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
                 "each kv head to a constant sum before redundancy is subtracted"),
     ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
@@ -313,7 +313,7 @@ static const cn_option options[] = {
                 "in it: warn ignores them and says so in the response; refuse makes them an "
                 "error"),
     ROW(BODIES, "json-whitespace", ENUM, json_whitespace, "none", .values = "none|any",
-        .flags = RESULT,
+        .flags = RESULT, .before = "any",
         .help = "white space between the values and marks of JSON that a request forces, unless "
                 "it sets disable_any_whitespace or whitespace_pattern: none, or any that a model "
                 "writes; --resume keeps that of the run"),

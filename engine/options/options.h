@@ -354,6 +354,9 @@ typedef struct cn_option {
     uint32_t flags;
     size_t offset;        /* in cn_config */
     const char *fallback; /* the default as text; NULL: unset (all bits zero) */
+    /* RESULT rows only: the value that answers as cinch did before the option existed, or before
+     * its default changed. NULL: the default. A run that is resumed keeps it (resume.h). */
+    const char *before;
     double min, max;      /* numbers only */
     const char *values;   /* ENUM and SET: "full|window|zip", in the order of the C enum */
     const char *json;     /* key in a request's body; "kv.budget" is budget in its kv object */
