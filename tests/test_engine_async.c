@@ -32,7 +32,9 @@
 #include <cmocka.h>
 
 #include "compress/rule.h"
+#include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/cpu/score.h"
 #include "engine/engine_state.h"
 #include "tests/lib/commit_time.h"
 #include "tests/lib/late_device.h"
@@ -83,6 +85,7 @@ typedef struct scenario {
 static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
     uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
+    uint32_t scores; /* bit i: score i of the table applies to an event of some request */
     /* Steps that ran from a graph, by the late device's route; 0: without selection. */
     uint64_t recorded[N_LATE_ROUTES];
     /* Of seeds with homes. cancelled: requests that were cancelled after an exchange. */
@@ -146,7 +149,7 @@ static void draw_model(scenario *x)
 static void draw_selection(scenario *x)
 {
     if (!x->selects) return;
-    set_text(x, "kv-selectors", "oracle,quest,ds,tls,spade,last,random");
+    set_text(x, "kv-selectors", "*");
     set(x, "select-tokens", SELECT_TOKENS);
     set(x, "select-tiles", SELECT_TILES);
     set(x, "select-window", SELECT_WINDOW);
@@ -186,7 +189,7 @@ static void draw_engine(scenario *x)
     x->context = x->homes ? HOME_CONTEXT : x->selects ? SELECT_CONTEXT : CONTEXT;
     set(x, "max-model-len", x->context);
     x->window = between(x, 1, 32);
-    set_text(x, "kv-policies", "full,window,zip");
+    set_text(x, "kv-policies", "*");
     set(x, "block-size", x->block);
     set(x, "kv-window", x->window);
     set(x, "kv-budget", 32);
@@ -247,13 +250,25 @@ static bool draw_home(scenario *x, cn_kv_params *kv)
     return true;
 }
 
+/* Notes the scores that apply to a first event, or to a later one, with these parameters. */
+static void note_scores(const cn_kv_params *kv)
+{
+    size_t n;
+    const cn_score *rows = cn_score_table(&n);
+    if (cn_policy_of(kv->policy)->keep != CN_KEEP_BEST) return;
+    for (size_t i = 0; i < 2 * n; i++) {
+        const cn_compress_req req = {.params = *kv, .first_event = i % 2};
+        if (rows[i / 2].applies(&req)) seen.scores |= 1U << i / 2;
+    }
+}
+
 static cn_kv_params draw_kv(scenario *x)
 {
-    const uint32_t policy = below(x, 6);
+    const uint32_t policy = below(x, CN_N_POLICIES + 3);
     const cn_kv_move move = (cn_kv_move)below(x, 2);
     const uint32_t widest = move == CN_MOVE_FILL ? cn_min_u32(x->window, x->block) : x->window;
     cn_kv_params kv = {
-        .policy = policy == 0 ? CN_KV_FULL : policy == 1 ? CN_KV_WINDOW : CN_KV_ZIP,
+        .policy = policy < CN_N_POLICIES ? (cn_kv_policy)policy : CN_KV_ZIP,
         .budget_tokens = between(x, 32, 80),
         .window_tokens = between(x, 1, widest),
         .sink_tokens = below(x, 5),
@@ -269,6 +284,7 @@ static cn_kv_params draw_kv(scenario *x)
         .move = move,
     };
     if (!draw_home(x, &kv)) draw_select(x, &kv);
+    note_scores(&kv);
     return kv;
 }
 
@@ -504,6 +520,7 @@ static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
             fail_msg("no step of selector %s attended to a list", cn_kv_select_name(i));
     }
     assert_true(on_gpu || n_selected > n_seeds);
+    if (seen.scores != (1U << CN_N_SCORES) - 1) fail_msg("draw_kv draws no request of some score");
     assert_true(seen.compressions > 5 * n_seeds && seen.beside > n_seeds && seen.cancelled > 0);
     assert_true(on_gpu || (seen.preemptions > 0 && seen.cached > n_seeds && seen.moved > 0));
 }

@@ -289,7 +289,7 @@ enum { N_SELECTING = CN_N_SELECTORS + 1, SELECT_OUTPUT = 120, TLS_OUTPUT = 60 };
 
 #define SELECT_OPTIONS                                                                             \
     CUDA, "batch-invariant", "true", "block-size", "64", "kv-policies", "full,zip",                \
-        "kv-selectors", "oracle,quest,ds,tls,spade,last,random", "select-tokens", "128",           \
+        "kv-selectors", "*", "select-tokens", "128",                                               \
         "select-tiles", "4", "kv-budget", "128", "select-dense-layers", "1"
 
 /* Request i has selector i; the last one compresses instead. Requests with two stages end first. */

@@ -16,9 +16,9 @@ enum { N_PROMPTS = CN_N_SELECTORS + 1, MAX_TOKENS = 100, LIST = 64 };
 static const char *prompts[N_PROMPTS];
 
 static const char *const options[] = {
-    "block-size", "64", "kv-policies", "full,zip", "kv-selectors",
-    "oracle,quest,ds,tls,spade,last,random", "select-tokens", "128", "select-tiles", "4",
-    "kv-budget", "128", "select-dense-layers", "1", "enable-prefix-caching", "false", NULL};
+    "block-size", "64", "kv-policies", "full,zip", "kv-selectors", "*",
+    "select-tokens", "128", "select-tiles", "4", "kv-budget", "128",
+    "select-dense-layers", "1", "enable-prefix-caching", "false", NULL};
 
 /* Request i has selector i; the last one compresses instead. */
 static void set_kv(cn_kv_params *kv, uint32_t i)

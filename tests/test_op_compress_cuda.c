@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "compress/policy.h"
 #include "compress/rule.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
@@ -156,6 +157,21 @@ static void draw_tables(op_env *env, event *e, uint32_t i, compress_placement ho
     *next += 2 * n;
 }
 
+/* Every policy with events, most often zip. */
+static cn_kv_policy draw_policy(test_rng *r)
+{
+    for (;;) {
+        const uint32_t i = test_rng_below(r, 2 * CN_N_POLICIES);
+        const cn_kv_policy policy = i < CN_N_POLICIES ? (cn_kv_policy)i : CN_KV_ZIP;
+        if (cn_policy_of(policy)->keep != CN_KEEP_ALL) return policy;
+    }
+}
+
+static bool keeps_best(const cn_compress_req *q)
+{
+    return cn_policy_of(q->params.policy)->keep == CN_KEEP_BEST;
+}
+
 static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uint32_t n_blocks)
 {
     const cn_pools *p = &e->pools;
@@ -168,7 +184,7 @@ static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uin
     q.first_event = test_rng_below(r, 2);
     q.n_history = q.first_event ? 0 : test_rng_below(r, n + 1);
     const uint32_t window = 1 + test_rng_below(r, cn_min_u32(p->window, q.n_target * b));
-    q.params = (cn_kv_params){.policy = test_rng_below(r, 4) ? CN_KV_ZIP : CN_KV_WINDOW,
+    q.params = (cn_kv_params){.policy = draw_policy(r),
                               .budget_tokens = q.n_target * b,
                               .window_tokens = window,
                               .sink_tokens = test_rng_below(r, 9),
@@ -286,6 +302,19 @@ static void answer_scores(const event *e, const cn_compress_req *q, uint32_t lay
 
 /* Computing the global score writes F into the pool. F is restored, because the answer for the next
  * layer must not see the change. */
+static void answer_best(const event *e, const cn_compress_req *q, uint32_t layer, uint32_t head,
+                        answer *a)
+{
+    const size_t side_bytes = cn_kv_side_elems(&e->pools.layout) * sizeof(float);
+    float *before = cn_calloc(1, side_bytes);
+    memcpy(before, e->pools.score, side_bytes);
+    answer_scores(e, q, layer, head, a);
+    memcpy(e->pools.score, before, side_bytes);
+    cn_free(before);
+    cn_cpu_select_top(a->score, a->n, a->n_kept, (uint32_t *)(a->memory + 4 * (size_t)a->n),
+                      a->kept);
+}
+
 static answer answer_make(const event *e, const cn_compress_req *q, uint32_t layer, uint32_t head)
 {
     const uint32_t n = q->n_blocks * e->pools.layout.block_tokens;
@@ -295,17 +324,12 @@ static answer answer_make(const event *e, const cn_compress_req *q, uint32_t lay
     a.score = a.memory + n;
     a.magnitude = a.memory + 2 * (size_t)n;
     a.kept = (uint32_t *)(a.memory + 3 * (size_t)n);
-    if (q->params.policy == CN_KV_WINDOW) {
-        cn_cpu_select_window(n, a.n_kept, q->params.sink_tokens, a.kept);
-        return a;
+    switch (cn_policy_of(q->params.policy)->keep) { /* the compiler asks for each value */
+    case CN_KEEP_RECENT: cn_cpu_select_window(n, a.n_kept, q->params.sink_tokens, a.kept); break;
+    case CN_KEEP_BEST: answer_best(e, q, layer, head, &a); break;
+    case CN_KEEP_ALL:
+    case CN_N_KEEPS: fail_msg("a policy without events");
     }
-    const size_t side_bytes = cn_kv_side_elems(&e->pools.layout) * sizeof(float);
-    float *before = cn_calloc(1, side_bytes);
-    memcpy(before, e->pools.score, side_bytes);
-    answer_scores(e, q, layer, head, &a);
-    memcpy(e->pools.score, before, side_bytes);
-    cn_free(before);
-    cn_cpu_select_top(a.score, n, a.n_kept, (uint32_t *)(a.memory + 4 * (size_t)n), a.kept);
     return a;
 }
 
@@ -349,7 +373,7 @@ static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_
 static void check_places(const where *w, const cn_compress_req *q, uint32_t n_kept,
                          const uint32_t *kept, const bool *is_kept)
 {
-    const bool fills = q->params.policy == CN_KV_ZIP && q->params.move == CN_MOVE_FILL;
+    const bool fills = keeps_best(q) && q->params.move == CN_MOVE_FILL;
     uint32_t least = fills ? n_kept : 0;
     for (uint32_t i = 0; i < n_kept; i++) {
         const bool stays = fills && is_kept[i];
@@ -374,7 +398,7 @@ static bool nearly_equal(const answer *a, uint32_t v, uint32_t threshold)
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
 {
-    const bool by_score = q->params.policy == CN_KV_ZIP;
+    const bool by_score = keeps_best(q);
     bool *wanted = cn_calloc(a->n, sizeof *wanted), *got = cn_calloc(a->n, sizeof *got);
     uint32_t threshold = a->kept[0]; /* the slot of the threshold */
     for (uint32_t i = 0; i < a->n_kept; i++) {
@@ -399,7 +423,7 @@ static void check_unit(const event *e, const where *w, const outcome *o)
     const cn_compress_req *q = &e->reqs[w->req];
     const cn_kv_layout *l = &e->pools.layout;
     answer a = answer_make(e, q, w->layer, w->head);
-    const bool global = q->params.policy == CN_KV_ZIP && q->params.global_score;
+    const bool global = keeps_best(q) && q->params.global_score;
     uint32_t *kept = cn_calloc(a.n_kept, sizeof *kept);
     for (uint32_t i = 0; i < a.n_kept; i++)
         kept[i] = slot_of(e, w, o->origin[side_at(e, w, q->target, i)], a.n);

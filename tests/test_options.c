@@ -7,6 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/cmd/command.h"
 #include "engine/options/option_value.h"
 
@@ -137,7 +139,9 @@ static void a_percentage_may_have_a_percent_sign(void **state)
 static void enum_names_match_their_enums(void **state)
 {
     (void)state;
-    static const struct {
+    const cn_kv_policy last_policy = (cn_kv_policy)(CN_N_POLICIES - 1);
+    const cn_kv_select last_selector = (cn_kv_select)(CN_N_SELECTORS - 1);
+    const struct {
         const char *option, *last;
         int index;
     } rows[] = {
@@ -150,15 +154,15 @@ static void enum_names_match_their_enums(void **state)
         {"tool-call-parser", "llama3_json", CN_OPT_TOOLS_LLAMA3_JSON},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
-        {"kv-policy", "zip", CN_KV_ZIP},
-        {"kv-policies", "zip", CN_KV_ZIP},
+        {"kv-policy", cn_kv_policy_name(last_policy), last_policy},
+        {"kv-policies", cn_kv_policy_name(last_policy), last_policy},
         {"kv-rule", "scaled", CN_RULE_SCALED},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
         {"kv-move", "fill", CN_MOVE_FILL},
-        {"kv-select", "random", CN_SELECT_RANDOM},
-        {"kv-selectors", "random", CN_SELECT_RANDOM},
+        {"kv-select", cn_kv_select_name(last_selector), last_selector},
+        {"kv-selectors", cn_kv_select_name(last_selector), last_selector},
         {"select-keys", "rows", CN_SELECT_ROWS},
         {"select-group", "mean", CN_SELECT_MEAN},
         {"select-weights", "raw", CN_WEIGHTS_RAW},
@@ -184,6 +188,18 @@ static void enum_names_match_their_enums(void **state)
                          rows[i].index);
         assert_string_equal(row->values + strlen(row->values) - strlen(rows[i].last), rows[i].last);
     }
+}
+
+/* The help of an option that lists the rows of a table says what each row does. */
+static void help_names_every_row(void **state)
+{
+    (void)state;
+    const char *policies = cn_option_find("kv-policy")->help;
+    const char *selectors = cn_option_find("kv-select")->help;
+    for (int i = 0; i < CN_N_POLICIES; i++)
+        assert_non_null(strstr(policies, cn_kv_policy_name((cn_kv_policy)i)));
+    for (int i = 0; i < CN_N_SELECTORS; i++)
+        assert_non_null(strstr(selectors, cn_kv_select_name((cn_kv_select)i)));
 }
 
 static void models_have_the_names_given_or_that_of_the_directory(void **state)
@@ -546,6 +562,7 @@ int main(void)
         WITH_CONFIG(a_short_name_is_that_of_the_command),
         WITH_CONFIG(a_percentage_may_have_a_percent_sign),
         cmocka_unit_test(enum_names_match_their_enums),
+        cmocka_unit_test(help_names_every_row),
         WITH_CONFIG(models_have_the_names_given_or_that_of_the_directory),
         WITH_CONFIG(defaults_come_from_the_table),
         WITH_CONFIG(every_value_prints_and_reads_back),

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "compress/selector.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/select/select_math.h"
 #include "tests/lib/backend_rig.h"
@@ -133,20 +134,36 @@ static double label_product(const select_world *w, const select_unit *u, uint32_
     return sum * largest / 127 * (double)cn_f16_value(g->scales[side]);
 }
 
-/* The logit of the candidate at position p. */
-static double logit_of(const select_world *w, const select_unit *u, uint32_t p, const double *q)
+/* The largest product that the keys of the entry at position p allow, channel by channel. */
+static double largest_product(const select_world *w, const select_unit *u, uint32_t p,
+                              const double *q)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     const uint32_t d = w->pools.layout.head_dim, layer = SELECT_FIRST_LAYER + u->layer;
     double sum = 0;
-    if (st->key == CN_KEY_LABELS) return label_product(w, u, p, q) / sqrt(d);
     for (uint32_t c = 0; c < d; c++) {
         double best = -INFINITY;
         for (uint32_t i = 0; i < 1U << st->entry_log2; i++)
             best = fmax(best, q[c] * (double)select_key_of(w, layer, u->seq, u->head, p + i)[c]);
         sum += best;
     }
-    return sum / sqrt(d);
+    return sum;
+}
+
+/* The logit of the candidate at position p. */
+static double logit_of(const select_world *w, const select_unit *u, uint32_t p, const double *q)
+{
+    const cn_sel_stage *st = &w->stage[u->stage][u->seq];
+    const uint32_t d = w->pools.layout.head_dim;
+    switch ((cn_sel_key)st->key) { /* the compiler asks for each key */
+    case CN_KEY_LABELS: return label_product(w, u, p, q) / sqrt(d);
+    case CN_KEY_ROWS:
+    case CN_KEY_BOUNDS: return largest_product(w, u, p, q) / sqrt(d);
+    case CN_KEY_HASH:
+    case CN_N_SEL_KEYS: break;
+    }
+    fail_msg("key %u has no logits", st->key);
+    return NAN;
 }
 
 /* 2^x, linear between powers of two. */
@@ -376,6 +393,34 @@ static void a_list_longer_than_its_room_is_refused(void **state)
     backend_rig_close(be);
 }
 
+/* ---- coverage ---- */
+
+static bool is_drawn(const cn_sel_stage *st)
+{
+    uint32_t n;
+    const cn_sel_stage *drawn = select_world_stages(&n);
+    for (uint32_t i = 0; i < n; i++)
+        if (drawn[i].active && drawn[i].key == st->key && drawn[i].group == st->group &&
+            drawn[i].entry_log2 == st->entry_log2 && drawn[i].in_tiles == st->in_tiles)
+            return true;
+    return false;
+}
+
+/* The tests above, and those of the GPU, draw every stage over tokens that a selector can have. */
+static void the_stages_of_every_selector_are_drawn(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 4 * CN_N_SELECTORS; i++) {
+        const cn_kv_params kv = {.select = (cn_kv_select)(i / 4),
+                                 .select_keys = i % 4 / 2 ? CN_SELECT_ROWS : CN_SELECT_LABELS,
+                                 .select_group = i % 2 ? CN_SELECT_MEAN : CN_SELECT_MAX};
+        const cn_sel_stage st = cn_selector_token_stage(&kv);
+        if (kv.select != CN_SELECT_NONE && !is_drawn(&st))
+            fail_msg("no row ranks as selector %s: add its stage to tests/lib/select_world.c",
+                     cn_kv_select_name(kv.select));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -384,6 +429,7 @@ int main(void)
         cmocka_unit_test(results_do_not_depend_on_the_number_of_threads),
         cmocka_unit_test(equal_scores_select_the_newest),
         cmocka_unit_test(a_list_longer_than_its_room_is_refused),
+        cmocka_unit_test(the_stages_of_every_selector_are_drawn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@ static const char *prompts[N_PROMPTS];
 static run *dense; /* every prompt with full attention; its tokens are forced on all requests */
 
 static const char *const options[] = {
-    "block-size", "64", "kv-selectors", "oracle,quest,ds,tls,spade,last,random",
+    "block-size", "64", "kv-selectors", "*",
     "select-tokens", "64", "select-tiles", "2", "select-dense-layers", "1",
     "recent-tokens", "0", "kv-sinks", "4", NULL};
 

@@ -26,6 +26,7 @@
 #include "engine/engine.h"
 #include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
+#include "tests/lib/run_engine.h"
 
 enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60 };
 /* Requests that are repeated: full KV, zip, then one for each selector. */
@@ -82,7 +83,7 @@ static cn_status create(soak *s, const char *policies)
     static const char *const dense[] = {"block-size", "16", "num-gpu-blocks-override", "96", NULL};
     static const char *const selecting[] = {
         "block-size",    "64",  "num-gpu-blocks-override", "28",
-        "kv-selectors",  "oracle,quest,ds,tls,spade,last,random",
+        "kv-selectors",  "*",
         "select-tokens", "128", "select-tiles",            "4",
         "select-window", "12",  "select-dense-layers",     "1",  NULL,
     };
@@ -91,11 +92,11 @@ static cn_status create(soak *s, const char *policies)
     for (size_t i = 0; fixed[i]; i += 2)
         assert_int_equal(cn_config_set(c, fixed[i], fixed[i + 1]), CN_OK);
     for (const char *const *o = s->selects ? selecting : dense; *o; o += 2)
-        assert_int_equal(cn_config_set(c, o[0], o[1]), CN_OK);
+        run_set_option(c, o[0], o[1]);
     const bool late = strcmp(device, "late") == 0;
     late_device_choose(late ? seed + 1 : 0);
     assert_int_equal(cn_config_set(c, "device", late ? "cpu" : device), CN_OK);
-    assert_int_equal(cn_config_set(c, "kv-policies", policies), CN_OK);
+    run_set_option(c, "kv-policies", policies);
     if (s->compresses) assert_int_equal(cn_config_set(c, "swap-space", "0.05"), CN_OK);
     s->repeats = late || strcmp(device, "cpu") == 0;
     for (char **o = options; o && o[0]; o += 2) {
@@ -112,11 +113,11 @@ static void open_engine(soak *s)
 {
     s->compresses = true;
     s->selects = seed % 2 == 1;
-    if (create(s, "full,window,zip") == CN_OK) return;
+    if (create(s, "*") == CN_OK) return;
     if (s->selects && strstr(cn_last_error(), "lacks the op")) {
         print_message("    without selectors: %s\n", cn_last_error());
         s->selects = false;
-        if (create(s, "full,window,zip") == CN_OK) return;
+        if (create(s, "*") == CN_OK) return;
     }
     s->compresses = false;
     if (!strstr(cn_last_error(), "lacks the op compress") || create(s, "full") != CN_OK)

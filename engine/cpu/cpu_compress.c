@@ -91,12 +91,8 @@ static void choose_recent(const unit *u)
 }
 
 /* The chooser of each cn_keep. It writes kept[k] of the scratch. */
-static void (*const choosers[])(const unit *u) = {
-    [CN_KEEP_ALL] = NULL,
-    [CN_KEEP_RECENT] = choose_recent,
-    [CN_KEEP_BEST] = choose_best,
-};
-_Static_assert(sizeof choosers / sizeof *choosers == CN_N_KEEPS, "every cn_keep has a chooser");
+#define CHOOSER(KEEP, choose) [KEEP] = choose,
+static void (*const choosers[CN_N_KEEPS])(const unit *u) = {CN_CPU_CHOOSERS(CHOOSER)};
 
 static void compress_request(const cn_pools *p, const cn_compress_req *r, float *memory)
 {

@@ -19,6 +19,12 @@ cn_status cn_cpu_compress(cn_stream *s, const cn_compress_args *a);
  * so the scratch is that of one request: O(n_max * head_dim). */
 size_t cn_cpu_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
 
+/* The values of cn_keep that the CPU supports, each with the function that chooses the kept slots
+ * of a unit. The bits of `keeps` and the table of choosers are made of this list. */
+#define CN_CPU_CHOOSERS(ROW) ROW(CN_KEEP_RECENT, choose_recent) ROW(CN_KEEP_BEST, choose_best)
+#define CN_CPU_KEEP_BIT(KEEP, choose) | 1U << KEEP
+enum { CN_CPU_KEEPS = 0 CN_CPU_CHOOSERS(CN_CPU_KEEP_BIT) };
+
 /* ---- the parts of an event ---- */
 
 /* out[d, n] = the keys of (layer, kv head), one column for each slot, in order of slots. */

@@ -8,9 +8,25 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "engine/options/options.h"
+
 static void check(cn_status status)
 {
     if (status != CN_OK) fail_msg("%s: %s", cn_status_name(status), cn_last_error());
+}
+
+void run_set_option(cn_config *c, const char *name, const char *value)
+{
+    char all[256] = "";
+    const cn_option *o = cn_option_find(name);
+    if (strcmp(value, "*") == 0) {
+        assert_true(o && o->type == CN_OPTION_SET && strlen(o->values) < sizeof all);
+        const char *from = o->values;
+        if (strncmp(from, "none|", 5) == 0) from += 5;
+        for (size_t i = 0; from[i]; i++) all[i] = from[i] == '|' ? ',' : from[i];
+        value = all;
+    }
+    check(cn_config_set(c, name, value));
 }
 
 void run_open(run *r, const char *const *options)
@@ -20,7 +36,7 @@ void run_open(run *r, const char *const *options)
     assert_non_null(c);
     check(cn_config_set(c, "model", "examples/tiny-reasoner"));
     check(cn_config_set(c, "check-invariants", "true"));
-    for (; options && options[0]; options += 2) check(cn_config_set(c, options[0], options[1]));
+    for (; options && options[0]; options += 2) run_set_option(c, options[0], options[1]);
     check(cn_engine_create(&r->engine, c));
     cn_config_free(c);
 }

@@ -34,8 +34,11 @@ typedef struct run {
     } slots[RUN_MAX_REQUESTS];
 } run;
 
-/* Opens an engine on the bundled checkpoint with options {"name", "value", ..., NULL}. Fails the
- * test with the error text when that fails. */
+/* Sets an option. The value "*" is all names of a set but `none`. Fails the test with the error
+ * text when that fails. */
+void run_set_option(cn_config *c, const char *name, const char *value);
+/* Opens an engine on the bundled checkpoint with options {"name", "value", ..., NULL}, as
+ * run_set_option sets them. Fails the test with the error text when that fails. */
 void run_open(run *r, const char *const *options);
 /* Does the same with a run on the heap. The options of `more`, which may be NULL, follow those of
  * `options`. */

@@ -67,28 +67,38 @@ void select_run_digest(cn_backend *be, const select_world *w)
 }
 
 /* Draws the token stage of a sequence; all its candidates are complete. */
+/* What a row may rank in its stage over tokens. The last three have candidates in tiles, or are
+ * inactive. */
+static const cn_sel_stage stages[] = {
+    {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX},
+    {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MEAN, .query = CN_SEL_PREDICTED},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .query = CN_SEL_PREDICTED},
+    {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 4},
+    {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_MAX, .entry_log2 = 4},
+    {.active = 1, .key = CN_KEY_HASH, .group = CN_GROUP_MAX},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .in_tiles = 1},
+    {.key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
+};
+enum { N_STAGES = sizeof stages / sizeof *stages };
+
+const cn_sel_stage *select_world_stages(uint32_t *n)
+{
+    *n = N_STAGES;
+    return stages;
+}
+
 static void draw_row(select_world *w, uint32_t s, test_rng *r)
 {
-    static const cn_sel_stage stages[] = {
-        {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX},
-        {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MEAN, .query = CN_SEL_PREDICTED},
-        {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
-        {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN},
-        {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .query = CN_SEL_PREDICTED},
-        {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 4},
-        {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_MAX, .entry_log2 = 4},
-        {.active = 1, .key = CN_KEY_HASH, .group = CN_GROUP_MAX},
-        {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1},
-        {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .in_tiles = 1},
-        {.key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
-    };
-    enum { N = sizeof stages / sizeof *stages, N_WITHOUT_TILES = N - 3 };
+    enum { N_WITHOUT_TILES = N_STAGES - 3 };
     const uint32_t tile = w->pools.layout.tile_tokens;
     const uint32_t complete = w->b->kv_len[s] / tile * tile;
     const bool tiles = w->pools.digest.bounds_64 && complete >= 64;
     cn_sel_stage *st = &w->stage[1][s];
-    *st = stages[tiles || test_rng_below(r, 6) ? test_rng_below(r, tiles ? N : N_WITHOUT_TILES)
-                                               : N - 1];
+    const uint32_t n_stages = tiles ? N_STAGES : N_WITHOUT_TILES;
+    *st = stages[tiles || test_rng_below(r, 6) ? test_rng_below(r, n_stages) : N_STAGES - 1];
     uint32_t base = cn_min_u32(test_rng_below(r, 40), complete);
     if (st->entry_log2) base = (uint32_t)cn_round_up(base, 16);
     base = cn_min_u32(base, complete);

@@ -39,6 +39,8 @@ typedef struct select_unit {
 } select_unit;
 
 size_t select_units(const select_world *w);
+/* The stages over tokens that worlds draw. */
+const cn_sel_stage *select_world_stages(uint32_t *n);
 /* Allocates every plane of the digest that the shape can have. */
 void select_open_digest(select_world *w, test_rng *r);
 void select_run_digest(cn_backend *be, const select_world *w);
