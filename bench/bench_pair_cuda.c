@@ -57,7 +57,6 @@ static side open_side(uint32_t device, uint32_t n_blocks)
                                     .head_dim = DIM,
                                     .max_seqs = SEQS,
                                     .max_tokens = SEQS,
-                                    .score_room = 1 << 22,
                                     .gemm = CN_CUDA_GEMM_LIBRARY};
     side s = {.pools = {.layout = l, .n_heads = 32, .act_dtype = CN_BF16}};
     bench_must(cn_backend_cuda_load(&s.be, o));

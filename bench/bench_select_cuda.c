@@ -96,12 +96,11 @@ static const bench_case cases[] = {
     {"line attn_lists", ATTEND, 16, 2144, 1, MEAN},
 };
 
-/* No block of `score` waits for the sums of others, so most parts are late (score_ring_shares.cuh,
- * score_ring_waves.cuh). */
+/* No block of `score` waits for the sums of others, so most parts are late
+ * (score_ring_shares.cuh). */
 static const bench_case late_cases[] = {
     {"late labels max+select", SELECT, 8, 32768, 1, MAX},
     {"late labels max+select", SELECT, 4, 131072, 1, MAX},
-    {"late rows max", SCORE, 8, 32768, 4, ROWS},
 };
 
 /* ---- memory ---- */
@@ -358,7 +357,6 @@ static bool open_backend(bench *b, bool late)
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = DIM,
                                     .max_seqs = 256,
-                                    .score_room = 1 << 22,
                                     .impatient = late};
     if (cn_backend_cuda_load(&b->be, o) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());

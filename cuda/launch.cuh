@@ -12,7 +12,7 @@
  * `score` only at their own end. This cannot deadlock. A kernel starts only when each block of the
  * kernel before it has called cn_overlap_next() or ended. So all blocks that will count have
  * started, and none of them waits for a later kernel. Where blocks of `score` compute shares
- * (score_ring_shares.cuh, score_ring_waves.cuh), they wait for each other, for a limited time.
+ * (score_ring_shares.cuh), they wait for each other, for a limited time.
  * attn_lists, after `select`, reads queries, K and V before it waits for the same reason, and
  * lists before it waits because `select` counts their finished parts (select.cu). All this holds
  * for in_tiles_kernel in the place of `select`. rope_store of later layers reads the arrays of the

@@ -168,7 +168,6 @@ cn_status cn_engine_open_backend(cn_backend **out, const cn_config *c, const cn_
         .bytes = wanted_bytes,
         .ctx = &sizes,
         .score_layers = cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
-        .score_room = cn_select_step_score_room(c, m),
     };
     return cn_backend_open(out, c, m, &needs, choice);
 }

@@ -770,10 +770,6 @@ typedef struct cn_cuda_backend_opts {
     uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
     uint32_t max_seqs, max_tokens;
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
-    /* Most candidates of one call that ranks K rows under rule max, times its layers; a call with
-     * more is a fault. 0: there are no such calls, or they may be slower. They are slower, too,
-     * with batch_invariant and for groups of more than 8 heads. */
-    uint64_t score_room;
     uint32_t high_streams; /* HIGH streams that the memory has room for; 0: one */
 
     bool batch_invariant; /* a row's bits do not depend on batch composition */

@@ -452,30 +452,6 @@ static double run_alike(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
-/* K rows of several layers under rule max, in more than one wave. The last seeds have a unit of
- * three waves, so that the parts in the first are late, and the others a sequence with the mean
- * query. */
-static double run_waves(op_env *env, uint32_t seed)
-{
-    enum { LATE = 6 };
-    static const uint32_t groups[] = {4, 8, 2, 3, 5, 1, 8, 7};
-    const bool is_late = seed >= LATE;
-    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + (is_late ? 1 : 3),
-                     .n_heads = groups[seed] * (is_late ? 1 : 8),
-                     .n_kv_heads = is_late ? 1 : 8,
-                     .head_dim = seed % 2 || is_late ? 64 : 128,
-                     .block_tokens = seed % 3 ? 64 : 256,
-                     .n_seqs = 3,
-                     .n_decode = 3,
-                     .n_q = {1, 1, 1},
-                     .kv_len = {is_late ? 600000 : 24000, 700, 9000}};
-    world *w = world_create(env, &s, s.n_layers - WORLD_FIRST_LAYER);
-    for (uint32_t i = 0; i < s.n_seqs; i++) world_draw_row(w, i, i == 2 && !is_late);
-    for (uint32_t i = 0; i < s.n_seqs; i += 2) w->n[1][i] = s.kv_len[i] / 64 * 64 - w->base[1][i];
-    w->forms_known = true;
-    return check_world(w, 4);
-}
-
 /* `score` then counts in a sequence's stage of tiles. */
 static void sum_tiles(world *w, uint32_t s)
 {
@@ -678,7 +654,6 @@ int main(int argc, char **argv)
         {"select, long", WORLD_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
-        {"select, waves", 8, 0, run_waves, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, parts", 12, 0, run_parts, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, crowd", 4, 0, run_crowd, .gemm = CN_CUDA_GEMM_LIBRARY},
@@ -690,7 +665,6 @@ int main(int argc, char **argv)
         {"select, impatient, parts", 12, 0, run_parts, .impatient = true},
         {"select, impatient, crowd", 4, 0, run_crowd, .impatient = true},
         {"select, impatient, long", 4, 0, run_long, .impatient = true},
-        {"select, impatient, waves", 8, 0, run_waves, .impatient = true},
         {"select, impatient, in order", 16, 0, run_in_order, .impatient = true},
         {"select, portable", 20, 0, run_drawn, .portable = true},
         {"select, portable, long", 4, 0, run_long, .portable = true},

@@ -400,7 +400,7 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     if (!p.early) cn_wait_previous();
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS, false>(p, seqs);
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see select.cu */
@@ -438,8 +438,7 @@ enum {
     LEAST_LAYERS = 4,      /* of a call, if score_layers is less */
     MOST_BLOCKS = 512,     /* of a launch */
     PATIENCE = 200 * 1000, /* cn_score_params.patience: 0.1 ms at 2 GHz */
-    SHARE_WORDS = 4,       /* counters of blocks that compute shares; 16 bytes */
-    WAVE_WORDS = 4         /* counters of waves */
+    SHARE_WORDS = 4        /* counters of blocks that compute shares; 16 bytes */
 };
 
 /* The most late parts, and the most slots, of a call whose blocks compute shares. */
@@ -466,27 +465,8 @@ static size_t most_units(const cn_cuda_backend_opts *o)
     return (size_t)cn_max_u32(o->score_layers, LEAST_LAYERS) * o->max_seqs * o->n_kv_heads;
 }
 
-/* Slots of the largest call in waves. A unit may begin and end within a lot. */
-static size_t most_slots(const cn_cuda_backend_opts *o)
-{
-    if (o->score_room == 0) return 0;
-    const size_t lots = (o->score_room * o->n_kv_heads >> cn_lot_log2(true, 0)) + 2 * most_units(o);
-    return lots / CN_SCORE_WAVE_LOTS + MOST_BLOCKS + most_units(o);
-}
-
-/* Bytes of the words of these slots. */
-static size_t slots_bytes(const cn_cuda_backend_opts *o)
-{
-    return most_slots(o) * cn_ceil_div(o->n_heads, cn_max_u32(o->n_kv_heads, 1)) * sizeof(uint64_t);
-}
-
-static size_t waves_bytes(const cn_cuda_backend_opts *o)
-{
-    return WAVE_WORDS * sizeof(uint32_t) + slots_bytes(o) + most_slots(o) * sizeof(cn_score_kept);
-}
-
-/* Sets what the blocks need to compute shares. As in set_waves, the places do not depend on the
- * call. */
+/* Sets what the blocks need to compute shares. The places must not depend on the call, because only
+ * the slots that a call has used are cleared after it. */
 static void set_shares(const cn_stream *s, cn_score_shares *w)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
@@ -496,24 +476,9 @@ static void set_shares(const cn_stream *s, cn_score_shares *w)
     w->late = (cn_score_late *)((char *)w->sums + share_sums_bytes(o));
 }
 
-/* Sets what waves need. The places must not depend on the call, because only the slots that a call
- * has used are cleared behind it. */
-static void set_waves(const cn_stream *s, cn_score_waves *w, uint32_t group)
-{
-    const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t words = slots_bytes(o) / sizeof *w->slots / group;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + all_counts_bytes(o) + share_bytes(o));
-    w->n_used = w->n_late + 1;
-    w->n_done = w->n_late + 2;
-    w->slots = (uint64_t *)(w->n_late + WAVE_WORDS);
-    w->late = (cn_score_kept *)((char *)w->slots + slots_bytes(o));
-    w->n_slots = (uint32_t)(words < most_slots(o) ? words : most_slots(o));
-}
-
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return all_counts_bytes(o) + share_bytes(o) + waves_bytes(o) +
-           most_units(o) * sizeof(cn_score_unit) +
+    return all_counts_bytes(o) + share_bytes(o) + most_units(o) * sizeof(cn_score_unit) +
            (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
                sizeof(cn_exp_sum);
 }
@@ -579,16 +544,14 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     return p;
 }
 
-/* Divides the scratch. Without room for waves p->wave_lots becomes 0. */
+/* Divides the scratch for partial results. */
 static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
 {
     const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t start = all_counts_bytes(o) + share_bytes(o) + waves_bytes(o);
+    const size_t start = all_counts_bytes(o) + share_bytes(o);
     const size_t room = s->cuda->select_scratch_bytes - start;
-    set_waves(s, &p->waves, p->group);
     const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
-    if (p->n_units + (size_t)n_blocks > p->waves.n_slots) p->wave_lots = 0;
     if (p->n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
                        "score: %u units of %u query heads: expected at most %zu units", p->n_units,
@@ -607,9 +570,7 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     p.early = early;
     p.patience = s->cuda->opts.impatient ? 0 : PATIENCE;
-    p.wave_lots = cn_score_wave_lots(s, p);
     CN_TRY(set_scratch(s, &p));
-    if (p.wave_lots > 0) return cn_score_ring_waves(s, p);
     if (counts) {
         set_counts(s, &p);
         *counts = p.counts;

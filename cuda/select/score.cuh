@@ -14,18 +14,9 @@
  *
  *     blocks    | 0      | 1      | 2   | 3     | 4   | 5   | 6   | ...
  *
- * With cn_score_params.wave_lots the lots are divided into waves, and each wave among all blocks.
- * So the blocks compute a unit at about the same time (score_ring_waves.cuh). Runs have numbers:
- * block b of n has runs b, n + b, 2 n + b, ...:
- *
- *     lots      | unit 0             | unit 1             | unit 3           | ...
- *     waves     | wave 0             | wave 1                      | wave 2  | ...
- *     runs      | 0  | 1  | 2  | 3   | 4    | 5    | 6    | 7      | 8  | ...
- *
- * The lots that a run has of one unit are a part of that unit. Unit u and run r have at most
- * one part, and its partial results are in slot u + r: units and runs both ascend along the lots,
- * so no two parts share a slot, and the parts of a unit are in successive slots. Without waves
- * block b has run b. */
+ * The lots that a block has of one unit are a part of that unit. Unit u and block b have at most
+ * one part, and its partial results are in slot u + b: units and blocks both ascend along the lots,
+ * so no two parts share a slot, and the parts of a unit are in successive slots. */
 #ifndef CN_CUDA_SCORE_CUH
 #define CN_CUDA_SCORE_CUH
 
@@ -38,9 +29,7 @@
 
 enum {
     CN_SCORE_BLOCKS = 2, /* thread blocks of a multiprocessor */
-    CN_SCORE_SLACK = 8,  /* lots: preparing the query of one more unit takes as long */
-    CN_SCORE_WAVE_ROW = 8,  /* waves: most logits of a candidate */
-    CN_SCORE_WAVE_LOTS = 56 /* waves: most lots of a run */
+    CN_SCORE_SLACK = 8   /* lots: preparing the query of one more unit takes as long */
 };
 
 /* Where the results of a unit's parts are: rule max only. */
@@ -48,25 +37,7 @@ typedef struct cn_score_unit {
     uint32_t first_slot, n_slots;
 } cn_score_unit;
 
-/* The rows of logits of a part in waves, from its first lot on. Rows [from, to) are candidates. */
-typedef struct cn_score_kept {
-    size_t first; /* index of the score of row 0, and number of its row of logits */
-    uint32_t from, to;
-    cn_score_unit slots; /* of the unit */
-} cn_score_kept;
-
-/* What waves need. Before a launch slots, n_late and n_done are zero. */
-typedef struct cn_score_waves {
-    uint64_t *slots; /* [n_slots, group] sums of parts: score_ring_waves.cuh */
-    uint32_t n_slots;
-    cn_score_kept *late; /* [n_slots] parts whose shares are computed behind the launch */
-    uint32_t *n_late;    /* how many */
-    uint32_t *n_used;    /* the slots that the launch may have used */
-    uint32_t *n_done;    /* blocks of the kernel behind that have finished */
-} cn_score_waves;
-
-/* A cn_exp_sum. Each word has a mark as soon as it is stored (score_ring_shares.cuh). All bits are
- * kept, unlike in waves, so that the division of a step does not change the scores of labels. */
+/* A cn_exp_sum. Each word has a mark as soon as it is stored (score_ring_shares.cuh). */
 typedef struct alignas(16) cn_marked_sum {
     uint64_t words[4];
 } cn_marked_sum;
@@ -101,9 +72,7 @@ typedef struct cn_score_params {
     cn_score_unit *units; /* [n_units] */
     uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */
     cn_score_shares shares;
-    uint32_t wave_lots;   /* most lots of a run; 0: no waves */
-    cn_score_waves waves;
-    int64_t patience;     /* clocks for which a block waits for the sums of others */
+    int64_t patience; /* clocks for which a block waits for the sums of others */
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
@@ -121,9 +90,8 @@ typedef struct cn_score_plan {
     const cn_score_seq *seqs; /* [n_seqs + 1] in shared memory */
     uint32_t n_seqs, seq_units;
     uint32_t most;            /* lots of a block, if units have blocks of their own; else 0 */
-    uint32_t share, n_larger; /* lots of a run; the first n_larger runs have one more */
-    uint32_t run, n_runs, wave; /* waves: the current run of this block, all runs; its wave */
-    uint32_t next, end;         /* lots of the run that are left */
+    uint32_t share, n_larger; /* lots of a block; the first n_larger blocks have one more */
+    uint32_t next, end;       /* lots of this block that are left */
     /* If units have blocks of their own: the sequence and the unit of this block, and the parts of
      * the unit. */
     uint32_t seq, unit, n_parts;
@@ -139,7 +107,6 @@ typedef struct cn_score_part {
     uint32_t lot_log2; /* tokens of a lot */
     uint32_t lot, n_lots;
     uint32_t slot, first_slot, n_slots; /* of this part, and of the unit's parts */
-    uint32_t wave, last_wave;           /* waves: of this part, and of the unit's last part */
     size_t first; /* index of the unit's first score, and number of its first row of logits */
 } cn_score_part;
 
@@ -221,20 +188,14 @@ __device__ static inline uint32_t cn_score_part_start(uint32_t lots, uint32_t i,
     return lots / n_parts * i + min(i, lots % n_parts);
 }
 
-/* Sets the lots that are left to those of a run. */
-__device__ static inline void cn_score_open_run(cn_score_plan &plan, uint32_t run)
-{
-    plan.next = run * plan.share + min(run, plan.n_larger);
-    plan.end = plan.next + plan.share + (run < plan.n_larger ? 1 : 0);
-}
-
-/* Sets the first lots of this block, without waves. If units have blocks of their own, it has one
- * part or none, and the lots count from the unit's first. */
+/* Sets the lots of this block. If units have blocks of their own, it has one part or none, and the
+ * lots count from the unit's first. */
 __device__ static inline void cn_score_open(cn_score_plan &plan)
 {
     const uint32_t b = blockIdx.x;
     if (plan.most == 0) {
-        cn_score_open_run(plan, b);
+        plan.next = b * plan.share + min(b, plan.n_larger);
+        plan.end = plan.next + plan.share + (b < plan.n_larger ? 1 : 0);
         return;
     }
     plan.next = plan.end = 0;
@@ -325,17 +286,8 @@ __device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn
     return make_uint2(total, cn_score_separate<THREADS>(p, seqs, total, longest));
 }
 
-/* Returns the runs of a step in waves: those of all blocks in as many waves as are needed. */
-__device__ static inline uint32_t cn_score_runs(const cn_score_params &p, uint32_t total)
-{
-    const uint32_t lots = gridDim.x * p.wave_lots, n_runs = (total + lots - 1) / lots * gridDim.x;
-    if (n_runs + p.n_units > p.waves.n_slots) __trap(); /* cn_cuda_backend_opts.score_room */
-    return max(n_runs, gridDim.x);
-}
-
-/* Fills seqs[n_seqs + 1] and finds the share of this block. WAVES: with p.wave_lots. Called by all
- * THREADS of the block. */
-template <int THREADS, bool WAVES>
+/* Fills seqs[n_seqs + 1] and finds the lots of this block. Called by all THREADS of the block. */
+template <int THREADS>
 __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
 {
     const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs)
@@ -344,23 +296,16 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
     plan.seqs = seqs;
     plan.n_seqs = p.args.n_seqs;
     plan.seq_units = p.seq_units;
-    plan.most = WAVES ? 0 : result.y;
-    const uint32_t n_runs = WAVES ? cn_score_runs(p, result.x) : gridDim.x;
+    plan.most = result.y;
     if (plan.most == 0) {
-        plan.share = result.x / n_runs;
-        plan.n_larger = result.x % n_runs;
+        plan.share = result.x / gridDim.x;
+        plan.n_larger = result.x % gridDim.x;
     }
-    if (WAVES) {
-        plan.run = blockIdx.x;
-        plan.n_runs = n_runs;
-        cn_score_open_run(plan, plan.run);
-    } else {
-        cn_score_open(plan);
-    }
+    cn_score_open(plan);
     return plan;
 }
 
-/* Returns the run that has the lot at `place`. */
+/* Returns the block that has the lot at `place`. */
 __device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint32_t place)
 {
     const uint32_t larger = plan.n_larger * (plan.share + 1); /* lots of the larger shares */
@@ -374,27 +319,13 @@ __device__ static inline cn_sel_unit cn_score_unit_of(const cn_score_params &p, 
     return cn_sel_unit_of(number, p.args.n_layers, p.args.pools.layout.n_kv_heads);
 }
 
-/* Begins the next run of this block if nothing of the current one is left. Returns false if all
- * runs are done. */
-__device__ static inline bool cn_score_next_run(cn_score_plan &plan)
-{
-    while (plan.next >= plan.end) {
-        if (plan.run + gridDim.x >= plan.n_runs) return false;
-        plan.run += gridDim.x;
-        plan.wave++;
-        cn_score_open_run(plan, plan.run);
-    }
-    return true;
-}
-
-/* Takes the next part of the share. Returns false when nothing is left. Its divisions take half a
+/* Sets x to the next part of this block, or leaves it if nothing is left. Its divisions take half a
  * microsecond, so one thread calls it. */
-template <bool WAVES>
-__device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_params &p,
+__device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_params &p,
                                             cn_score_part &x)
 {
-    if (WAVES ? !cn_score_next_run(plan) : plan.next >= plan.end) return false;
-    const bool own = !WAVES && plan.most > 0;
+    if (plan.next >= plan.end) return;
+    const bool own = plan.most > 0;
     const cn_score_args &a = p.args;
     uint32_t low = plan.seq, unit = plan.unit, unit_place = 0;
     if (!own) {
@@ -418,14 +349,9 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     const uint32_t owner = own ? s.block + unit * plan.n_parts : cn_score_owner(plan, unit_place);
     x.first_slot = x.at.index + owner;
     x.n_slots = own ? plan.n_parts : cn_score_owner(plan, unit_place + s.lots - 1) - owner + 1;
-    x.slot = x.at.index + (WAVES ? plan.run : blockIdx.x);
-    if (WAVES) {
-        x.wave = plan.wave;
-        x.last_wave = (owner + x.n_slots - 1) / gridDim.x;
-    }
+    x.slot = x.at.index + blockIdx.x;
     x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
     plan.next += x.n_lots;
-    return true;
 }
 
 /* The current part of a block and the next one, in shared memory. n_lots 0: none. */
@@ -433,14 +359,13 @@ typedef struct cn_score_parts {
     cn_score_part part[2];
 } cn_score_parts;
 
-/* Thread 0 finds part `number` of the block, without waves. Other threads may use it after a
- * barrier. */
+/* Thread 0 finds part `number` of the block. Other threads may use it after a barrier. */
 __device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_params &p,
                                             uint32_t number, cn_score_parts *parts)
 {
     if (threadIdx.x > 0) return;
     cn_score_part x = {};
-    cn_score_next<false>(plan, p, x);
+    cn_score_next(plan, p, x);
     parts->part[number % 2] = x;
 }
 

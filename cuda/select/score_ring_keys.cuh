@@ -154,8 +154,7 @@ __device__ static inline uint32_t cn_ring_lot_bits(const cn_score_params &p,
 }
 
 /* Sets the logits of a lane, of two heads. Stores at `out` those of a candidate whose bit
- * CN_LANE_EXISTS is set in `exists`. SHARED: in shared memory. */
-template <bool SHARED>
+ * CN_LANE_EXISTS is set in `exists`. */
 __device__ static inline void cn_ring_store_heads(uint16_t *out, uint32_t row, uint32_t exists,
                                                   uint32_t bits, const float sums[4], float factor,
                                                   float logit[2][2])
@@ -165,10 +164,8 @@ __device__ static inline void cn_ring_store_heads(uint16_t *out, uint32_t row, u
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             logit[i][k] = bits & CN_LANE_SCORED << k ? sums[2 * k + i] * factor : CUDART_NAN_F;
-        const uint32_t words = cn_f16x2(logit[0][k], logit[1][k]);
-        if (!(exists & CN_LANE_EXISTS << k)) continue;
-        if (SHARED) *(uint32_t *)(out + k * 8 * row) = words;
-        else cn_store_kept(out + k * 8 * row, words);
+        if (exists & CN_LANE_EXISTS << k)
+            cn_store_kept(out + k * 8 * row, cn_f16x2(logit[0][k], logit[1][k]));
     }
 }
 
@@ -232,18 +229,18 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
     }
 }
 
-/* The same under rule max. rows: the logits of the unit's first candidate; SHARED: in shared
- * memory. Lanes keep the weights until the end, if all heads are computed at once. */
-template <bool IS_ROWS, uint32_t D, bool SHARED, typename Feed>
+/* The same under rule max. Lanes keep the weights until the end, if all heads are computed at
+ * once. */
+template <bool IS_ROWS, uint32_t D, typename Feed>
 __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const cn_score_part &x,
-                                               const cn_ring_memory &m, Feed &f, uint32_t known,
-                                               uint16_t *rows)
+                                               const cn_ring_memory &m, Feed &f, uint32_t known)
 {
     const float factor = cn_score_scale_of(p, x);
     const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
     const uint32_t width = cn_ring_query_width(p, x);
     const cn_bf16 *q = cn_ring_query_row(m, 0, group, width);
-    cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, rows + own, row);
+    cn_key_lots l =
+        cn_ring_first_lot<IS_ROWS>(x, m.n_workers, cn_score_rows(p, x.first) + own, row);
     cn_key_sums weights = {};
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
@@ -256,7 +253,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
             cn_ring_dot<IS_ROWS, D>(sums, p, keys, q);
             if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
             const uint32_t exists = first + own < row ? bits : 0;
-            cn_ring_store_heads<SHARED>(l.out + first, row, exists, bits, sums, factor, logit);
+            cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
             const bool full = cn_key_add(weights, logit, has[0], has[1]);
             if (!full && group <= CN_RING_HEADS) continue;
             const cn_lot_weights lot = cn_key_close(weights);
@@ -276,7 +273,7 @@ __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, con
                                                    uint32_t known)
 {
     if (x.stage.group == CN_GROUP_MAX)
-        cn_ring_keys_max<IS_ROWS, D, false>(p, x, m, f, known, cn_score_rows(p, x.first));
+        cn_ring_keys_max<IS_ROWS, D>(p, x, m, f, known);
     else
         cn_ring_keys_mean<IS_ROWS, D, DIGITS>(p, x, m, f, known);
 }

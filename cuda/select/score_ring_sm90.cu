@@ -28,8 +28,8 @@
  * Where all stages of a launch rank labels, or bounds without rule max, or K rows, the host knows
  * it and launches a kernel for these keys, which needs fewer registers. The selectors that a server
  * declares decide it. Then the blocks may also compute the shares of rule max: of labels of one
- * layer that are counted, for groups of 3 or 4 heads (score_ring_shares.cuh), and of K rows
- * (score_ring_waves.cuh). In other launches score_share.cu computes them.
+ * layer that are counted, for groups of 3 or 4 heads (score_ring_shares.cuh). In other launches
+ * score_share.cu computes them.
  *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
  * the L2 cache first, and the logits of rule max last, which are read again.
@@ -41,12 +41,10 @@
  *
  * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
  * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
- * for labels of one layer or bounds alone without rule max. In waves 288 threads, 80 registers.
- * CPU version: cpu_sel_score.c. */
+ * for labels of one layer or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_ring_shares.cuh"
-#include "cuda/select/score_ring_waves.cuh"
 #include "cuda/select/score_share.h"
 
 enum {
@@ -55,18 +53,15 @@ enum {
     EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
     ALIGN = 128,      /* bytes, of a stage */
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
-    LEAST_WAVE_WORKERS = 4, /* warps with a ring: with fewer, waves would be slow */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     LINE_MAX_STAGES = 2, /* the same for labels of one layer under rule max */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
-    WAVE_STATIC_BYTES = 3072, /* the same of wave_kernel; both are multiples of ROW_ALIGN */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
-    PUSH_BYTES = 1024,        /* half of what a block of fetch.cu takes, at most */
     SHARE_BYTES = 1280 /* no less than half of what a block of a kernel behind takes for shares */
 };
 
 /* The dynamic shared memory of a block, in bytes: rings, queries, sums, what cn_score_divide needs,
- * then logits that are kept: score_ring_waves.cuh, score_ring_shares.cuh. */
+ * then logits that are kept: score_ring_shares.cuh. */
 typedef struct ring_shape {
     cn_feed_shape feed;
     uint32_t query_at, sums_at, seqs_at, kept_at, bytes;
@@ -76,7 +71,6 @@ typedef struct ring_shape {
 
 static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
 static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans and the like");
-static_assert(sizeof(cn_wave_shared) + 256 <= WAVE_STATIC_BYTES, "the same");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -212,7 +206,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     if (DIGITS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
-        cn_score_divide<THREADS, false>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
+        cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
@@ -268,117 +262,39 @@ __global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
 #endif
 }
 
-/* The same for launches that rank K rows only, none under rule max. */
-template <uint32_t D>
+/* The same for launches that rank K rows only. MAX: some may be under rule max. */
+template <bool MAX, uint32_t D>
 __global__ static void __maxnreg__(96)
     row_kernel(const __grid_constant__ cn_score_params p,
                const __grid_constant__ ring_shape shape,
                const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_KEY_ROWS, false, D, false>(p, shape, &rows);
+    run<CN_KEY_ROWS, MAX, D, false>(p, shape, &rows);
 #endif
 }
 
-/* K rows, some under rule max, in waves. Beside its blocks a multiprocessor has room for a block of
- * fetch.cu, which pushes what the pack before has selected. */
-template <uint32_t D>
-__global__ static void __maxnreg__(80)
-    wave_kernel(const __grid_constant__ cn_score_params p,
-                const __grid_constant__ ring_shape shape,
-                const __grid_constant__ CUtensorMap rows)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(ROW_ALIGN) unsigned char dynamic[];
-    __shared__ cn_wave_shared shared;
-    cn_ring_memory m;
-    m.fixed = &shared.ring;
-    m.table = (cn_bf16 *)(dynamic + shape.query_at);
-    m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
-    m.n_workers = shape.feed.n_workers;
-    const bool works = threadIdx.x < CN_FEED_THREADS;
-    cn_touch_params(p);
-    if (works) cn_feed_init(&shared.ring.feed);
-    if (!p.early) cn_wait_previous();
-    cn_score_plan plan =
-        cn_score_divide<CN_WAVE_THREADS, true>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
-    for (uint32_t i = 0; threadIdx.x == CN_FEED_THREADS && i < 2; i++) {
-        cn_score_part &part = shared.ring.feed.parts.part[i];
-        part = {};
-        cn_score_next<true>(plan, p, part);
-    }
-    for (uint32_t i = threadIdx.x; i < 2 * p.group * m.n_workers; i += CN_WAVE_THREADS)
-        m.sums[i] = {};
-    __syncthreads();
-    const cn_score_part &x = shared.ring.feed.parts.part[0];
-    if (!works) {
-        cn_wait_previous();
-        if (blockIdx.x == 0 && threadIdx.x == CN_FEED_THREADS)
-            *p.waves.n_used = plan.n_runs + p.n_units;
-        cn_wave_sync();
-        cn_wave_control(p, plan, m, &shared);
-        cn_overlap_next(); /* not before: late_kernel would take the room of a push */
-        return;
-    }
-    cn_feed<CN_KEY_ROWS> f =
-        cn_feed_of<CN_KEY_ROWS>(shape.feed, dynamic, &shared.ring.feed, &rows);
-    if (!x.stage.in_tiles) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
-    cn_wait_previous();
-    if (x.n_lots > 0) {
-        const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, CN_KEY_ROWS);
-        cn_feed_fill(f, p, 0);
-        cn_ring_fill_table(p, x, m, ahead);
-    }
-    cn_wave_sync();
-    const cn_wave_rows kept = {(uint32_t *)(dynamic + shape.kept_at),
-                               p.wave_lots * cn_wave_lot_bytes(p.row) / (uint32_t)sizeof(uint32_t)};
-    cn_wave_work<D>(p, m, f, &shared, kept);
-#endif
-}
-
-/* Clears n words of slots. If there are late parts, the last block does it, because others may
- * still read them. */
-__device__ static inline void clear_slots(uint32_t *n_late, uint32_t *n_done, uint64_t *words,
-                                          uint32_t n)
+/* Clears n words of sums. If there are late parts, the last block does it, because others may still
+ * read them. */
+__device__ static inline void clear_sums(const cn_score_shares &w, uint32_t n)
 {
     __shared__ bool is_last;
-    const bool any = *n_late > 0;
+    const bool any = *w.n_late > 0;
     if (any) {
         __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) is_last = atomicInc(n_done, gridDim.x - 1) == gridDim.x - 1;
+        if (threadIdx.x == 0) is_last = atomicInc(w.n_done, gridDim.x - 1) == gridDim.x - 1;
         __syncthreads();
         if (!is_last) return;
-        if (threadIdx.x == 0) *n_late = 0;
+        if (threadIdx.x == 0) *w.n_late = 0;
     }
     const uint32_t step = any ? THREADS : gridDim.x * THREADS;
     for (uint32_t i = threadIdx.x + (any ? 0 : blockIdx.x * THREADS); i < n; i += step)
-        words[i] = 0;
+        w.sums->words[i] = 0;
 }
 
-/* Behind wave_kernel, one block per multiprocessor: computes the shares of late parts, and clears
- * the slots. */
-__global__ static void __launch_bounds__(THREADS)
-    late_kernel(const __grid_constant__ cn_score_params p)
-{
-    __shared__ uint32_t heads[THREADS / CN_WARP][CN_WARP];
-    const cn_score_waves &w = p.waves;
-    uint32_t *own = heads[threadIdx.x / CN_WARP];
-    cn_overlap_next();
-    cn_wait_previous();
-    const uint32_t n_late = *w.n_late;
-    for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
-        const cn_score_kept s = w.late[i];
-        cn_wave_sum_unit(p, s.slots, &own[threadIdx.x % CN_WARP]);
-        __syncwarp();
-        cn_wave_store(p, s, (const uint32_t *)cn_score_rows(p, s.first), own);
-        __syncwarp();
-    }
-    clear_slots(w.n_late, w.n_done, w.slots, *w.n_used * p.group);
-}
-
-/* The same behind one_key_kernel, if its blocks compute the shares. n_slots: those that may have
- * been used. */
+/* After one_key_kernel, if its blocks compute the shares, one block per multiprocessor: computes
+ * those of late parts, and clears the sums. n_slots: those that may have been used. */
 __global__ static void __launch_bounds__(THREADS)
     late_share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_slots)
 {
@@ -400,7 +316,7 @@ __global__ static void __launch_bounds__(THREADS)
         }
         cn_count_scores(p.counts + (size_t)late.unit * CN_COUNTS, digits, late.n);
     }
-    clear_slots(p.shares.n_late, p.shares.n_done, p.shares.sums->words, n_slots * p.group * 4);
+    clear_sums(p.shares, n_slots * p.group * 4);
 }
 
 /* ---- on the host ---- */
@@ -417,11 +333,9 @@ static bool has_one_key(const cn_score_params &p)
 /* Returns whether a launch ranks one layer, so that `select` follows. */
 static bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
 
-/* Returns the shared memory that each block leaves to blocks of the next kernel; or, in waves, to a
- * push. */
+/* Returns the shared memory that each block leaves to blocks of the next kernel. */
 static size_t room_of(const cn_score_params &p)
 {
-    if (p.wave_lots > 0) return PUSH_BYTES;
     if (!has_one_key(p) || !is_line(p)) return 0;
     if (p.args.logits) return SHARE_BYTES;
     return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
@@ -459,17 +373,13 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
     const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t width = has_bounds ? 2 * d : d;
-    const bool waves = p.wave_lots > 0;
-    const size_t kept = (size_t)CN_WAVE_KEPT * p.wave_lots * cn_wave_lot_bytes(p.row);
-    const size_t fixed = waves ? WAVE_STATIC_BYTES : STATIC_BYTES;
-    const size_t half = cn_launch_shared_of(s->cuda, CN_SCORE_BLOCKS) - fixed - room_of(p);
+    const size_t half = cn_launch_shared_of(s->cuda, CN_SCORE_BLOCKS) - STATIC_BYTES - room_of(p);
     const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
     const size_t table = rows * (width + CN_RING_TABLE_PAD) * sizeof(cn_bf16);
     const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
-    const size_t n_sums = a->logits ? (waves ? 2 : 1) * p.group * CN_FEED_WARPS : 0;
-    const size_t sums = n_sums * sizeof(cn_exp_sum);
-    const size_t seqs = (cn_score_seqs_bytes(a) + 15) / 16 * 16, rest = query + sums + seqs + kept;
+    const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
+    const size_t seqs = (cn_score_seqs_bytes(a) + 15) / 16 * 16, rest = query + sums + seqs;
     const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
     shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
                                          has_keys ? cn_feed_lot_bytes(p, false) + shift : 0);
@@ -486,7 +396,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
     shape->kept_at = shape->seqs_at + (uint32_t)seqs;
-    shape->bytes = shape->kept_at + (uint32_t)kept;
+    shape->bytes = shape->kept_at;
     set_more(p, shape, (uint32_t)half);
     return shape->feed.n_stages > 0;
 }
@@ -529,25 +439,12 @@ static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
     return cn_map_encode(map, pools.kv, &shape);
 }
 
-/* Sets the division of shared memory, the map of K rows if the launch may rank some, and the
- * launch. */
-static cn_status prepare(cn_stream *s, const cn_score_params &p, ring_shape *shape,
-                         CUtensorMap *rows, cn_launch *how)
-{
-    const bool fits = shape_of(s, p, shape);
-    CN_ASSERT(fits);
-    *how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape->bytes};
-    *rows = {};
-    const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv;
-    return has_rows ? map_rows(rows, p.args.pools) : CN_OK;
-}
-
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
 {
     ring_shape shape;
-    CUtensorMap rows;
-    cn_launch how;
-    CN_TRY(prepare(s, p, &shape, &rows, &how));
+    const bool fits = shape_of(s, p, &shape);
+    CN_ASSERT(fits);
+    const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape.bytes};
     if (has_one_key(p)) {
         const auto of_mean = is_line(p) ? one_key_kernel<CN_KEY_LABELS, false, true>
                                         : one_key_kernel<CN_KEY_LABELS, false, false>;
@@ -560,32 +457,13 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                               {dim3(s->cuda->device.n_sms), THREADS}, p,
                               p.n_units + how.grid.x);
     }
-    const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
-    const bool are_rows = has_only(p, CN_KEY_ROWS) && !p.args.logits;
-    return cn_cuda_launch(s, "score: ring", are_rows ? of_rows : ring_kernel, how, p, shape, rows);
-}
-
-uint32_t cn_score_wave_lots(const cn_stream *s, const cn_score_params &p)
-{
-    cn_score_params with = p;
-    if (s->cuda->opts.score_room == 0) return 0;
-    if (!has_only(p, CN_KEY_ROWS) || !p.args.logits || p.row > CN_SCORE_WAVE_ROW) return 0;
-    with.wave_lots = CN_SCORE_WAVE_LOTS;
-    ring_shape shape;
-    const bool fits = cn_score_ring_fits(s, with) && shape_of(s, with, &shape);
-    return fits && shape.feed.n_workers >= LEAST_WAVE_WORKERS ? with.wave_lots : 0;
-}
-
-cn_status cn_score_ring_waves(cn_stream *s, const cn_score_params &p)
-{
-    ring_shape shape;
-    CUtensorMap rows;
-    cn_launch how;
-    CN_TRY(prepare(s, p, &shape, &rows, &how));
+    CUtensorMap rows = {};
+    if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
+        CN_TRY(map_rows(&rows, p.args.pools));
     const bool is_128 = p.args.pools.layout.head_dim == 128;
-    how.block = CN_WAVE_THREADS;
-    CN_TRY(cn_cuda_launch(s, "score: waves", is_128 ? wave_kernel<128> : wave_kernel<0>, how, p,
-                          shape, rows));
-    return cn_cuda_launch(s, "score: late parts", late_kernel,
-                          {dim3(s->cuda->device.n_sms), THREADS}, p);
+    const auto of_max = is_128 ? row_kernel<true, 128> : row_kernel<true, 0>;
+    const auto of_mean = is_128 ? row_kernel<false, 128> : row_kernel<false, 0>;
+    const auto of_rows = p.args.logits ? of_max : of_mean;
+    return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel, how,
+                          p, shape, rows);
 }

@@ -18,10 +18,5 @@ bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p);
  * conditions hold. The caller then sets p.shares. */
 bool cn_score_ring_shares(const cn_score_params &p);
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
-/* The same for K rows under rule max, in waves (p.wave_lots > 0): computes scores, so no shares are
- * computed behind it. */
-cn_status cn_score_ring_waves(cn_stream *s, const cn_score_params &p);
-/* Returns cn_score_params.wave_lots: 0 if waves do not support this device and shape. */
-uint32_t cn_score_wave_lots(const cn_stream *s, const cn_score_params &p);
 
 #endif

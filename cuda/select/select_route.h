@@ -6,8 +6,7 @@
  * | labels alone, 16 or 32 channels     | one_key_kernel; counts; rule max of 3 or 4 heads: with  |
  * |                                     | its shares                                              |
  * | bounds alone, rule sum              | one_key_kernel; counts                                  |
- * | K rows alone, rule max              | wave_kernel, with its shares                            |
- * | K rows alone, rule mean             | row_kernel                                              |
+ * | K rows alone                        | row_kernel                                              |
  * | several keys, or a hash             | ring_kernel                                             |
  * | no Hopper, or another shape         | score_kernel                                            |
  * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |

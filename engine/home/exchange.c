@@ -44,11 +44,6 @@ static uint32_t room_of(const cn_config *c, const cn_model_config *m, uint32_t r
     return cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all : MOST_SCORES / layers);
 }
 
-uint64_t cn_exchange_most_scores(const cn_config *c, const cn_model_config *m)
-{
-    return (uint64_t)room_of(c, m, c->max_num_seqs) * cn_max_u32(cn_pack_most_layers(c, m), 1);
-}
-
 /* The largest exchange area and cap of any selector. */
 static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens)
 {

@@ -20,8 +20,6 @@ typedef struct cn_packs {
 cn_packs cn_packs_make(uint32_t dense_layers, uint32_t model_layers, uint32_t n);
 /* Layers of the largest pack of these options. */
 uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m);
-/* Most candidates of one call of `score` in an exchange, times its layers. */
-uint64_t cn_exchange_most_scores(const cn_config *c, const cn_model_config *m);
 /* First layer of pack p; of pack n: the layer behind the last. */
 uint32_t cn_pack_start(const cn_packs *p, uint32_t pack);
 

@@ -136,7 +136,6 @@ cn_status cn_home_open_cache(cn_backend **out, const cn_config *c, const cn_mode
         .bytes = cache_bytes,
         .ctx = &sizes,
         .score_layers = cn_pack_most_layers(c, m),
-        .score_room = cn_exchange_most_scores(c, m),
     };
     return cn_backend_open_cache(out, c, m, &needs);
 }

@@ -20,14 +20,6 @@ cn_select_scratch cn_select_scratch_of(const cn_config *c, const cn_model_config
     return cn_select_scratch_sizes(&l);
 }
 
-/* Home `host` does not rank K rows. */
-uint64_t cn_select_step_score_room(const cn_config *c, const cn_model_config *m)
-{
-    const cn_sel_forms forms = cn_selectors_forms(cn_config_local_selectors(c));
-    const uint32_t rows_max = cn_sel_forms_of_key(CN_KEY_ROWS) & CN_SEL_FORMS_MAX;
-    return forms.stage[1] & rows_max ? cn_select_scratch_of(c, m, CN_DIGEST_TILE).room : 0;
-}
-
 uint64_t cn_select_logit_bytes(const cn_start_plan *p)
 {
     const cn_model_config *m = p->model;

@@ -10,9 +10,6 @@
 cn_select_scratch cn_select_scratch_of(const cn_config *c, const cn_model_config *m,
                                        uint32_t block_tokens);
 
-/* cn_cuda_backend_opts.score_room of the model's backend. */
-uint64_t cn_select_step_score_room(const cn_config *c, const cn_model_config *m);
-
 /* Bytes of the logits of a candidate, all kv heads. */
 uint64_t cn_select_logit_bytes(const cn_start_plan *p);
 

@@ -235,7 +235,6 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
         .score_layers = needs->score_layers,
-        .score_room = needs->score_room,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };
@@ -356,7 +355,6 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_rows(c),
         .score_layers = needs->score_layers,
-        .score_room = needs->score_room,
         .high_streams = 2, /* ranks and pushes */
         .batch_invariant = c->batch_invariant,
     };

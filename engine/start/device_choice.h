@@ -25,7 +25,6 @@ typedef struct cn_device_needs {
     cn_status (*bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
     const void *ctx;
     uint32_t score_layers; /* as in cn_cuda_backend_opts */
-    uint64_t score_room;
 } cn_device_needs;
 
 /* Opens the backend of --device, sized for this model and for the largest step of these options.

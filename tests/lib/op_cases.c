@@ -282,7 +282,6 @@ static void open_cuda(const op_case *c)
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
                                     .max_seqs = 90, /* with eight kv heads 720 units */
-                                    .score_room = 1 << 22,
                                     .max_tokens = 1024,
                                     .gemm = c->gemm,
                                     .batch_invariant = c->batch_invariant,
