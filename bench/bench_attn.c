@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "cuda/cuda_switches.h"
 
 enum {
     LAYERS = 36,
@@ -244,12 +245,13 @@ int main(int argc, char **argv)
 {
     const char *which = argc > 1 ? argv[1] : "";
     bench b = {.random = 1};
-    cn_cuda_backend_opts o = {.memory_share = 0.9f,
-                              .n_heads = HEADS,
-                              .n_kv_heads = KV_HEADS,
-                              .head_dim = DIM,
-                              .max_seqs = MAX_SEQS};
-    o.portable = argc > 2 && strcmp(argv[2], "portable") == 0;
+    const cn_cuda_switches switches = {.portable = argc > 2 && strcmp(argv[2], "portable") == 0};
+    const cn_cuda_backend_opts o = {.memory_share = 0.9f,
+                                    .n_heads = HEADS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .max_seqs = MAX_SEQS,
+                                    .switches = &switches};
     if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
         fprintf(stderr, "bench_attn: %s; nothing measured\n", cn_last_error());
         return 0;

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "cuda/cuda_switches.h"
 
 enum {
     LAYERS = 36,
@@ -191,7 +192,7 @@ int main(int argc, char **argv)
     cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)7 << 30,
                               .n_heads = KV_HEADS * GROUP,
                               .max_seqs = 16,
-                              .portable = portable};
+                              .switches = &(cn_cuda_switches){.portable = portable}};
     if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());
         return 0;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "cuda/cuda_switches.h"
 
 enum {
     LAYERS = 36,
@@ -75,7 +76,7 @@ static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib, bool time
                                     .vocab = VOCAB,
                                     .max_seqs = MAX_SEQS,
                                     .max_tokens = MAX_TOKENS,
-                                    .gemm = kind};
+                                    .switches = &(cn_cuda_switches){.gemm = kind}};
     *b = (bench){0};
     const double start = cn_now_s();
     if (cn_backend_cuda_load(&b->be, o) != CN_OK) return false;

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "cuda/cuda_switches.h"
 
 enum {
     LAYERS = 36,
@@ -57,7 +58,7 @@ static side open_side(uint32_t device, uint32_t n_blocks)
                                     .head_dim = DIM,
                                     .max_seqs = SEQS,
                                     .max_tokens = SEQS,
-                                    .gemm = CN_CUDA_GEMM_LIBRARY};
+                                    .switches = &(cn_cuda_switches){.gemm = CN_CUDA_GEMM_LIBRARY}};
     side s = {.pools = {.layout = l, .n_heads = 32, .act_dtype = CN_BF16}};
     bench_must(cn_backend_cuda_load(&s.be, o));
     bench_must(s.be->stream_create(s.be, CN_PRIORITY_LOW, &s.stream));

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "cuda/cuda_switches.h"
 
 enum {
     LAYERS = 36,
@@ -357,7 +358,7 @@ static bool open_backend(bench *b, bool late)
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = DIM,
                                     .max_seqs = 256,
-                                    .impatient = late};
+                                    .switches = &(cn_cuda_switches){.impatient = late}};
     if (cn_backend_cuda_load(&b->be, o) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());
         return false;

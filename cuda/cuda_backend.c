@@ -229,7 +229,7 @@ static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, &c->opts));
     CN_TRY(join_others(c));
-    if (c->opts.portable) c->device.hopper = false;
+    if (c->switches.portable) c->device.hopper = false;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
@@ -256,8 +256,10 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
     c->table = CUDA_TABLE;
     c->table.ctx = c;
     c->opts = *o;
+    if (o->switches) c->switches = *o->switches;
     cn_status status = open_parts(c);
     c->opts.cache_dir = NULL; /* the caller's memory, valid only during this call */
+    c->opts.switches = NULL;
     c->opts.wanted_ctx = NULL;
     if (status != CN_OK) {
         close_backend(&c->table);

@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/cuda_switches.h"
 #include "engine/base/base.h"
 #include "engine/ops.h"
 #include "engine/select/selected_stages.h"
@@ -89,6 +90,7 @@ typedef struct cn_cuda_arena {
 struct cn_cuda {
     cn_backend table;
     cn_cuda_backend_opts opts;
+    cn_cuda_switches switches;
     cn_cuda_device device;
     cn_cuda_arena arena;
     int priority[2];    /* CUDA's value of each cn_priority */

@@ -730,14 +730,6 @@ typedef struct cn_cpu_backend_opts {
  * own thread. With `threaded` every stream has its own thread. */
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
-/* Which matrix products a CUDA backend uses: the fastest measured, or one kind only (for
- * benchmarks). */
-typedef enum cn_cuda_gemm_kind {
-    CN_CUDA_GEMM_FASTEST,
-    CN_CUDA_GEMM_LIBRARY,
-    CN_CUDA_GEMM_OWN /* cinch's kernels, for the shapes they support */
-} cn_cuda_gemm_kind;
-
 #define CN_CUDA_ANY_PEER UINT32_MAX
 
 /* Pointers are borrowed for the call. */
@@ -772,11 +764,9 @@ typedef struct cn_cuda_backend_opts {
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
     uint32_t high_streams; /* HIGH streams that the memory has room for; 0: one */
 
-    bool batch_invariant; /* a row's bits do not depend on batch composition */
-    bool portable; /* for tests: use only features of compute capability 8.0 on any device */
-    bool impatient; /* for tests: thread blocks of `score` do not wait for the results of others */
-    cn_cuda_gemm_kind gemm;
+    bool batch_invariant;  /* a row's bits do not depend on batch composition */
     const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */
+    const struct cn_cuda_switches *switches; /* cuda/cuda_switches.h; NULL: all are 0 */
 } cn_cuda_backend_opts;
 
 /* The CUDA backend; the only symbol of cinch-cuda.so. */

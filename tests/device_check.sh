@@ -54,8 +54,8 @@ mkdir "$dir/tree"
 cp --parents Makefile engine/*.h paged/*.h "$dir/tree"
 sum=$(header_sum "$dir/tree")
 [ "$sum" = "$(cat "$build/header-sum")" ] || { echo "header sum $sum of equal headers"; exit 1; }
-sed -i 's/bool batch_invariant/bool other/; s/bool portable/bool batch_invariant/
-    s/bool other/bool portable/' "$dir/tree/engine/ops.h"
+sed -i 's/uint32_t device;/uint32_t other;/; s/uint32_t beside;/uint32_t device;/
+    s/uint32_t other;/uint32_t beside;/' "$dir/tree/engine/ops.h"
 [ "$sum" != "$(header_sum "$dir/tree")" ] || { echo "equal sums of other headers"; exit 1; }
 
 # The real backend on a machine without a GPU fails too: no driver, no device, or another build.

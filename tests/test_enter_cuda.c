@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "cuda/cuda_switches.h"
 #include "engine/start/device_choice.h"
 
 enum { BYTES = 4096 };
@@ -25,7 +26,7 @@ static cn_status open_on(uint32_t device, cn_backend **out)
                                     .head_dim = 64,
                                     .max_seqs = 8,
                                     .max_tokens = 64,
-                                    .gemm = CN_CUDA_GEMM_LIBRARY};
+                                    .switches = &(cn_cuda_switches){.gemm = CN_CUDA_GEMM_LIBRARY}};
     return cn_backend_cuda_load(out, o);
 }
 

@@ -101,7 +101,7 @@ static cn_status open_backend(void)
                                     .head_dim = 64,
                                     .max_seqs = MOST_SEQS,
                                     .max_tokens = MOST_ROWS,
-                                    .gemm = CN_CUDA_GEMM_OWN};
+                                    .switches = &(cn_cuda_switches){.gemm = CN_CUDA_GEMM_OWN}};
     if (on_cpu) return cn_backend_cpu_open(&opened, &(cn_cpu_backend_opts){0});
     return cn_backend_cuda_load(&opened, o);
 }

@@ -257,8 +257,12 @@ static double run_long_exchange(op_env *e, uint32_t seed)
 /* Opens a backend on a second GPU, or on the same one. */
 static cn_backend *open_pair(void)
 {
-    cn_cuda_backend_opts o = {.device = 1, .memory_bytes = 64 << 20, .n_heads = 8, .max_seqs = 8,
-                              .max_tokens = 64, .gemm = CN_CUDA_GEMM_LIBRARY};
+    cn_cuda_backend_opts o = {.device = 1,
+                              .memory_bytes = 64 << 20,
+                              .n_heads = 8,
+                              .max_seqs = 8,
+                              .max_tokens = 64,
+                              .switches = &(cn_cuda_switches){.gemm = CN_CUDA_GEMM_LIBRARY}};
     cn_backend *pair = NULL;
     if (cn_backend_cuda_load(&pair, o) == CN_OK) return pair;
     o.device = 0;

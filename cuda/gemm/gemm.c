@@ -188,7 +188,7 @@ static cn_status plan_library(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens
 static cn_status plan_untimed(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                               cn_gemm_plan *plan)
 {
-    if (c->opts.gemm == CN_CUDA_GEMM_OWN && !c->opts.batch_invariant) {
+    if (c->switches.gemm == CN_CUDA_GEMM_OWN && !c->opts.batch_invariant) {
         plan->skinny = cn_gemm_skinny_default(c, shape, n_tokens);
         plan->kind = plan->skinny.rows ? CN_GEMM_SKINNY : CN_GEMM_UNPLANNED;
         if (plan->kind == CN_GEMM_SKINNY) return CN_OK;

@@ -23,7 +23,7 @@ static void make_key(const cn_cuda *c, char key[KEY_BYTES])
              "intermediate %u, vocabulary %u, tokens %u, sequences %u, kind %d",
              CINCH_VERSION, FORMAT, c->device.name, c->device.n_sms, driver,
              cublasLtGetVersion(), o->n_heads, o->n_kv_heads, o->head_dim, o->hidden,
-             o->intermediate, o->vocab, o->max_tokens, o->max_seqs, (int)o->gemm);
+             o->intermediate, o->vocab, o->max_tokens, o->max_seqs, (int)c->switches.gemm);
 }
 
 static bool make_path(const cn_cuda *c, const char *key, const char *suffix, char path[PATH_BYTES])

@@ -125,9 +125,9 @@ static cn_status candidates(const cn_gemm_tuner *t, cn_gemm_shape shape, uint32_
                             cn_gemm_plan plans[MAX_CANDIDATES], uint32_t *n)
 {
     *n = 0;
-    if (t->c->opts.gemm != CN_CUDA_GEMM_LIBRARY)
+    if (t->c->switches.gemm != CN_CUDA_GEMM_LIBRARY)
         *n = own_candidates(t->c, shape, n_tokens, plans);
-    if (t->c->opts.gemm == CN_CUDA_GEMM_OWN && *n > 0) return CN_OK;
+    if (t->c->switches.gemm == CN_CUDA_GEMM_OWN && *n > 0) return CN_OK;
     uint32_t more = 0;
     CN_TRY(cn_gemm_propose(t->c, shape, n_tokens, plans + *n, LIBRARY_CANDIDATES, &more));
     *n += more;

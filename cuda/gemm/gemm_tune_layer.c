@@ -224,7 +224,7 @@ static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_token
 
 void cn_gemm_tune_layers(cn_gemm_tuner *t)
 {
-    if (!t->c->device.hopper || t->c->opts.gemm == CN_CUDA_GEMM_LIBRARY) return;
+    if (!t->c->device.hopper || t->c->switches.gemm == CN_CUDA_GEMM_LIBRARY) return;
     const uint32_t most = cn_min_u32(t->shapes[CN_GEMM_QKV].most_tokens, CN_GEMM_MAX_SKINNY);
     const uint32_t last = cn_gemm_bucket(most);
     cn_status status = CN_OK;

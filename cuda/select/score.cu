@@ -569,7 +569,7 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     p.early = early;
-    p.patience = s->cuda->opts.impatient ? 0 : PATIENCE;
+    p.patience = s->cuda->switches.impatient ? 0 : PATIENCE;
     CN_TRY(set_scratch(s, &p));
     if (counts) {
         set_counts(s, &p);

@@ -278,15 +278,14 @@ static void open_cuda(const op_case *c)
         opened_for.portable == c->portable && opened_for.impatient == c->impatient)
         return;
     close_cuda();
+    const cn_cuda_switches switches = {c->gemm, c->portable, c->impatient};
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
                                     .max_seqs = 90, /* with eight kv heads 720 units */
                                     .max_tokens = 1024,
-                                    .gemm = c->gemm,
                                     .batch_invariant = c->batch_invariant,
-                                    .portable = c->portable,
-                                    .impatient = c->impatient};
+                                    .switches = &switches};
     opened_for = *c;
     if (cn_backend_cuda_load(&env.cuda, o) != CN_OK) {
         snprintf(why_not, sizeof why_not, "%s", cn_last_error());

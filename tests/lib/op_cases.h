@@ -7,6 +7,7 @@
 #ifndef CN_TEST_OP_CASES_H
 #define CN_TEST_OP_CASES_H
 
+#include "cuda/cuda_switches.h"
 #include "engine/ops.h"
 #include "tests/lib/paged_batch.h"
 

@@ -1,0 +1,21 @@
+/* cuda_switches.h - what tests and benchmarks change in the CUDA backend
+ * (cn_cuda_backend_opts.switches). */
+#ifndef CN_CUDA_SWITCHES_H
+#define CN_CUDA_SWITCHES_H
+
+#include <stdbool.h>
+
+/* Which matrix products the backend uses: the fastest measured, or one kind only. */
+typedef enum cn_cuda_gemm_kind {
+    CN_CUDA_GEMM_FASTEST,
+    CN_CUDA_GEMM_LIBRARY,
+    CN_CUDA_GEMM_OWN /* cinch's kernels, for the shapes they support */
+} cn_cuda_gemm_kind;
+
+typedef struct cn_cuda_switches {
+    cn_cuda_gemm_kind gemm;
+    bool portable;  /* use only features of compute capability 8.0 on any device */
+    bool impatient; /* thread blocks of `score` do not wait for the results of others */
+} cn_cuda_switches;
+
+#endif
