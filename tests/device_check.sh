@@ -51,7 +51,7 @@ header_sum() {
 
 # The checksum depends on the contents of the headers, not only on the sizes of the structs.
 mkdir "$dir/tree"
-cp --parents Makefile engine/*.h paged/*.h "$dir/tree"
+cp --parents Makefile engine/*.h engine/base/*.h paged/*.h "$dir/tree"
 sum=$(header_sum "$dir/tree")
 [ "$sum" = "$(cat "$build/header-sum")" ] || { echo "header sum $sum of equal headers"; exit 1; }
 sed -i 's/uint32_t device;/uint32_t other;/; s/uint32_t beside;/uint32_t device;/
