@@ -13,22 +13,7 @@
 
 enum { BYTES = 256, TEXT_BYTES = CN_SCHEMA_MAX_BYTES + 4096 };
 
-static char bytes[BYTES];
-static const uint32_t eos[] = {BYTES};
-
-static cn_grammars *make(void)
-{
-    cn_token_bytes tokens[BYTES];
-    cn_grammars *g;
-    for (uint32_t i = 0; i < BYTES; i++) {
-        bytes[i] = (char)i;
-        tokens[i] = (cn_token_bytes){&bytes[i], i, 1};
-    }
-    const cn_grammars_opts o = {
-        .tokens = tokens, .n_tokens = BYTES, .vocab = BYTES + 1, .eos = eos, .n_eos = 1};
-    assert_int_equal(cn_grammars_create(&g, &o), CN_OK);
-    return g;
-}
+static cn_grammars *make(void) { return grammar_words(NULL, 0, 0); }
 
 /* `error`: a part of the message; NULL: the text compiles. */
 static void check(cn_structure_kind kind, const char *text, const char *error)

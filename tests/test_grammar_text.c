@@ -12,36 +12,12 @@
 
 enum { BYTES = 256, EOS = BYTES, VOCAB = EOS + 1, LONGEST = 200 };
 
-static char bytes[BYTES];
-static const uint32_t eos[] = {EOS};
-
-static cn_grammars *make(void)
-{
-    cn_token_bytes tokens[BYTES];
-    for (uint32_t i = 0; i < BYTES; i++) {
-        bytes[i] = (char)i;
-        tokens[i] = (cn_token_bytes){&bytes[i], i, 1};
-    }
-    const cn_grammars_opts o = {
-        .tokens = tokens, .n_tokens = BYTES, .vocab = VOCAB, .eos = eos, .n_eos = 1};
-    cn_grammars *g;
-    assert_int_equal(cn_grammars_create(&g, &o), CN_OK);
-    return g;
-}
+static cn_grammars *make(void) { return grammar_words(NULL, 0, 0); }
 
 static cn_status open_text(cn_grammars *g, const char *text, cn_grammar **out)
 {
     const cn_structure s = {.kind = CN_STRUCTURE_GRAMMAR, .text = text};
     return grammar_open(g, &s, out);
-}
-
-static bool matches(cn_grammar *grammar, const char *text)
-{
-    cn_matcher m;
-    cn_grammar_match(grammar, &m);
-    const bool ok = cn_matcher_push(&m, text, strlen(text)) == CN_OK && cn_matcher_accepts(&m);
-    cn_matcher_end(&m);
-    return ok;
 }
 
 /* Draws a text from the masks; it must not get stuck, and must match if it ends. */
@@ -61,11 +37,11 @@ static void draw(cn_grammars *g, cn_grammar *grammar, uint64_t seed)
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         const uint32_t token = allowed[(seed >> 33) % n_allowed];
         if (token == EOS) {
-            assert_true(matches(grammar, text));
+            assert_true(grammar_matches(grammar, text));
             break;
         }
-        text[n] = bytes[token];
-        assert_int_equal(cn_matcher_push(&m, &bytes[token], 1), CN_OK);
+        text[n] = grammar_bytes[token];
+        assert_int_equal(cn_matcher_push(&m, &grammar_bytes[token], 1), CN_OK);
     }
     cn_matcher_end(&m);
 }
@@ -77,9 +53,9 @@ static void check(const char *text, const char *const *good, const char *const *
     cn_grammar *grammar = NULL;
     if (open_text(g, text, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
     for (; *good; good++)
-        if (!matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
+        if (!grammar_matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
     for (; *bad; bad++)
-        if (matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
+        if (grammar_matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
     for (uint64_t seed = 0; seed < 20; seed++) draw(g, grammar, seed);
     cn_grammars_close(grammar);
     cn_grammars_free(g);
@@ -269,7 +245,7 @@ static void work_is_bounded(void **state)
     cn_grammars *g = make();
     cn_grammar *grammar = NULL;
     if (open_text(g, text, &grammar) != CN_OK) fail_msg("%s", cn_last_error());
-    assert_true(matches(grammar, "xxxy"));
+    assert_true(grammar_matches(grammar, "xxxy"));
     cn_grammars_close(grammar);
     cn_grammars_free(g);
     cn_free(text);

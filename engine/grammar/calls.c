@@ -57,14 +57,16 @@ static cn_status emit_function(cn_net *net, const cn_json_rules *r, const json_t
 {
     uint32_t rule, at = from;
     const json_t *name = json_object_get(function, "name");
-    char shown[SHOWN_BYTES];
+    char shown[SHOWN_BYTES], about[SHOWN_BYTES + 32];
     if (!json_is_string(name)) return cn_fail(CN_ERR_ARG, "expected functions with names");
+    snprintf(about, sizeof about, "parameters of function %s",
+             cn_json_printable(json_string_value(name), shown, sizeof shown));
+    net->about = about;
     const cn_status status =
         arguments_rule(net, r, json_object_get(function, "parameters"),
                        json_is_true(json_object_get(function, "strict")), &rule);
-    if (status != CN_OK)
-        return cn_fail_within(status, "parameters of function %s",
-                              cn_json_printable(json_string_value(name), shown, sizeof shown));
+    net->about = NULL;
+    if (status != CN_OK) return cn_fail_within(status, "%s", about);
     CN_TRY(emit_string(net, from, name, &at));
     CN_TRY(
         emit_string(net, cn_json_mark(net, r, at, ','), json_object_get(form, "arguments"), &at));
@@ -78,10 +80,14 @@ cn_status cn_calls_emit(json_t *form, const char *whitespace, cn_net *net)
     const cn_net_rule root = net->rules[0];
     json_t *functions = json_object_get(form, "functions"), *function;
     size_t i;
+    json_t *message = json_object_get(form, "message");
     cn_json_rules rules;
     if (json_array_size(functions) == 0 || !json_is_string(json_object_get(form, "arguments")))
         return cn_fail(CN_ERR_ARG, "expected the form of calls, with functions");
     CN_TRY(cn_json_rules_add(net, whitespace, &rules));
+    if (message)
+        CN_TRY(cn_schema_emit(message, json_is_true(json_object_get(form, "message_strict")), net,
+                              &rules, 0));
     const uint32_t call = cn_net_node_new(net), behind = cn_net_node_new(net);
     cn_net_empty(net, root.start, call);
     uint32_t at = emit_space(net, &rules, emit_text(net, call, form, "begin"));

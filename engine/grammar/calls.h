@@ -5,9 +5,13 @@
  *   arguments            the name of the member that has the arguments
  *   one                  true: exactly one call, false: one or more
  *   functions            [{"name": ..., "parameters": a JSON Schema, "strict": true}]; no
- * parameters: no arguments; strict: as in cn_structure A call is {"name": NAME, ARGUMENTS: VALUE},
- * where VALUE is valid under the parameters of NAME. White space is that of cn_structure. Around a
- * call a line break may stand in any case: models write one between their tags and the call.
+ *                        parameters: no arguments; strict: as in cn_structure
+ *   message              if set, a JSON Schema: the text may be a value of it in place of calls
+ *   message_strict       true: strict, for the message
+ *
+ * A call is {"name": NAME, ARGUMENTS: VALUE}, where VALUE is valid under the parameters of NAME.
+ * White space is that of cn_structure. Around a call a line break may stand in any case: models
+ * write one between their tags and the call.
  *
  * Thread: any; no state. */
 #ifndef CN_CALLS_H

@@ -109,18 +109,25 @@ static cn_status make_first_mask(cn_automaton *a)
                    CN_FIRST_MASK_STEPS);
 }
 
+/* If no text matches the form, it is built again to say why. */
+static cn_status make_net(const cn_structure *form, bool explains, cn_net *net)
+{
+    *net = (cn_net){.explains = explains};
+    cn_status status = emit_root(form, net);
+    const bool built = status == CN_OK;
+    if (built) status = cn_net_finish(net);
+    if (status == CN_OK) return CN_OK;
+    cn_net_free(net);
+    return built && status == CN_ERR_ARG && !explains ? make_net(form, true, net) : status;
+}
+
 static cn_status compile(const cn_vocabulary *vocabulary, cn_compile_job *job)
 {
-    cn_net net = {.status = CN_OK};
+    cn_net net;
     cn_automaton *a;
-    cn_status status = emit_root(&job->form, &net);
-    if (status == CN_OK) status = cn_net_finish(&net);
-    if (status != CN_OK) {
-        cn_net_free(&net);
-        return status;
-    }
+    CN_TRY(make_net(&job->form, false, &net));
     CN_TRY(cn_automaton_create(&a, &net, vocabulary, &job->bytes));
-    status = make_first_mask(a);
+    const cn_status status = make_first_mask(a);
     if (status == CN_OK)
         job->automaton = a;
     else

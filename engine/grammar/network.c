@@ -118,10 +118,16 @@ uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len)
 
 cn_status cn_net_warn(cn_net *n, const char *text)
 {
-    const char *found = n->warnings.data ? strstr(n->warnings.data, text) : NULL;
-    if (found || n->n_warnings == CN_NET_MAX_WARNINGS) return CN_OK;
-    n->n_warnings++;
-    return cn_buf_addf(&n->warnings, "%s\n", text);
+    cn_buf line = {0};
+    cn_status status =
+        cn_buf_addf(&line, "%s%s%s\n", n->about ? n->about : "", n->about ? ": " : "", text);
+    const bool found = status == CN_OK && n->warnings.data && strstr(n->warnings.data, line.data);
+    if (status == CN_OK && !found && n->n_warnings < CN_NET_MAX_WARNINGS) {
+        n->n_warnings++;
+        status = cn_buf_add(&n->warnings, line.data, line.len);
+    }
+    cn_buf_free(&line);
+    return status;
 }
 
 /* ---- repetition ---- */
@@ -339,7 +345,7 @@ static void find_height(cn_net *n, const dependents *d, uint32_t height)
 
 /* An edge is never lower than what it depends on, so heights are found from the lowest on, each
  * node once (Knuth, A generalization of Dijkstra's algorithm, 1977). */
-static cn_status compute_heights(cn_net *n)
+cn_status cn_net_find_heights(cn_net *n)
 {
     dependents d = {0};
     const bool made = try_make_dependents(n, &d);
@@ -351,11 +357,16 @@ static cn_status compute_heights(cn_net *n)
     return made ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
 }
 
+bool cn_net_is_never(const cn_net *n, uint32_t rule)
+{
+    return n->nodes[n->rules[rule].start].height == CN_NET_NO_END;
+}
+
 cn_status cn_net_finish(cn_net *n)
 {
     CN_TRY(n->status);
-    CN_TRY(compute_heights(n));
-    if (n->nodes[n->rules[0].start].height != CN_NET_NO_END) return CN_OK;
+    CN_TRY(cn_net_find_heights(n));
+    if (!cn_net_is_never(n, 0)) return CN_OK;
     return cn_fail(CN_ERR_ARG, "no text matches (values of JSON may be %d deep inside one another)",
                    CN_NET_MAX_DEPTH);
 }

@@ -47,6 +47,8 @@ typedef struct cn_net {
     uint64_t steps;
     cn_buf warnings; /* lines; see cn_net_warn */
     uint32_t n_warnings;
+    const char *about; /* what the next warnings are about, or NULL; borrowed */
+    bool explains;     /* the text of no rule matches: the builder says why, as CN_ERR_ARG */
     cn_status status;
 } cn_net;
 
@@ -69,8 +71,8 @@ void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
 /* Reads the bytes one after the other; returns the node after them. */
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
 
-/* Notes what the network reads although it should not. A text that was noted is not noted again.
- * CN_ERR_MEMORY. */
+/* Notes what the network reads although it should not, after `about`. A text that was noted is not
+ * noted again. CN_ERR_MEMORY. */
 cn_status cn_net_warn(cn_net *n, const char *text);
 
 /* Reads texts of a rule one after the other, least to most of them; most UINT32_MAX: no limit.
@@ -86,6 +88,10 @@ void cn_net_sort_words(cn_net_word *words, size_t n); /* by their bytes */
 /* Reads one of the words, which it sorts. Words with the same first bytes share nodes. */
 void cn_net_words(cn_net *n, uint32_t from, uint32_t to, cn_net_word *words, size_t n_words);
 
+/* Computes the heights of what there is. CN_ERR_MEMORY. */
+cn_status cn_net_find_heights(cn_net *n);
+/* The rule matches no text, as far as heights are known. */
+bool cn_net_is_never(const cn_net *n, uint32_t rule);
 /* Computes heights. CN_ERR_ARG when the root matches no text. */
 cn_status cn_net_finish(cn_net *n);
 

@@ -452,6 +452,35 @@ static cn_status emit_part(cn_schema_job *job, uint32_t part)
 
 /* ---- the schema ---- */
 
+/* Whether a value that is valid under part `above` must have one that is valid under part i. */
+static bool is_needed(const cn_schema_job *job, uint32_t above, uint32_t i)
+{
+    const cn_schema_place *p = &job->parts[i].place;
+    const cn_schema_terms *terms = &job->parts[above].terms;
+    if (i == 0 || p->parent != above) return false;
+    for (uint32_t k = 0; k < terms->n; k++) {
+        if (p->name && cn_schema_requires(terms->list[k].schema, p->name)) return true;
+        if (!p->name && json_integer_value(json_object_get(terms->list[k].schema, "minItems")) > 0)
+            return true;
+    }
+    return false;
+}
+
+/* Finds the innermost part that makes the schema match nothing. */
+static cn_status explain(const cn_schema_job *job)
+{
+    uint32_t at = 0, i = 0;
+    CN_TRY(cn_net_find_heights(job->net));
+    if (job->n_parts == 0 || !cn_net_is_never(job->net, job->parts[0].rule)) return CN_OK;
+    while (i < job->n_parts) {
+        const bool found = is_needed(job, at, i) && cn_net_is_never(job->net, job->parts[i].rule);
+        if (found) at = i;
+        i = found ? 0 : i + 1;
+    }
+    return cn_schema_wrong(job, at, "no text matches (values may be %d deep inside one another)",
+                           CN_NET_MAX_DEPTH);
+}
+
 static cn_status emit_all(cn_schema_job *job, json_t *schema, uint32_t rule)
 {
     const cn_schema_place root = {.keyword = "", .index = CN_SCHEMA_NO_INDEX};
@@ -485,6 +514,7 @@ cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json
     cn_status status = job.made && job.formats && job.parts && job.table
                            ? emit_all(&job, schema, rule)
                            : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    if (status == CN_OK && net->explains) status = explain(&job);
     for (uint32_t i = 0; i < job.n_parts; i++) cn_schema_terms_free(&job.parts[i].terms);
     cn_free(job.parts);
     cn_free(job.table);

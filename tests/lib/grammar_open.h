@@ -1,8 +1,18 @@
-/* grammar_open.h - grammars for tests, which wait for the compiler and for masks. */
+/* grammar_open.h - grammars for tests, which wait for the compiler and for masks, over a small
+ * vocabulary. */
 #ifndef CN_TEST_GRAMMAR_OPEN_H
 #define CN_TEST_GRAMMAR_OPEN_H
 
 #include "engine/grammar/grammars.h"
+
+/* A vocabulary of all bytes, the words, which are borrowed, and EOS after them. state_bytes as in
+ * cn_grammars_opts. Fails the test. */
+enum { GRAMMAR_BYTES = 256, GRAMMAR_MAX_WORDS = 64 };
+extern char grammar_bytes[GRAMMAR_BYTES]; /* the texts of the first tokens */
+cn_grammars *grammar_words(const char *const *words, uint32_t n, uint64_t state_bytes);
+
+/* Whether the text is one of the form. */
+bool grammar_matches(cn_grammar *grammar, const char *text);
 
 /* Has the form compiled, waits, and opens the grammar. */
 cn_status grammar_open(cn_grammars *g, const cn_structure *s, cn_grammar **out);
