@@ -119,8 +119,8 @@ static void calls_replace_a_response_format(void **state)
     } cases[] = {
         {"\"required\"", CN_STRUCTURE_CALLS},
         {"{\"type\": \"function\", \"function\": {\"name\": \"f\"}}", CN_STRUCTURE_CALLS},
-        {"\"auto\"", CN_STRUCTURE_SCHEMA},
         {"\"none\"", CN_STRUCTURE_SCHEMA},
+        {"null", CN_STRUCTURE_SCHEMA},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_api_request r;
@@ -142,6 +142,36 @@ static void calls_replace_a_response_format(void **state)
                                          "calls, ignored");
         else
             assert_null(warning);
+        cn_api_request_free(&r);
+    }
+}
+
+/* With "auto" the answer is calls, or the JSON of the format. */
+static void auto_allows_calls_beside_a_response_format(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *format, *message;
+        bool strict;
+    } cases[] = {
+        {"{\"type\": \"json_object\"}", "\"message\":{\"type\":\"object\"}", false},
+        {"{\"type\": \"json_schema\", \"json_schema\": {\"strict\": true, \"schema\": {\"const\": "
+         "1}}}",
+         "\"message\":{\"const\":1}", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_request r;
+        char rest[512];
+        snprintf(rest, sizeof rest,
+                 "\"response_format\": %s, \"tools\": [" TOOL "], \"tool_choice\": \"auto\"",
+                 cases[i].format);
+        accept_chat(&r, rest);
+        assert_int_equal(r.params.structure.kind, CN_STRUCTURE_CALLS);
+        assert_non_null(strstr(r.params.structure.text, cases[i].message));
+        assert_int_equal(strstr(r.params.structure.text, "strict\":true") != NULL, cases[i].strict);
+        assert_true(r.either && r.params.finds_calls && r.tool_choice == CN_API_TOOL_AUTO);
+        assert_string_equal(r.structure_key, "response_format");
+        assert_null(r.warnings);
         cn_api_request_free(&r);
     }
 }
@@ -195,6 +225,7 @@ int main(void)
         cmocka_unit_test(structured_output_is_read),
         cmocka_unit_test(white_space_of_json_is_read),
         cmocka_unit_test(calls_replace_a_response_format),
+        cmocka_unit_test(auto_allows_calls_beside_a_response_format),
         cmocka_unit_test(the_rest_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

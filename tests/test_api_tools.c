@@ -314,6 +314,44 @@ static void calls_are_found_however_the_text_is_cut(void **state)
 
 static size_t draw(uint32_t *at, size_t n) { return cn_philox_u64(7, 0, (*at)++) % n; }
 
+/* With a form of calls or JSON, the beginning decides: what is in JSON is not a call. */
+static void json_beside_calls_is_content(void **state)
+{
+    (void)state;
+    static const struct {
+        cn_opt_tool_parser form;
+        const char *text, *content, *calls;
+    } cases[] = {
+        {HERMES, CALL("f", "{}") CALL("g", "{}"), "", "f {};g {};"},
+        {HERMES, "{\"a\": \"<tool_call>" ONE("f") "\"}", "{\"a\": \"<tool_call>" ONE("f") "\"}",
+         ""},
+        {HERMES, " {\"a\": \"</tool_call>\"}", " {\"a\": \"</tool_call>\"}", ""},
+        {LLAMA3, ONE("f") ";" ONE("g"), "", "f {};g {};"},
+        {LLAMA3, ONE("h"), ONE("h"), ""},
+        {LLAMA3, "{\"name\": \"f\", \"age\": 5}", "{\"name\": \"f\", \"age\": 5}", ""},
+        {LLAMA3, "{\"a\": [" ONE("f") "], \"b\": \"[f(a=1)] ```{\"}",
+         "{\"a\": [" ONE("f") "], \"b\": \"[f(a=1)] ```{\"}", ""},
+        {LLAMA3, "[{\"a\": 1}, " ONE("f") "]", "[{\"a\": 1}, " ONE("f") "]", ""},
+        {LLAMA3, "\"<|python_tag|>" ONE("f"), "\"<|python_tag|>" ONE("f"), ""},
+        {LLAMA3, "{\"a\": \"x", "{\"a\": \"x", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t first = 1; first <= strlen(cases[i].text); first++) {
+            cn_tool_finder f = {.form = cases[i].form, .names = names, .is_either = true};
+            cn_buf content = {0};
+            found got;
+            cn_tool_finder_add(&f, cases[i].text, first, false, &content);
+            cn_tool_finder_add(&f, cases[i].text + first, strlen(cases[i].text) - first, false,
+                               &content);
+            assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
+            describe_whole(&f, &content, &got);
+            assert_string_equal(got.content, cases[i].content);
+            assert_string_equal(got.calls, cases[i].calls);
+            cn_tool_finder_free(&f);
+            cn_buf_free(&content);
+        }
+}
+
 /* Random texts that resemble calls, cut at random: `find` compares whole and streamed. */
 static void random_texts_have_the_same_calls_however_cut(void **state)
 {
@@ -673,6 +711,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_are_found_however_the_text_is_cut),
+        cmocka_unit_test(json_beside_calls_is_content),
         cmocka_unit_test(random_texts_have_the_same_calls_however_cut),
         cmocka_unit_test(arguments_are_not_held_back),
         cmocka_unit_test(one_call_is_kept_if_they_may_not_be_parallel),

@@ -570,6 +570,15 @@ static cn_status skip_json(cn_tool_finder *f, cn_buf *content)
     return release(f, n, content);
 }
 
+/* No call is sought any more. */
+static cn_status read_rest(cn_tool_finder *f, cn_buf *content)
+{
+    f->form = CN_OPT_TOOLS_NONE;
+    f->place = CN_OUTSIDE;
+    f->is_skipping = false;
+    return release(f, f->held.len, content);
+}
+
 /* Text up to what may begin a call is content, but white space that may stand before a call is kept
  * back. *more: the text that follows is to be looked at. */
 static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
@@ -579,7 +588,12 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
     opening found = {0};
     verdict v = NO;
     size_t i = 0;
-    while (i < f->held.len && (v = match_opening(f, i, end, &found)) == NO) i++;
+    if (f->is_either && f->n_calls == 0) {
+        i = count_space(f->held.data, f->held.len);
+        v = i < f->held.len ? match_opening(f, i, end, &found) : WAIT;
+        if (v == NO) return read_rest(f, content);
+    }
+    while (i < f->held.len && v == NO && (v = match_opening(f, i, end, &found)) == NO) i++;
     size_t kept = i;
     if (v != NO || !end || f->n_calls > 0 || f->is_forced)
         while (kept > 0 && is_space(f->held.data[kept - 1])) kept--;
@@ -598,6 +612,7 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
 static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
 {
     const size_t n_read = f->at - f->begin;
+    if (f->is_either && f->n_calls == 0) return read_rest(f, content);
     f->place = CN_OUTSIDE;
     f->n_failed += n_read;
     f->is_content = f->n_failed > MAX_FAILED_BYTES;

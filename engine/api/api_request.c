@@ -481,10 +481,12 @@ cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_par
     *key = "tools";
     if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
         return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
-    /* An answer that must be JSON is not a call. Of the other forms, the client writes the text. */
+    /* Without "auto", an answer that must be JSON is not a call. Of the other forms, the client
+     * writes the text. */
     const cn_structure_kind kind = r->params.structure.kind;
     const bool is_json = kind == CN_STRUCTURE_JSON || kind == CN_STRUCTURE_SCHEMA;
-    if (json_object_get(r->chat, *key) && !is_json) r->tool_parser = parser;
+    r->either = cn_api_is_either(r, choice);
+    if (json_object_get(r->chat, *key) && (!is_json || r->either)) r->tool_parser = parser;
     r->params.finds_calls = r->tool_parser != CN_OPT_TOOLS_NONE;
     *key = "tool_choice";
     return choice && !json_is_null(choice) ? cn_api_set_tool_choice(r, *key, choice) : CN_OK;

@@ -68,6 +68,7 @@ typedef struct cn_api_request {
     bool stream_usage; /* stream_options.include_usage */
     cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
     cn_api_tool_choice tool_choice;
+    bool either;                    /* params.structure makes the answer calls or JSON */
     bool one_tool_call;             /* parallel_tool_calls is false */
     bool chunk_usage;  /* stream_options.continuous_usage_stats */
     bool echo;         /* the text begins with the prompt, and so do the logprobs */

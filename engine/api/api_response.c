@@ -64,7 +64,8 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
             (cn_tool_finder){.form = request->tool_parser,
                              .names = r->tool_names,
                              .only_one = request->one_tool_call,
-                             .is_forced = request->tool_choice != CN_API_TOOL_AUTO};
+                             .is_forced = request->tool_choice != CN_API_TOOL_AUTO,
+                             .is_either = request->either};
     if (status == CN_OK)
         *out = r;
     else

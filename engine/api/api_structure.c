@@ -31,15 +31,21 @@ static cn_status refuse_second(const cn_api_request *r, const char *key)
                    key);
 }
 
+static cn_status set_json(cn_api_request *r, const char *key, cn_structure_kind kind,
+                          const json_t *v)
+{
+    char *dumped = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    json_t *text = dumped ? json_string(dumped) : NULL;
+    free(dumped);
+    return set_text(r, key, kind, text);
+}
+
 /* Sets the structure; its text is the JSON of v, or v itself if it is a string. */
 static cn_status set(cn_api_request *r, const char *key, cn_structure_kind kind, const json_t *v)
 {
     CN_TRY(refuse_second(r, key));
     if (json_is_string(v)) return set_text(r, key, kind, json_string(json_string_value(v)));
-    char *dumped = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    json_t *text = dumped ? json_string(dumped) : NULL;
-    free(dumped);
-    return set_text(r, key, kind, text);
+    return set_json(r, key, kind, v);
 }
 
 /* {"name": ..., "schema": {...}, "strict": true, "description": ...} */
@@ -215,11 +221,48 @@ cn_status cn_api_drop_message_format(cn_api_request *r, const json_t *choice)
                          choice, &r->warnings);
 }
 
+bool cn_api_is_either(const cn_api_request *r, const json_t *choice)
+{
+    const cn_structure_kind kind = r->params.structure.kind;
+    const bool is_json = kind == CN_STRUCTURE_JSON || kind == CN_STRUCTURE_SCHEMA;
+    return is_json && strcmp(r->structure_key, "structured_outputs") != 0 &&
+           json_object_get(r->chat, "tools") && json_is_string(choice) &&
+           strcmp(json_string_value(choice), "auto") == 0;
+}
+
+/* Makes the answer calls, or the JSON of a response_format. */
+static cn_status set_either(cn_api_request *r)
+{
+    static const char any_object[] = "{\"type\":\"object\"}";
+    const cn_structure *s = &r->params.structure;
+    const char *text = s->kind == CN_STRUCTURE_SCHEMA ? s->text : any_object;
+    json_t *message, *form;
+    CN_TRY(cn_json_parse(&message, text, strlen(text), r->structure_key, SIZE_MAX, CN_API_MAX_DEPTH,
+                         CN_ERR_ARG));
+    form = cn_tool_calls_form(r->tool_parser, json_object_get(r->chat, "tools"), NULL,
+                              r->one_tool_call);
+    json_object_set_new(form, "message", message);
+    json_object_set_new(form, "message_strict", json_boolean(s->strict));
+    const cn_status status = set_json(r, r->structure_key, CN_STRUCTURE_CALLS, form);
+    json_decref(form);
+    return status;
+}
+
+static cn_status set_calls(cn_api_request *r, const char *key, const char *name)
+{
+    json_t *form = cn_tool_calls_form(r->tool_parser, json_object_get(r->chat, "tools"), name,
+                                      name || r->one_tool_call);
+    const cn_status status = set_json(r, key, CN_STRUCTURE_CALLS, form);
+    json_decref(form);
+    return status;
+}
+
 cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v)
 {
     const char *choice = json_string_value(v), *name = named_function(v);
     const json_t *tools = json_object_get(r->chat, "tools");
     const bool required = is_required(v);
+    if (cn_api_is_either(r, v)) return set_either(r);
     if (choice && (strcmp(choice, "auto") == 0 || strcmp(choice, "none") == 0)) return CN_OK;
     if (!required && !name)
         return cn_api_refuse(key,
@@ -231,6 +274,5 @@ cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v)
         return cn_api_refuse(key, "the name of one of the tools", v);
     CN_TRY(refuse_second(r, key));
     r->tool_choice = required ? CN_API_TOOL_REQUIRED : CN_API_TOOL_NAMED;
-    return set_text(r, key, CN_STRUCTURE_CALLS,
-                    cn_tool_calls_form(r->tool_parser, tools, name, name || r->one_tool_call));
+    return set_calls(r, key, name);
 }

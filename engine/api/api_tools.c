@@ -104,14 +104,8 @@ json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const c
         if (chosen) json_array_append(functions, entry);
         json_decref(entry);
     }
-    json_t *all = json_pack("{s:s, s:s, s:s, s:s, s:b, s:o}", "begin",
-                            hermes ? CN_TOOL_CALL_OPEN : "",
-                            "between", hermes ? "" : ";", "end", hermes ? CN_TOOL_CALL_CLOSE : "",
-                            "arguments", hermes ? "arguments" : "parameters", "one", (int)one,
-                            "functions", functions);
-    char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
-    json_t *string = text ? json_string(text) : NULL;
-    json_decref(all);
-    free(text);
-    return string;
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:o}", "begin", hermes ? CN_TOOL_CALL_OPEN : "",
+                     "between", hermes ? "" : ";", "end", hermes ? CN_TOOL_CALL_CLOSE : "",
+                     "arguments", hermes ? "arguments" : "parameters", "one", (int)one, "functions",
+                     functions);
 }

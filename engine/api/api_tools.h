@@ -25,7 +25,8 @@
  * After much text that begins like calls and is none, the rest of an answer is content, which
  * bounds the work.
  *
- * With tool_choice "required" or a named function, structured output makes the answer calls. */
+ * With tool_choice "required" or a named function, structured output makes the answer calls. With
+ * "auto" and a response_format it makes the answer calls or JSON. */
 #ifndef CN_API_TOOLS_H
 #define CN_API_TOOLS_H
 
@@ -42,12 +43,13 @@ typedef struct cn_tool_call {
     size_t content_at; /* bytes of content before it */
 } cn_tool_call;
 
-/* Zero, then set the first four. */
+/* Zero, then set the first five. */
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
     const json_t *names; /* borrowed: NAME: its parameters, or true */
     bool only_one;       /* calls after the first are dropped */
     bool is_forced;      /* structured output makes the answer calls: arguments are as they are */
+    bool is_either;      /* it makes the answer calls or JSON: the beginning decides which */
     bool is_content;     /* no further call can begin */
     bool is_skipping;    /* `held` begins with an object or array that is content */
     size_t n_content;    /* bytes that were content */
@@ -111,8 +113,8 @@ json_t *cn_tool_finder_calls(const cn_tool_finder *f);
 json_t *cn_tool_finder_take(cn_tool_finder *f);
 bool cn_tool_finder_has_more(const cn_tool_finder *f);
 
-/* The text of cn_structure for calls of `tools`, which are members of a body: of the one with this
- * name, or of any if it is NULL. `one`: exactly one call. NULL when out of memory. */
+/* A new form of cn_structure for calls of `tools`, which are members of a body: of the one with
+ * this name, or of any if it is NULL. `one`: exactly one call. NULL when out of memory. */
 json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,
                            bool one);
 
