@@ -156,7 +156,6 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     b->plane = plane_of(b);
     if (o->select_room > 0) {
         const cn_select_builder_opts select = {.max_rows = o->max_seqs,
-                                               .block_tokens = o->block_tokens,
                                                .room = o->select_room,
                                                .seed = o->select_seed,
                                                .selectors = o->selectors,

@@ -167,12 +167,22 @@ cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook
     return cn_model_forward(e->model, e->stream, &pass);
 }
 
-static cn_status fill_flight(cn_engine *e, cn_flight *f)
+/* Rows of forks are of prompts, and attend to all tokens. */
+static void note_selected(cn_flight *f, const cn_plan *plan)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < plan->n_rows; r++)
+        if (plan->rows[r].wants_sample) f->n_selected[n++] = plan->rows[r].n_selected;
+    memset(f->n_selected + n, 0, (f->n_rows - n) * sizeof *f->n_selected);
+}
+
+static cn_status fill_flight(cn_engine *e, cn_flight *f, const cn_plan *plan)
 {
     f->n_rows = cn_batch_n_logit_rows(e->batch);
     f->logprobs = false;
     f->n_masks = 0;
     memset(f->sits_out, 0, f->n_rows * sizeof *f->sits_out);
+    note_selected(f, plan);
     for (uint32_t i = 0; i < f->n_rows; i++) {
         CN_TRY(fill_sample_row(e, i));
         f->seqs[i] = cn_batch_logit_seq(e->batch, i);
@@ -203,54 +213,14 @@ static uint32_t end_position(const cn_plan *plan)
     return end;
 }
 
-/* The rows of a step's exchange with one home: decode rows past their first commit. */
-static void fill_exchange(const cn_engine *e, cn_home_step *st, cn_kv_home kind,
-                          const cn_plan *plan)
-{
-    const uint32_t b = e->plan.kv.block_tokens;
-    uint32_t n = 0;
-    cn_exchange_strides strides = {0};
-    for (uint32_t r = 0; r < plan->n_decode; r++) {
-        const cn_plan_row *row = &plan->rows[r];
-        if (row->seq->home_len == 0 || row->seq->kv.home != kind) continue;
-        st->seqs[n] = row->seq;
-        const cn_select_span s = cn_select_span_away(&row->seq->kv, b);
-        st->attended[n++] = row->first_slot + 1 - (s.listed ? s.tail - s.list_len : 0);
-        cn_exchange_strides_add(&strides, &row->seq->kv, row->seq->home_len, b);
-    }
-    cn_exchange_rows_begin(&st->rows, n, strides);
-    for (uint32_t i = 0; i < n; i++) {
-        const cn_seq *q = st->seqs[i];
-        const cn_exchange_row row = {
-            .kv = &q->kv,
-            .query_slot = (uint32_t)q->query_slot,
-            .home_slot = q->home_slot,
-            .home_len = q->home_len,
-            .newest = q->n_computed - 1,
-            .local = {q->table},
-            .n_local = {q->n_blocks},
-            .home = q->home_table,
-        };
-        cn_exchange_rows_add(&st->rows, &row);
-    }
-}
-
-/* Runs the ops of a step, and beside them the exchanges with homes. A graph has no exchanges, so it
- * waits for those of the previous step. */
+/* Runs the ops of a step. */
 static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_step_shape shape)
 {
-    for (int h = 0; h < CN_N_HOMES; h++)
-        if (e->homes.at[h].be) fill_exchange(e, &f->away[h], (cn_kv_home)h, plan);
-    if (shape.rows > 0) {
-        CN_TRY(cn_home_wait(&e->homes, e->stream));
-        return cn_step_graph_launch(e, shape, f);
-    }
-    if (!cn_homes_any(&e->homes)) return cn_engine_run_model(e, f->n_rows, NULL);
-    f->timed = e->times_exchanges;
-    CN_TRY(cn_home_begin_step(&e->homes, f->away, f->timed ? f->clock : NULL));
-    const cn_layer_hook hook = cn_home_hook(&e->homes);
-    CN_TRY(cn_engine_run_model(e, f->n_rows, &hook));
-    cn_home_end_step(&e->homes);
+    const bool recorded = shape.rows > 0;
+    CN_TRY(cn_home_flight_begin(&e->homes, &f->homes, plan, recorded));
+    CN_TRY(recorded ? cn_step_graph_launch(e, shape, f)
+                    : cn_engine_run_model(e, f->n_rows, cn_home_hook(&e->homes)));
+    cn_home_flight_end(&e->homes);
     return CN_OK;
 }
 
@@ -268,7 +238,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
     cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
     const cn_step_shape shape = cn_step_graph_shape(e, plan);
     cn_batch_build(e->batch, plan, shape);
-    CN_TRY(fill_flight(e, f));
+    CN_TRY(fill_flight(e, f, plan));
     CN_TRY(cn_batch_upload(e->batch, e->stream,
                            cn_flight_other(e, f)->tokens));
     CN_TRY(run_step(e, f, plan, shape));
@@ -290,81 +260,21 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
 
 /* Counts the tokens that the step of a delivered token attended to. Only delivered tokens count, so
  * the sums do not depend on preemptions or on asynchronous scheduling. */
-static void count_selected(cn_engine *e, cn_seq *seq)
+static void count_selected(cn_engine *e, cn_seq *seq, uint32_t n_selected)
 {
-    const uint32_t position = seq->n_tokens - 2; /* the step's; it sampled the newest token */
-    cn_kv_params kv = seq->kv;
-    if (position < seq->moved_at) { /* the request has moved to another home since */
-        kv.home = CN_HOME_AUTO;
-        kv = cn_away_form(&kv, CN_HOME_DEVICE);
-    }
-    const cn_select_span s =
-        cn_select_span_at(&kv, seq->n_prompt, position, e->plan.kv.block_tokens);
-    if (!s.listed) return;
-    const uint64_t resident = position + 1, read = s.list_len + resident - s.tail;
+    const uint64_t resident = seq->n_tokens - 1; /* the newest token is not computed */
+    if (n_selected == 0) return;
     seq->usage_kv.selected_steps++;
-    seq->usage_kv.selected_tokens += read;
+    seq->usage_kv.selected_tokens += n_selected;
     seq->usage_kv.candidate_tokens += resident;
     e->stats->selected_steps++;
-    e->stats->selected_tokens += read;
+    e->stats->selected_tokens += n_selected;
     e->stats->candidate_tokens += resident;
-}
-
-/* Sums the counts of row i over layers and kv heads; they are ordered by pack. */
-static uint64_t sum_counts(const cn_engine *e, const cn_home_step *st, uint32_t i, bool missed)
-{
-    const cn_packs *packs = &e->homes.packs;
-    const cn_exchange_rows *r = &st->rows;
-    const uint32_t hk = e->model_config.n_kv_heads;
-    const uint32_t *at = st->counts + missed * cn_exchange_counts(&r->sizes, hk);
-    uint64_t sum = 0;
-    for (uint32_t p = 0; p < packs->n; p++) {
-        const uint32_t n = (cn_pack_start(packs, p + 1) - cn_pack_start(packs, p)) * hk;
-        for (uint32_t u = 0; u < n; u++) sum += at[i * n + u];
-        at += (size_t)r->n_rows * n;
-    }
-    return sum;
-}
-
-/* Counts the exchange of row i, whose token is delivered. */
-static void count_exchange(cn_engine *e, const cn_home_step *st, uint32_t i)
-{
-    cn_kv_usage *u = &st->seqs[i]->usage_kv;
-    const uint64_t moved = sum_counts(e, st, i, false), missed = sum_counts(e, st, i, true);
-    const cn_kv_layout *l = &e->pools.layout;
-    const uint64_t resident = st->seqs[i]->n_tokens - 1;
-    u->exchanges++;
-    u->fetched_entries += moved;
-    u->missed_entries += missed;
-    u->selected_steps++;
-    u->selected_tokens += st->attended[i];
-    u->candidate_tokens += resident;
-    e->stats->exchanges++;
-    e->stats->fetched_entries += moved;
-    e->stats->missed_entries += missed;
-    e->stats->fetched_bytes +=
-        moved * cn_away_of(&st->seqs[i]->kv, l->block_tokens).entry_tokens *
-        (l->tile_bytes / l->tile_tokens);
-    e->stats->selected_steps++;
-    e->stats->selected_tokens += st->attended[i];
-    e->stats->candidate_tokens += resident;
-}
-
-/* Returns the row of a sequence in the exchange of a step, or n_rows if it has none. Rows are in
- * the order of the step's tokens. Rows that compute tokens again have no token. */
-static uint32_t exchange_row(cn_home_step *st, const cn_seq *seq)
-{
-    uint32_t row = st->n_counted;
-    while (row < st->rows.n_rows && st->seqs[row] != seq) row++;
-    if (row < st->rows.n_rows) st->n_counted = row + 1;
-    return row;
 }
 
 static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
 {
     cn_seq *seq = f->seqs[i];
-    cn_home_step *st = &f->away[seq->kv.home];
-    const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
     if (token == CN_NO_TOKEN) { /* the sequence ends, so nothing is appended */
@@ -382,8 +292,8 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
         return;
     }
     e->stats->generation_tokens++;
-    if (seq->kv.select != CN_SELECT_NONE) count_selected(e, seq);
-    if (row < st->rows.n_rows) count_exchange(e, st, row);
+    count_selected(e, seq, f->n_selected[i]);
+    cn_home_flight_count(&e->homes, &f->homes, seq, e->stats);
     int32_t n_logprobs = s->request->sampling.logprobs;
     cn_token_logprobs lp = {
         .chosen = {token, f->host_logprobs[i]},
@@ -406,13 +316,7 @@ static cn_status collect(cn_engine *e)
 {
     cn_flight *f = &e->flights[e->flight_head % CN_FLIGHTS];
     CN_TRY(e->backend->fence_sync(f->fence));
-    for (int h = 0; h < CN_N_HOMES; h++) {
-        cn_home_step *st = &f->away[h];
-        if (st->rows.n_rows > 0) CN_TRY(e->homes.at[h].be->fence_sync(st->read));
-        st->n_counted = 0;
-    }
-    if (f->timed) CN_TRY(cn_home_clock_read(&e->homes, f->clock));
-    f->timed = false;
+    CN_TRY(cn_home_flight_land(&e->homes, &f->homes));
     e->flight_head++;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;
@@ -493,9 +397,5 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     cn_scheduler_stats(e->scheduler, out);
     if (e->events) out->compression_s = cn_events_stats(e->events)->total_s;
     out->stall_s = e->homes.stall_s;
-    for (int h = 0; h < CN_N_HOMES; h++) {
-        const cn_home *home = &e->homes.at[h];
-        const cn_kv_layout *l = &home->env.home.layout;
-        out->put_bytes += home->put_blocks * l->block_bytes * l->n_layers;
-    }
+    out->put_bytes += cn_homes_put_bytes(&e->homes);
 }

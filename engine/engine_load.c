@@ -268,10 +268,10 @@ static cn_status make_flight(cn_engine *e, cn_flight *f)
     if (digests) f->tiles = cn_calloc(n_tiles, sizeof *f->tiles);
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
     f->sits_out = cn_calloc(e->max_rows, sizeof *f->sits_out);
-    if (!f->seqs || !f->sits_out || (digests && !f->tiles))
+    f->n_selected = cn_calloc(e->max_rows, sizeof *f->n_selected);
+    if (!f->seqs || !f->sits_out || !f->n_selected || (digests && !f->tiles))
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
-    for (int h = 0; h < CN_N_HOMES; h++)
-        CN_TRY(cn_home_step_init(&f->away[h], &e->homes, (cn_kv_home)h));
+    CN_TRY(cn_home_flight_init(&f->homes, &e->homes));
     return e->backend->fence_create(e->backend, &f->fence);
 }
 
@@ -398,9 +398,7 @@ static void free_device_memory(cn_engine *e)
     cn_step_graphs_free(e);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
-        for (int h = 0; h < CN_N_HOMES; h++)
-            cn_home_step_free(&e->flights[i].away[h], &e->homes, (cn_kv_home)h);
-        cn_home_clock_free(&e->homes, e->flights[i].clock);
+        cn_home_flight_free(&e->flights[i].homes, &e->homes);
     }
     if (e->piece.fence) be->fence_free(e->piece.fence);
     cn_start_plan_free(&e->plan, e->homes.at[CN_HOME_PEER].be);
@@ -431,6 +429,7 @@ void cn_engine_free(cn_engine *e)
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         cn_free(e->flights[i].seqs);
         cn_free(e->flights[i].sits_out);
+        cn_free(e->flights[i].n_selected);
         cn_free(e->flights[i].tiles);
     }
     cn_free(e->count_owner);

@@ -60,7 +60,6 @@ static void declare_sampling(cn_start_plan *p, cn_engine *e)
 
 static void declare_steps(cn_start_plan *p, cn_engine *e)
 {
-    const cn_config *c = p->config;
     const cn_model_config *m = p->model;
     cn_start_add(p, "weights", CN_PART_WEIGHTS, cn_weights_bytes(m, p->backend),
                  &e->weights_memory);
@@ -71,13 +70,11 @@ static void declare_steps(cn_start_plan *p, cn_engine *e)
     const uint64_t before = cn_start_part_bytes(p, CN_PART_STEPS);
     cn_select_declare(p, &e->select, &e->pools.digest);
     p->select_bytes = cn_start_part_bytes(p, CN_PART_STEPS) - before;
-    for (int h = 0; h < CN_N_HOMES; h++) {
-        if (!(cn_config_away(c) >> h & 1)) continue;
-        cn_home_declare(p, &e->homes.at[h], (cn_kv_home)h);
-        for (size_t i = 0; i < CN_FLIGHTS; i++)
-            cn_home_step_declare(p, &e->flights[i].away[h], (cn_kv_home)h);
+    cn_homes_declare(p, &e->homes);
+    for (size_t i = 0; i < CN_FLIGHTS; i++) {
+        declare_flight(p, &e->flights[i]);
+        cn_home_flight_declare(p, &e->flights[i].homes);
     }
-    for (size_t i = 0; i < CN_FLIGHTS; i++) declare_flight(p, &e->flights[i]);
     cn_prompt_piece_declare(p, &e->piece);
 }
 

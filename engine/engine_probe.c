@@ -174,9 +174,9 @@ cn_status cn_engine_time_exchanges(cn_engine *e, bool on)
     if (!cn_homes_any(&e->homes))
         return cn_fail(CN_ERR_DEVICE, "no home is declared: no exchange can be timed");
     for (uint32_t i = 0; on && i < CN_FLIGHTS; i++)
-        if (!e->flights[i].clock)
-            CN_TRY(cn_home_clock_create(&e->homes, &e->flights[i].clock));
-    e->times_exchanges = on;
+        if (!e->flights[i].homes.clock)
+            CN_TRY(cn_home_clock_create(&e->homes, &e->flights[i].homes.clock));
+    e->homes.times_steps = on;
     return CN_OK;
 }
 

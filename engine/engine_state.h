@@ -9,7 +9,7 @@
 #include "engine/checkpoint/generation_config.h"
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
-#include "engine/home/home.h"
+#include "engine/home/home_step.h"
 #include "engine/grammar/grammars.h"
 #include "engine/base/list.h"
 #include "engine/model/model.h"
@@ -93,6 +93,7 @@ typedef struct cn_flight {
     bool logprobs; /* some row has logprobs on */
     uint32_t n_masks; /* rows with a token mask */
     bool *sits_out;   /* [max_rows] the row has no token, because its mask was late */
+    uint32_t *n_selected; /* [max_rows] as in cn_plan_row */
     cn_digest_tile *tiles; /* host: tiles that the step completed; NULL: no digests */
     /* Device arrays and their host copies, [max_rows]. */
     uint32_t *tokens;
@@ -101,9 +102,7 @@ typedef struct cn_flight {
     uint32_t *host_tokens;
     float *host_logprobs;
     cn_logprob *host_top;
-    cn_home_step away[CN_N_HOMES]; /* its away rows, by cn_kv_home */
-    cn_home_clock *clock;          /* NULL: exchanges were never timed */
-    bool timed;                    /* the step records it */
+    cn_home_flight homes;
 } cn_flight;
 
 enum { CN_FLIGHTS = 2 };
@@ -165,7 +164,6 @@ struct cn_engine {
     cn_sample **count_owner; /* [max_num_seqs] the sample that uses each row of counts, or NULL */
 
     cn_homes homes; /* peer and host, where declared */
-    bool times_exchanges;
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
     cn_select_scratch select;

@@ -82,8 +82,7 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
         return op_by_op;
     for (uint32_t i = 0; i < plan->n_rows; i++)
         if (!plan->rows[i].wants_sample || plan->rows[i].seq->home_len > 0) return op_by_op;
-    const cn_select_need need =
-        cn_select_need_of(plan, e->plan.kv.block_tokens, e->select.room);
+    const cn_select_need need = cn_select_need_of(plan, e->select.room);
     if (!need.fits) return op_by_op;
     cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), 0};
     if (need.listed)

@@ -104,6 +104,17 @@ static void secure_blocks(cn_scheduler *s)
     }
 }
 
+/* Sets what a decode row attends to. */
+static void set_span(const cn_scheduler *s, cn_plan_row *row)
+{
+    const cn_seq *q = row->seq;
+    const bool was_put = q->home_len > 0;
+    row->span = was_put ? cn_select_span_away(&q->kv, s->o.block_tokens)
+                        : cn_select_span_at(&q->kv, q->n_prompt, row->first_pos, s->o.block_tokens);
+    if (was_put || row->span.listed)
+        row->n_selected = row->first_slot + 1 - row->span.tail + row->span.list_len;
+}
+
 /* Adds a row of n_new tokens for q. */
 static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
 {
@@ -113,7 +124,8 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
     uint32_t at = s->n_rows++;
     /* A chunk of a prompt is never a decode row, even if it has one token. The size of a chunk
      * depends on batch composition; the kernel that computes a position must not. */
-    if (n_new == 1 && q->n_computed >= q->n_prompt) {
+    const bool is_decode = n_new == 1 && q->n_computed >= q->n_prompt;
+    if (is_decode) {
         uint32_t first_chunk = s->n_decode++;
         if (at != first_chunk) {
             s->rows[at] = s->rows[first_chunk];
@@ -121,7 +133,12 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
             at = first_chunk;
         }
     }
-    s->rows[at] = (cn_plan_row){q, n_new, q->n_computed, q->n_resident, wants_sample};
+    s->rows[at] = (cn_plan_row){.seq = q,
+                                .n_new = n_new,
+                                .first_pos = q->n_computed,
+                                .first_slot = q->n_resident,
+                                .wants_sample = wants_sample};
+    if (is_decode) set_span(s, &s->rows[at]);
     q->sched->row = at;
     s->n_tokens += n_new;
     q->n_computed += n_new;

@@ -16,6 +16,7 @@
 #ifndef CN_SCHEDULER_H
 #define CN_SCHEDULER_H
 
+#include "compress/selector.h"
 #include "engine/ops.h"
 #include "scheduler/request.h"
 
@@ -118,6 +119,9 @@ typedef struct cn_plan_row {
     uint32_t first_pos;
     uint32_t first_slot; /* resident slot of first_pos; first_pos before the first event */
     bool wants_sample;   /* the next token is sampled from the logits of the last query token */
+    cn_select_span span; /* of a decode row: what it attends to; else 0, as is the next */
+    uint32_t n_selected; /* tokens that it attends to, if its selector or its home leaves some out;
+                          * 0: it attends to all */
 } cn_plan_row;
 
 typedef struct cn_plan {

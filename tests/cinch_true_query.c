@@ -16,15 +16,14 @@ cn_status __real_cn_home_create(cn_homes *h, const cn_home_opts *o);
 cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o);
 
 static cn_homes *home;
-static cn_layer_hook hook;
 static cn_status (*real_rope_store)(cn_stream *s, const cn_rope_store_args *a);
 
 static cn_status store_and_exchange(cn_stream *s, const cn_rope_store_args *a)
 {
     CN_TRY(real_rope_store(s, a));
     if (!home->steps || a->layer < home->packs.first_layer) return CN_OK;
-    CN_TRY(hook.leave(hook.ctx, a->layer));
-    return hook.enter(hook.ctx, a->layer);
+    CN_TRY(home->hook.leave(home, a->layer));
+    return home->hook.enter(home, a->layer);
 }
 
 cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o)
@@ -36,7 +35,6 @@ cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o)
         return cn_fail(CN_ERR_ARG, "--packs %u: expected %u, one for each layer that selects",
                        h->packs.n, n_layers);
     home = h;
-    hook = cn_home_hook(h);
     real_rope_store = o->model_be->rope_store;
     o->model_be->rope_store = store_and_exchange;
     return CN_OK;

@@ -44,6 +44,13 @@ static const cn_backend without_routes;
 
 static uint32_t below(rig *r, uint32_t n) { return test_rng_below(&r->rng, n); }
 
+static void move_row(rig *r, uint32_t i, uint32_t position)
+{
+    cn_plan_row *row = &r->rows[i];
+    row->first_pos = row->first_slot = position;
+    row->span = cn_select_span_at(&row->seq->kv, row->seq->n_prompt, position, r->block);
+}
+
 static void draw_row(rig *r, uint32_t i, cn_kv_select select)
 {
     const cn_kv_params most = {.select_tokens = 512, .select_tiles = 64, .select_window = 16,
@@ -63,9 +70,8 @@ static void draw_row(rig *r, uint32_t i, cn_kv_select select)
     assert_int_equal(cn_selector_check(&q->kv, r->block, &most), CN_OK);
     q->n_prompt = 1 + below(r, 600);
     q->query_slot = (int32_t)below(r, 100);
-    const uint32_t position = q->n_prompt + below(r, CONTEXT - q->n_prompt);
-    r->rows[i] =
-        (cn_plan_row){.seq = q, .n_new = 1, .first_pos = position, .first_slot = position};
+    r->rows[i] = (cn_plan_row){.seq = q, .n_new = 1};
+    move_row(r, i, q->n_prompt + below(r, CONTEXT - q->n_prompt));
 }
 
 static uint32_t most_candidates(const rig *r)
@@ -86,7 +92,7 @@ static void open_builder(rig *r, uint32_t room)
     r->memory = aligned_alloc(64, cn_round_up(bytes, 64));
     assert_non_null(r->memory);
     memset(r->memory, UNTOUCHED, bytes);
-    const cn_select_builder_opts o = {.max_rows = MAX_ROWS, .block_tokens = r->block, .room = room,
+    const cn_select_builder_opts o = {.max_rows = MAX_ROWS, .room = room,
                                       .seed = SEED, .selectors = r->selectors,
                                       .be = &by_need};
     assert_int_equal(cn_select_builder_init(&r->b, &o, r->memory), CN_OK);
@@ -222,8 +228,7 @@ static void draw_plan(rig *r, uint64_t seed)
     r->selectors = (1U << CN_N_SELECTORS) - 1;
     const uint32_t n = 1 + below(r, MAX_ROWS), n_decode = 1 + below(r, n);
     for (uint32_t i = 0; i < n; i++) draw_row(r, i, (cn_kv_select)below(r, CN_N_SELECTORS));
-    for (uint32_t i = n_decode; i < n; i++)
-        r->rows[i].first_pos = r->rows[i].first_slot = 0, r->rows[i].n_new = 5;
+    for (uint32_t i = n_decode; i < n; i++) r->rows[i] = (cn_plan_row){&r->seqs[i], .n_new = 5};
     r->plan = (cn_plan){.rows = r->rows, .n_rows = n, .n_decode = n_decode};
 }
 
@@ -239,7 +244,7 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
         draw_plan(r, seed);
         const uint32_t room = most_candidates(r) + below(r, 3 * CONTEXT);
         open_builder(r, room);
-        const cn_select_need need = cn_select_need_of(&r->plan, r->block, room);
+        const cn_select_need need = cn_select_need_of(&r->plan, room);
         check_need(r, room, &need);
         const bool built = cn_select_build(&r->b, &r->plan, op_by_op, r->memory);
         assert_int_equal(built, need.listed);
@@ -286,7 +291,7 @@ static void a_shape_fixes_what_is_launched(void **state)
         r->plan.n_rows = r->plan.n_decode;
         const bool predicts = seed % 3 > 0;
         const uint32_t room = MAX_ROWS * CONTEXT;
-        const cn_select_need need = cn_select_need_of(&r->plan, r->block, room);
+        const cn_select_need need = cn_select_need_of(&r->plan, room);
         const bool plain = !need.listed && seed % 8 == 0;
         const cn_step_shape shape = {r->plan.n_rows + below(r, MAX_ROWS - r->plan.n_rows + 1),
                                      plain ? 0 : 77};
@@ -355,13 +360,14 @@ static void a_step_without_lists_writes_nothing(void **state)
     r->block = 64;
     draw_row(r, 0, CN_SELECT_NONE);
     draw_row(r, 1, CN_SELECT_DS);
-    r->rows[1].first_pos = r->rows[1].first_slot = r->seqs[1].n_prompt = 20;
+    r->seqs[1].n_prompt = 20;
+    move_row(r, 1, 20);
     r->plan = (cn_plan){.rows = r->rows, .n_rows = 2, .n_decode = 2};
     open_builder(r, CONTEXT);
     assert_false(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
     for (size_t i = 0; i < cn_select_bytes(MAX_ROWS); i++)
         assert_int_equal((unsigned char)r->memory[i], UNTOUCHED);
-    r->rows[1].first_pos = r->rows[1].first_slot = 2000;
+    move_row(r, 1, 2000);
     assert_true(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
     assert_true(check_rows(r));
     check_launches(r);

@@ -73,6 +73,16 @@ cn_status cn_home_check_start(const cn_config *c)
 
 bool cn_homes_any(const cn_homes *hs) { return hs->at[CN_HOME_PEER].be || hs->at[CN_HOME_HOST].be; }
 
+uint64_t cn_homes_put_bytes(const cn_homes *hs)
+{
+    uint64_t bytes = 0;
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const cn_kv_layout *l = &hs->at[h].env.home.layout;
+        bytes += hs->at[h].put_blocks * l->block_bytes * l->n_layers;
+    }
+    return bytes;
+}
+
 /* Returns the declared home behind h, or the first one if h is NULL. NULL: there is none. */
 static cn_home *next_home(cn_homes *hs, cn_home *h)
 {
@@ -201,10 +211,14 @@ static cn_status create_home(cn_homes *hs, cn_home *h)
     return create_fences(hs, h);
 }
 
+static cn_status enter_layer(void *ctx, uint32_t layer);
+static cn_status leave_layer(void *ctx, uint32_t layer);
+
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
 {
     cn_backend *model_be = o->model_be;
     hs->o = *o;
+    hs->hook = (cn_layer_hook){enter_layer, leave_layer, hs};
     hs->packs =
         cn_packs_make(o->config->select_dense_layers, o->model->n_layers, o->config->n_packs);
     describe_plane(hs);
@@ -213,32 +227,6 @@ cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
         CN_TRY(model_be->fence_create(model_be, &hs->stepped[p]));
     CN_TRY(model_be->fence_create(model_be, &hs->put));
     return model_be->fence_create(model_be, &hs->compressed);
-}
-
-cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
-{
-    const cn_home *h = &hs->at[home];
-    if (!h->be) return CN_OK;
-    const uint32_t b = hs->o.plan->block_tokens, n = hs->o.config->max_num_seqs;
-    uint32_t *counts = st->counts;
-    const cn_exchange_sizes z =
-        cn_exchange_sizes_of(hs->o.config, hs->o.model, home, b, false);
-    *st = (cn_home_step){.counts = counts};
-    CN_TRY(cn_exchange_rows_init(&st->rows, &z, b));
-    st->seqs = cn_calloc(n, sizeof(cn_seq *));
-    st->attended = cn_calloc(n, sizeof *st->attended);
-    if (!st->seqs || !st->attended)
-        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
-    return h->be->fence_create(h->be, &st->read);
-}
-
-void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
-{
-    if (st->read) hs->at[home].be->fence_free(st->read);
-    cn_exchange_rows_free(&st->rows);
-    cn_free(st->seqs);
-    cn_free(st->attended);
-    *st = (cn_home_step){.counts = st->counts};
 }
 
 cn_status cn_home_sync(cn_homes *hs)
@@ -462,7 +450,7 @@ static cn_status leave_layer(void *ctx, uint32_t layer)
     return CN_OK;
 }
 
-cn_layer_hook cn_home_hook(cn_homes *hs) { return (cn_layer_hook){enter_layer, leave_layer, hs}; }
+const cn_layer_hook *cn_home_hook(const cn_homes *hs) { return hs->hook.ctx ? &hs->hook : NULL; }
 
 cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
 {

@@ -36,12 +36,10 @@ typedef struct cn_home_opts {
     const float *cos, *sin; /* rope tables */
 } cn_home_opts;
 
-/* The away rows of a step with one home: the rows of their exchange, and what the caller counts
- * when the step's tokens are read. */
+/* The away rows of a step with one home (home_step.h). */
 typedef struct cn_home_step {
     cn_exchange_rows rows;
     cn_seq **seqs;      /* [max_num_seqs] of the rows */
-    uint32_t *attended; /* [max_num_seqs] tokens that each row attended to */
     uint32_t n_counted; /* leading rows that have been counted, or have no token */
     cn_fence *read;     /* of the home's backend: `counts` has been written */
     uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk] moved, then missed */
@@ -104,12 +102,16 @@ typedef struct cn_homes {
     /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
     cn_home_step *steps;
     cn_home_clock *clock; /* NULL: the step is not timed */
+    bool times_steps;     /* steps that begin now are timed */
+    cn_layer_hook hook;
     double stall_s; /* of the host, in the hook's `enter` */
     cn_exchange_times times;
 } cn_homes;
 
 /* Returns true when a home besides the device is declared. */
 bool cn_homes_any(const cn_homes *hs);
+/* Bytes that events have put to homes. */
+uint64_t cn_homes_put_bytes(const cn_homes *hs);
 
 /* CN_ERR_ARG when the options of homes are not possible. */
 cn_status cn_home_check_start(const cn_config *c);
@@ -122,9 +124,6 @@ cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *
 cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
 /* Call when the memory of the start plan is allocated. */
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
-/* Allocates the host arrays of a step with one home; the start plan allocates `counts`. */
-cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
-void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
 /* Waits for all work of the homes. Returns the first error of their streams. */
 cn_status cn_home_sync(cn_homes *hs);
 /* Frees streams, fences and host memory. hs may be zeroed. */
@@ -149,7 +148,7 @@ void cn_home_end_step(cn_homes *hs);
  * stream wait for the pack's exchange of the previous step. After the last layer of a pack, `leave`
  * starts the pack's exchange with each home that the step has rows of. Errors are those of the
  * backends. */
-cn_layer_hook cn_home_hook(cn_homes *hs);
+const cn_layer_hook *cn_home_hook(const cn_homes *hs); /* NULL: no home is declared */
 /* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
 cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);
 void cn_home_clock_free(cn_homes *hs, cn_home_clock *c);

@@ -39,8 +39,10 @@ static void declare_exchange(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_hom
                  halves * 2 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t), &x->counts);
 }
 
-void cn_home_declare(cn_start_plan *p, cn_home *h, cn_kv_home home)
+/* Adds what exchanges with one home need, if it is declared. */
+static void declare_home(cn_start_plan *p, cn_home *h, cn_kv_home home)
 {
+    if (!(cn_config_away(p->config) >> home & 1)) return;
     const cn_config *c = p->config;
     const cn_model_config *m = p->model;
     const uint64_t entries = sizes_of(p, home, true).move_stride;
@@ -55,12 +57,19 @@ void cn_home_declare(cn_start_plan *p, cn_home *h, cn_kv_home home)
                                    "label offsets of the home", &h->env.home.digest);
 }
 
-void cn_home_step_declare(cn_start_plan *p, cn_home_step *st, cn_kv_home home)
+void cn_homes_declare(cn_start_plan *p, cn_homes *hs)
 {
-    const cn_exchange_sizes s = sizes_of(p, home, false);
-    cn_start_add(p, "exchange counts", CN_PART_HOST,
-                 2 * cn_exchange_counts(&s, p->model->n_kv_heads) * sizeof *st->counts,
-                 &st->counts);
+    for (int h = 0; h < CN_N_HOMES; h++) declare_home(p, &hs->at[h], (cn_kv_home)h);
+}
+
+void cn_home_flight_declare(cn_start_plan *p, cn_home_flight *f)
+{
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const cn_exchange_sizes s = sizes_of(p, (cn_kv_home)h, false);
+        uint32_t **counts = &f->at[h].counts;
+        cn_start_add(p, "exchange counts", CN_PART_HOST,
+                     2 * cn_exchange_counts(&s, p->model->n_kv_heads) * sizeof **counts, counts);
+    }
 }
 
 /* The space of one home. */
@@ -110,7 +119,7 @@ cn_status cn_home_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_mode
     cn_home h = {0}; /* has the addresses of slots */
     cn_start_plan p = cn_start_plan_begin(c, m, be);
     CN_TRY(cn_home_plan_make(&p.kv.homes[CN_HOME_PEER], c, m, be));
-    if (cn_config_away(c) >> CN_HOME_PEER & 1) cn_home_declare(&p, &h, CN_HOME_PEER);
+    declare_home(&p, &h, CN_HOME_PEER);
     declare_space(&p, &h, CN_HOME_PEER);
     *bytes = cn_start_part_bytes(&p, CN_PART_CACHE);
     return CN_OK;

@@ -4,13 +4,13 @@
 #ifndef CN_HOME_MEMORY_H
 #define CN_HOME_MEMORY_H
 
-#include "engine/home/home.h"
+#include "engine/home/home_step.h"
 #include "engine/start/start_plan.h"
 
-/* Adds what exchanges with a declared home need, besides the home space. */
-void cn_home_declare(cn_start_plan *p, cn_home *h, cn_kv_home home);
-/* Adds what a flight needs for its rows with that home. */
-void cn_home_step_declare(cn_start_plan *p, cn_home_step *st, cn_kv_home home);
+/* Adds what exchanges with declared homes need, besides the home spaces. */
+void cn_homes_declare(cn_start_plan *p, cn_homes *hs);
+/* Adds what a flight needs for its rows with them. */
+void cn_home_flight_declare(cn_start_plan *p, cn_home_flight *f);
 /* Adds the spaces of all homes and their dense layers. The KV memory of the plan is divided. */
 void cn_homes_declare_kv(cn_start_plan *p, cn_homes *hs);
 

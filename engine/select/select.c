@@ -153,17 +153,10 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
     }
 }
 
-static cn_select_span span_of(const cn_plan_row *r, uint32_t block_tokens)
-{
-    const cn_seq *q = r->seq;
-    if (q->home_len > 0) return cn_select_span_away(&q->kv, block_tokens);
-    return cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens);
-}
-
 static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_plan_row *r)
 {
     const cn_seq *q = r->seq;
-    const cn_select_span s = span_of(r, b->opts.block_tokens);
+    const cn_select_span s = r->span;
     const uint32_t kv_len = r->first_slot + 1;
     CN_ASSERT(!s.listed || r->first_slot == r->first_pos || q->home_len > 0);
     u32_array(b, host, LIST_LEN)[row] = s.list_len;
@@ -222,16 +215,16 @@ uint32_t cn_select_routes(const cn_backend *be, uint32_t selectors,
     return n;
 }
 
-cn_select_need cn_select_need_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room)
+cn_select_need cn_select_need_of(const cn_plan *plan, uint32_t room)
 {
     cn_select_need need = {0};
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < plan->n_decode; i++) {
-        const cn_select_span s = span_of(&plan->rows[i], block_tokens);
-        need.listed |= s.listed;
+        const cn_select_span *s = &plan->rows[i].span;
+        need.listed |= s->listed;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
-            need.forms.stage[k] |= cn_sel_form(&s.stage[k]);
-            n[k] += s.n[k];
+            need.forms.stage[k] |= cn_sel_form(&s->stage[k]);
+            n[k] += s->n[k];
         }
     }
     need.fits = n[0] <= room && n[1] <= room;
@@ -252,7 +245,7 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
 {
     cn_select_view *v = &b->view;
-    const cn_select_need need = cn_select_need_of(plan, b->opts.block_tokens, b->opts.room);
+    const cn_select_need need = cn_select_need_of(plan, b->opts.room);
     CN_ASSERT(shape.rows == 0 || (need.fits && (shape.route > 0 || !need.listed)));
     if (shape.rows == 0 ? !need.listed : shape.route == 0) return false;
     v->runs_predict = false;

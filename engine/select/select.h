@@ -1,5 +1,5 @@
 /* select.h - what a step needs to select tokens: the arrays of its decode rows and the scratch of
- * the ops. The numbers come from cn_select_span_at (compress/selector.h). SELECTION.md.
+ * the ops. The numbers come from the spans of plan rows (scheduler/scheduler.h). SELECTION.md.
  *
  * Owner: cn_batch for the arrays, cn_engine for the scratch. Thread: engine only. Stage: 5 and 6 of
  * the path of a request. */
@@ -58,7 +58,7 @@ cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l);
 size_t cn_select_bytes(uint32_t max_rows);
 
 typedef struct cn_select_builder_opts {
-    uint32_t max_rows, block_tokens;
+    uint32_t max_rows;
     uint32_t room;      /* cn_select_scratch.room */
     uint32_t seed;      /* of selector `random` */
     uint32_t selectors; /* that requests may have: bit i is cn_kv_select i */
@@ -84,7 +84,7 @@ typedef struct cn_select_need {
     bool fits;   /* the candidates of all rows fit the room together */
     cn_sel_forms forms;
 } cn_select_need;
-cn_select_need cn_select_need_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room);
+cn_select_need cn_select_need_of(const cn_plan *plan, uint32_t room);
 
 /* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and sets the view. With
  * shape.rows, the rows behind them are padding that attends to nothing, and all candidates must fit

@@ -37,6 +37,25 @@ void sim_tag_positions(const sim_world *w, sim_seq *q, uint32_t n)
 
 /* ---- plans ---- */
 
+/* The span of a row depends on its sequence and position alone. */
+static bool check_span(sim_world *w, const cn_plan_row *row, bool is_decode)
+{
+    const cn_seq *q = row->seq;
+    cn_select_span s = {0};
+    if (is_decode)
+        s = q->home_len > 0 ? cn_select_span_away(&q->kv, w->engine.block_tokens)
+                            : cn_select_span_at(&q->kv, q->n_prompt, row->first_pos,
+                                                w->engine.block_tokens);
+    const bool leaves_out = s.listed || (is_decode && q->home_len > 0);
+    const uint32_t n = leaves_out ? s.list_len + row->first_slot + 1 - s.tail : 0;
+    const cn_select_span *t = &row->span;
+    return (s.listed == t->listed && s.list_len == t->list_len && s.tail == t->tail &&
+            s.n[0] == t->n[0] && s.n[1] == t->n[1] && s.stage[1].key == t->stage[1].key &&
+            n == row->n_selected) ||
+           sim_fail(w, "sequence %llu has a row with the span of another one",
+                    (unsigned long long)q->id);
+}
+
 static bool check_row(sim_world *w, const sim_seq *q, const cn_plan_row *row, uint32_t at,
                       const cn_plan *plan)
 {
@@ -205,6 +224,7 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
         sim_seq *q = sim_find(row->seq);
         if (!q || !q->live) return sim_fail(w, "a row of an unknown sequence");
         if (!check_row(w, q, row, i, plan)) return false;
+        if (!check_span(w, row, i < plan->n_decode)) return false;
         if (!begin_row(w, q, row, i < plan->n_decode)) return false;
         n_tokens += row->n_new;
         if (row->wants_sample && !note_token(w, row->seq)) return false;
