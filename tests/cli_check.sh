@@ -90,14 +90,14 @@ done <<T
 --input-file $dir: Is a directory|compare $model -i $dir --arms zip
 --retry-errors needs --resume|run-batch $model -i examples/prompts.jsonl -o $dir/o --retry-errors
 --id-field needs --prompt-field|run-batch $model -i examples/prompts.jsonl -o $dir/o --id-field id
---kv-budget needs --kv-policy window or zip|plan $model --kv-budget 2048
---kv-budget needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --kv-budget 384 --kv-select ds
+--kv-budget needs --kv-policy window|plan $model --kv-budget 2048
+--kv-budget needs --kv-policy window|run-batch $model -i examples/prompts.jsonl -o $dir/o --kv-budget 384 --kv-select ds
 --kv-window needs --kv-policy zip|serve $model --kv-window 32 --kv-policies full,window
 --kv-sinks needs --kv-policy window, or --kv-select oracle|bench throughput $model --kv-sinks 8
 --kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
---sync-compression needs --kv-policy window or zip|bench throughput $model --sync-compression
---tail-relaxation needs --kv-policy window or zip|serve $model --tail-relaxation
---hybrid-scheduling needs --kv-policy window or zip|serve $model --no-hybrid-scheduling
+--sync-compression needs --kv-policy window|bench throughput $model --sync-compression
+--tail-relaxation needs --kv-policy window|serve $model --tail-relaxation
+--hybrid-scheduling needs --kv-policy window|serve $model --no-hybrid-scheduling
 --select-tokens needs --kv-select oracle|run-batch $model -i examples/prompts.jsonl -o $dir/o --select-tokens 64 --kv-policy zip
 --select-tiles needs --kv-select tls|plan $model --select-tiles 8 --kv-selectors ds
 --select-group needs --kv-select ds or tls|plan $model --select-group mean --kv-select quest
@@ -136,8 +136,8 @@ spade does not read select_query|compare $model -i examples/prompts.jsonl --arms
 --chat-template has no effect on cinch plan: |plan $model --chat-template /nonexist
 --share-prefix-cache is an option of the sharing section|run-batch $model -i examples/prompts.jsonl -o $dir/o --share-prefix-cache
 --loop-rescue needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --kv-policy zip
---loop-rescue needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
---loop-rescue needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2 --kv-select spade --kv-home host --home-space 0.1
+--loop-rescue needs --kv-policy window|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
+--loop-rescue needs --kv-policy window|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2 --kv-select spade --kv-home host --home-space 0.1
 --repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field q --repetition-min-count 3
 --gpu-memory-utilization has no effect with --device cpu|plan $model --device cpu --gpu-memory-utilization 0.5
 --max-batches needs --spool|serve $model --max-batches 5

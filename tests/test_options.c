@@ -394,7 +394,7 @@ static void conflicting_options_are_refused(void **state)
                    "kv sinks of 64 tokens leave no room for the newest in a budget of 64");
     expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 63", NULL);
     const uint32_t engine = CN_SECTION_ENGINE | CN_SECTION_KV;
-    expect_invalid(engine, "--kv-budget 64", "--kv-budget needs --kv-policy window or zip");
+    expect_invalid(engine, "--kv-budget 64", "--kv-budget needs --kv-policy window");
     expect_invalid(engine, "--kv-budget 64 --kv-policies window", NULL);
     expect_invalid(engine, "--kv-sinks 2", "--kv-sinks needs --kv-policy window, or --kv-select");
     expect_invalid(engine, "--kv-sinks 2 --kv-select last", NULL);
@@ -410,7 +410,7 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(engine, "--select-cap 9 --kv-select last --kv-home host", NULL);
     expect_invalid(engine, "--select-window 9 --kv-select tls", "needs --kv-select spade");
     expect_invalid(engine, "--select-window 9 --kv-select tls --kv-home host", NULL);
-    expect_invalid(engine, "--tail-relaxation --kv-select ds", "needs --kv-policy window or zip");
+    expect_invalid(engine, "--tail-relaxation --kv-select ds", "needs --kv-policy window");
     const uint32_t answers = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH | CN_SECTION_SAMPLING;
     expect_invalid(answers, "-i a -o b --loop-rescue full", "--repetition-max-pattern-size");
     expect_invalid(answers, "-i a -o b --loop-rescue off", NULL);
