@@ -337,16 +337,6 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
     }
 }
 
-__device__ static inline void hash_lot(const cn_score_params &p, const cn_score_part &x,
-                                       uint32_t start, const score_out &out)
-{
-    for (uint32_t i = threadIdx.x % CN_WARP; i < 256; i += CN_WARP) {
-        const cn_score_token t = cn_score_token_of(p, x, start + i);
-        if (!t.valid) continue;
-        out.score[start + i - x.from] = cn_score_hash(p, x, t);
-    }
-}
-
 /* ---- the kernel ---- */
 
 /* Writes the sums of the part, and where they are. */
@@ -371,17 +361,16 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
     out.score = p.args.out + x.first;
     const bool is_max = MAX && cn_score_is_max(x.stage);
     if (is_max) out.rows = cn_score_rows(p, x.first);
-    if (x.stage.key != CN_KEY_HASH) load_query<MAX>(p, x, m);
+    if (x.stage.key == CN_KEY_HASH) {
+        cn_score_hash_part(p, x);
+        return;
+    }
+    load_query<MAX>(p, x, m);
     for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP) {
         const uint32_t start = lot_start(x, i);
-        switch (x.stage.key) {
-        case CN_KEY_LABELS:
-            if (p.label_bytes == 16) label_lot<4, MAX>(p, x, m, start, out);
-            else label_lot<WORDS, MAX>(p, x, m, start, out);
-            break;
-        case CN_KEY_HASH: hash_lot(p, x, start, out); break;
-        default: key_lot<MAX>(p, x, m, start, out);
-        }
+        if (x.stage.key != CN_KEY_LABELS) key_lot<MAX>(p, x, m, start, out);
+        else if (p.label_bytes == 16) label_lot<4, MAX>(p, x, m, start, out);
+        else label_lot<WORDS, MAX>(p, x, m, start, out);
     }
     if (is_max) store_sums(p, x, m);
 }
@@ -400,7 +389,7 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     if (!p.early) cn_wait_previous();
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
+    cn_score_plan plan = cn_score_divide(p, seqs);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see select.cu */

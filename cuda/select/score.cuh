@@ -20,7 +20,6 @@
 #ifndef CN_CUDA_SCORE_CUH
 #define CN_CUDA_SCORE_CUH
 
-#include <cub/block/block_scan.cuh>
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
@@ -123,22 +122,6 @@ __device__ static inline uint32_t cn_score_lots(const cn_score_seq &s)
     return ((from + (s.n << s.stage.entry_log2) - 1) >> log2) - (from >> log2) + 1;
 }
 
-/* Sums over the sequences before each one, and over all. */
-typedef struct cn_score_sums {
-    uint32_t before, all;
-} cn_score_sums;
-
-template <int THREADS>
-__device__ static inline cn_score_sums cn_score_scan(uint32_t value)
-{
-    typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> scan;
-    __shared__ typename scan::TempStorage temp;
-    cn_score_sums sums;
-    scan(temp).ExclusiveSum(value, sums.before, sums.all);
-    __syncthreads();
-    return sums;
-}
-
 /* The most lots of a block if units have blocks of their own; 0 if the units are too small, or if
  * equal shares take less time. total: lots of the step, longest: lots of the largest unit. */
 __device__ static inline uint32_t cn_score_most(uint32_t total, uint32_t longest)
@@ -146,27 +129,6 @@ __device__ static inline uint32_t cn_score_most(uint32_t total, uint32_t longest
     const uint32_t share = (total + gridDim.x - 1) / gridDim.x, n_parts = longest / max(share, 1u);
     const uint32_t most = n_parts > 0 ? (longest + n_parts - 1) / n_parts : 0;
     return most <= share + CN_SCORE_SLACK ? most : 0;
-}
-
-/* Gives the units blocks of their own if the grid suffices. Returns the most lots of a block, else
- * 0. */
-template <int THREADS>
-__device__ static inline uint32_t cn_score_separate(const cn_score_params &p, cn_score_seq *seqs,
-                                                    uint32_t total, uint32_t longest)
-{
-    const uint32_t most = cn_score_most(total, longest);
-    if (most == 0) return 0;
-    uint32_t blocks = 0;
-    for (uint32_t from = 0; from < p.args.n_seqs; from += THREADS) {
-        const uint32_t i = from + threadIdx.x, lots = i < p.args.n_seqs ? seqs[i].lots : 0;
-        const cn_score_sums sums =
-            cn_score_scan<THREADS>((lots + most - 1) / most * p.seq_units);
-        if (i < p.args.n_seqs) seqs[i].block = blocks + sums.before;
-        blocks += sums.all;
-    }
-    if (threadIdx.x == 0) seqs[p.args.n_seqs].block = blocks;
-    __syncthreads();
-    return blocks <= gridDim.x ? most : 0;
 }
 
 /* Returns the last sequence that begins at or before `at`, in lots or in blocks. */
@@ -241,57 +203,53 @@ __device__ static inline uint32_t cn_score_warp_scan(uint32_t value)
     return value;
 }
 
-/* Fills seqs[n_seqs + 1], n_seqs < 32, as the general division does, but in one warp: a barrier of
- * the block for each sum takes longer. Returns {lots of the step, cn_score_plan.most}. */
-__device__ static inline uint2 cn_score_divide_few(const cn_score_params &p, cn_score_seq *seqs)
+/* Calls store(i, sum), i < n, with the sum of value(0) to value(i - 1). Returns the sum of all. A
+ * warp calls it: a barrier of the block for each sum takes longer. */
+template <typename Value, typename Store>
+__device__ static inline uint32_t cn_score_add_up(uint32_t n, Value value, Store store)
+{
+    uint32_t all = 0;
+#pragma unroll 1
+    for (uint32_t from = 0; from < n; from += CN_WARP) {
+        const uint32_t i = from + threadIdx.x, own = i < n ? value(i) : 0;
+        const uint32_t end = all + cn_score_warp_scan(own);
+        if (i < n) store(i, end - own);
+        all = __shfl_sync(0xffffffffu, end, CN_WARP - 1);
+    }
+    return all;
+}
+
+/* Fills seqs[n_seqs + 1]. Returns {lots of the step, cn_score_plan.most}. */
+__device__ static inline uint2 cn_score_divide_seqs(const cn_score_params &p, cn_score_seq *seqs)
 {
     __shared__ uint2 result;
+    const uint32_t n = p.args.n_seqs + 1;
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) seqs[i] = cn_score_load_seq(p.args, i);
+    if (n > CN_WARP) __syncthreads(); /* else a lane reads what it has stored */
     if (threadIdx.x < CN_WARP) {
-        cn_score_seq s = cn_score_load_seq(p.args, threadIdx.x);
-        const uint32_t places = cn_score_warp_scan(s.lots * p.seq_units);
-        const uint32_t longest = __reduce_max_sync(0xffffffffu, s.lots);
-        const uint32_t total = __shfl_sync(0xffffffffu, places, CN_WARP - 1);
-        uint32_t most = cn_score_most(total, longest);
-        const uint32_t own = most > 0 ? (s.lots + most - 1) / most * p.seq_units : 0;
-        const uint32_t blocks = cn_score_warp_scan(own);
-        if (__shfl_sync(0xffffffffu, blocks, CN_WARP - 1) > gridDim.x) most = 0;
-        s.place = places - s.lots * p.seq_units;
-        s.block = blocks - own;
-        if (threadIdx.x <= p.args.n_seqs) seqs[threadIdx.x] = s;
-        if (threadIdx.x == 0) result = make_uint2(total, most);
+        uint32_t longest = 0, blocks = 0;
+        const uint32_t total = cn_score_add_up(
+            n,
+            [&](uint32_t i) {
+                longest = max(longest, seqs[i].lots);
+                return seqs[i].lots * p.seq_units;
+            },
+            [&](uint32_t i, uint32_t sum) { seqs[i].place = sum; });
+        const uint32_t most = cn_score_most(total, __reduce_max_sync(0xffffffffu, longest));
+        if (most > 0)
+            blocks = cn_score_add_up(
+                n, [&](uint32_t i) { return (seqs[i].lots + most - 1) / most * p.seq_units; },
+                [&](uint32_t i, uint32_t sum) { seqs[i].block = sum; });
+        if (threadIdx.x == 0) result = make_uint2(total, blocks <= gridDim.x ? most : 0);
     }
     __syncthreads();
     return result;
 }
 
-/* As cn_score_divide_few, for any number of sequences. */
-template <int THREADS>
-__device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn_score_seq *seqs)
-{
-    __shared__ uint32_t longest;
-    const cn_score_args &a = p.args;
-    uint32_t total = 0;
-    if (threadIdx.x == 0) longest = 0;
-    for (uint32_t from = 0; from < a.n_seqs; from += THREADS) {
-        const uint32_t i = from + threadIdx.x;
-        cn_score_seq s = cn_score_load_seq(a, i);
-        const cn_score_sums sums = cn_score_scan<THREADS>(s.lots * p.seq_units);
-        s.place = total + sums.before;
-        if (i < a.n_seqs) seqs[i] = s;
-        if (s.lots > 0) atomicMax(&longest, s.lots);
-        total += sums.all;
-    }
-    if (threadIdx.x == 0) seqs[a.n_seqs].place = total;
-    __syncthreads();
-    return make_uint2(total, cn_score_separate<THREADS>(p, seqs, total, longest));
-}
-
-/* Fills seqs[n_seqs + 1] and finds the lots of this block. Called by all THREADS of the block. */
-template <int THREADS>
+/* Fills seqs[n_seqs + 1] and finds the lots of this block. All threads of the block call it. */
 __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
 {
-    const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs)
-                                                 : cn_score_divide_many<THREADS>(p, seqs);
+    const uint2 result = cn_score_divide_seqs(p, seqs);
     cn_score_plan plan = {};
     plan.seqs = seqs;
     plan.n_seqs = p.args.n_seqs;
@@ -453,12 +411,18 @@ __device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
     return (const uint4 *)((const cn_bf16 *)pools.kv + cn_score_row_of(p, x, t) * d);
 }
 
-/* Returns the score of a candidate that is ranked by its hash. */
-__device__ static inline uint16_t cn_score_hash(const cn_score_params &p, const cn_score_part &x,
-                                                const cn_score_token &t)
+/* Computes the scores of a part that is ranked by hashes. */
+__device__ static inline void cn_score_hash_part(const cn_score_params &p, const cn_score_part &x)
 {
-    if (t.position < x.base) return 0;
-    return cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
+    const uint32_t start = x.lot << x.lot_log2, end = (x.lot + x.n_lots) << x.lot_log2;
+    for (uint32_t at = start + threadIdx.x; at < end; at += blockDim.x) {
+        const cn_score_token t = cn_score_token_of(p, x, at);
+        if (!t.valid) continue;
+        p.args.out[x.first + at - x.from] =
+            t.position < x.base
+                ? (uint16_t)0
+                : cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
+    }
 }
 
 /* cn_score_scale of a part. */

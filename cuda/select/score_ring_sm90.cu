@@ -74,17 +74,6 @@ static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- hashes ---- */
-
-__device__ static inline void compute_hashes(const cn_score_params &p, const cn_score_part &x)
-{
-    const uint32_t start = x.lot << x.lot_log2, end = (x.lot + x.n_lots) << x.lot_log2;
-    for (uint32_t at = start + threadIdx.x; at < end; at += THREADS) {
-        const cn_score_token t = cn_score_token_of(p, x, at);
-        if (t.valid) p.args.out[x.first + at - x.from] = cn_score_hash(p, x, t);
-    }
-}
-
 /* ---- the kernel ---- */
 
 /* Returns how many candidates a part has. */
@@ -134,7 +123,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     __syncthreads(); /* the query is ready */
     cn_feed_fill(f, p, number + 1);
     if (key == CN_KEY_HASH) {
-        compute_hashes(p, x);
+        cn_score_hash_part(p, x);
     } else if (warp < m.n_workers) {
         const uint32_t known = number + 1;
         if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D, false>(p, x, m, f, known);
@@ -206,7 +195,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     if (DIGITS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
-        cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
+        cn_score_divide(p, (cn_score_seq *)(dynamic + shape.seqs_at));
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
