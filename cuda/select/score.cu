@@ -404,25 +404,6 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
 
 /* ---- on the host ---- */
 
-/* Bytes of the counts of units, which begin the scratch: those of a call of one layer. */
-static size_t counts_bytes(const cn_cuda_backend_opts *o)
-{
-    return (size_t)o->max_seqs * o->n_kv_heads * CN_COUNTS * sizeof(uint32_t);
-}
-
-/* Bytes of the counts of finished lists, after them. */
-static size_t done_bytes(const cn_cuda_backend_opts *o)
-{
-    return cn_round_up((size_t)o->max_seqs * o->n_kv_heads * sizeof(uint32_t), 64);
-}
-
-static size_t all_counts_bytes(const cn_cuda_backend_opts *o)
-{
-    return counts_bytes(o) + done_bytes(o);
-}
-
-/* ---- scratch: counts; what blocks that compute shares need; partial results of a call ---- */
-
 enum {
     LEAST_LAYERS = 4,      /* of a call, if score_layers is less */
     MOST_BLOCKS = 512,     /* of a launch */
@@ -430,46 +411,35 @@ enum {
     SHARE_WORDS = 4        /* counters of blocks that compute shares; 16 bytes */
 };
 
-/* The most late parts, and the most slots, of a call whose blocks compute shares. */
-static size_t share_slots(const cn_cuda_backend_opts *o)
-{
-    return (size_t)o->max_seqs * o->n_kv_heads + MOST_BLOCKS;
-}
+/* Where the parts of the scratch begin, in bytes. They do not depend on the call, because only what
+ * a call has used is cleared after it. */
+typedef struct scratch_places {
+    size_t units; /* of a call of one layer, at most; the counts of these are at 0 */
+    size_t done;  /* counts of finished lists */
+    size_t counters, sums, late; /* of blocks that compute shares */
+    size_t results, end;         /* partial results of a call */
+} scratch_places;
 
-/* Bytes of the sums of these slots. Larger groups do not use them. */
-static size_t share_sums_bytes(const cn_cuda_backend_opts *o)
+static scratch_places places_of(const cn_cuda_backend_opts *o)
 {
-    return share_slots(o) * CN_LABEL_HEADS * sizeof(cn_marked_sum);
-}
-
-static size_t share_bytes(const cn_cuda_backend_opts *o)
-{
-    return SHARE_WORDS * sizeof(uint32_t) + share_sums_bytes(o) +
-           share_slots(o) * sizeof(cn_score_late);
-}
-
-/* Units of the largest call. */
-static size_t most_units(const cn_cuda_backend_opts *o)
-{
-    return (size_t)cn_max_u32(o->score_layers, LEAST_LAYERS) * o->max_seqs * o->n_kv_heads;
-}
-
-/* Sets what the blocks need to compute shares. The places must not depend on the call, because only
- * the slots that a call has used are cleared after it. */
-static void set_shares(const cn_stream *s, cn_score_shares *w)
-{
-    const cn_cuda_backend_opts *o = &s->cuda->opts;
-    w->n_late = (uint32_t *)((char *)s->select_scratch + all_counts_bytes(o));
-    w->n_done = w->n_late + 1;
-    w->sums = (cn_marked_sum *)(w->n_late + SHARE_WORDS);
-    w->late = (cn_score_late *)((char *)w->sums + share_sums_bytes(o));
+    scratch_places at;
+    at.units = (size_t)o->max_seqs * o->n_kv_heads;
+    at.done = at.units * CN_COUNTS * sizeof(uint32_t);
+    at.counters = at.done + cn_round_up(at.units * sizeof(uint32_t), 64);
+    at.sums = at.counters + SHARE_WORDS * sizeof(uint32_t);
+    const size_t slots = at.units + MOST_BLOCKS; /* and late parts */
+    at.late = at.sums + slots * CN_LABEL_HEADS * sizeof(cn_marked_sum);
+    at.results = at.late + slots * sizeof(cn_score_late);
+    const size_t units = cn_max_u32(o->score_layers, LEAST_LAYERS) * at.units;
+    const size_t heads = o->n_heads * units / cn_max_u32(o->n_kv_heads, 1);
+    at.end = at.results + units * sizeof(cn_score_unit) +
+             (heads + o->n_heads * MOST_BLOCKS) * sizeof(cn_exp_sum);
+    return at;
 }
 
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return all_counts_bytes(o) + share_bytes(o) + most_units(o) * sizeof(cn_score_unit) +
-           (o->n_heads * most_units(o) / cn_max_u32(o->n_kv_heads, 1) + o->n_heads * MOST_BLOCKS) *
-               sizeof(cn_exp_sum);
+    return places_of(o).end;
 }
 
 static cn_status check(const cn_score_args *a)
@@ -506,16 +476,6 @@ static cn_status launch(cn_stream *s, cn_score_params p)
     return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
-/* Lets the call count if it can. */
-static void set_counts(const cn_stream *s, cn_score_params *p)
-{
-    const cn_score_args *a = &p->args;
-    const size_t n_units = (size_t)a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
-    const bool fits = n_units * CN_COUNTS * sizeof(uint32_t) <= counts_bytes(&s->cuda->opts);
-    if (fits && a->n_layers == 1 && cn_score_ring_counts(s, *p))
-        p->counts = (uint32_t *)s->select_scratch;
-}
-
 cn_score_params cn_score_params_of(const cn_score_args *a)
 {
     const cn_kv_layout *l = &a->pools.layout;
@@ -533,20 +493,27 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     return p;
 }
 
-/* Divides the scratch for partial results. */
-static cn_status set_scratch(const cn_stream *s, cn_score_params *p)
+/* Divides the scratch. may_count: the next op clears the counts. */
+static cn_status set_scratch(const cn_stream *s, cn_score_params *p, bool may_count)
 {
-    const cn_cuda_backend_opts *o = &s->cuda->opts;
-    const size_t start = all_counts_bytes(o) + share_bytes(o);
-    const size_t room = s->cuda->select_scratch_bytes - start;
-    const size_t slots = room / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
+    const scratch_places at = places_of(&s->cuda->opts);
+    char *scratch = (char *)s->select_scratch;
+    const size_t slots =
+        (at.end - at.results) / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
     if (p->n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
                        "score: %u units of %u query heads: expected at most %zu units", p->n_units,
                        p->group, slots > n_blocks ? slots - n_blocks : 0);
-    p->slots = (cn_exp_sum *)((char *)s->select_scratch + start);
+    p->slots = (cn_exp_sum *)(scratch + at.results);
     p->units = (cn_score_unit *)(p->slots + slots * p->group);
+    const bool fits = p->args.n_layers == 1 && p->n_units <= at.units;
+    if (may_count && fits && cn_score_ring_counts(s, *p)) p->counts = (uint32_t *)scratch;
+    if (!cn_score_ring_shares(*p)) return CN_OK;
+    p->shares.n_late = (uint32_t *)(scratch + at.counters);
+    p->shares.n_done = p->shares.n_late + 1;
+    p->shares.sums = (cn_marked_sum *)(scratch + at.sums);
+    p->shares.late = (cn_score_late *)(scratch + at.late);
     return CN_OK;
 }
 
@@ -559,12 +526,8 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     p.early = early;
     p.patience = s->cuda->switches.impatient ? 0 : PATIENCE;
-    CN_TRY(set_scratch(s, &p));
-    if (counts) {
-        set_counts(s, &p);
-        *counts = p.counts;
-    }
-    if (cn_score_ring_shares(p)) set_shares(s, &p.shares);
+    CN_TRY(set_scratch(s, &p, counts != NULL));
+    if (counts) *counts = p.counts;
     CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
     return a->logits && !p.shares.sums ? cn_score_share(s, p) : CN_OK;
 }
@@ -576,7 +539,6 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 
 uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units)
 {
-    const cn_cuda_backend_opts *o = &s->cuda->opts;
-    if (n_units * sizeof(uint32_t) > done_bytes(o)) return NULL;
-    return (uint32_t *)((char *)s->select_scratch + counts_bytes(o));
+    const scratch_places at = places_of(&s->cuda->opts);
+    return n_units <= at.units ? (uint32_t *)((char *)s->select_scratch + at.done) : NULL;
 }
