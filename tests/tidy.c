@@ -313,6 +313,7 @@ static const struct {
     {"cuda/sample/", {"cuda/", "engine/sample_math.h"}},
     {"cuda/select/",
      {"cuda/", "cuda/attn/", "compress/", "engine/sample_math.h", "engine/select/select_math.h"}},
+    {"cuda/home/", {"cuda/", "cuda/select/select.cuh"}},
     {"tests/", {"*"}},
     {"bench/", {"*"}},
     {"examples/", {"cinch.h"}},

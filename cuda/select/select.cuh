@@ -1,4 +1,4 @@
-/* select.cuh - code that the kernels of selection share: the unit of a thread block, and the
+/* select.cuh - code that the kernels of selection and of homes share: the unit of a block, and the
  * addresses of its candidates. SELECTION.md. Arrays: engine/ops.h. */
 #ifndef CN_CUDA_SELECT_CUH
 #define CN_CUDA_SELECT_CUH
