@@ -47,6 +47,24 @@ static void config_row(const cn_option *o)
     printf(" |\n");
 }
 
+/* What most users set. The rest of docs/CONFIG.md has the bounds. */
+static void config_most_used(void)
+{
+    static const char *const names[] = {
+        "model",     "max-model-len", "max-num-seqs", "gpu-memory-utilization", "kv-policy",
+        "kv-budget", "kv-select",     "max-tokens",   "port",                   "api-key-file",
+    };
+    printf("\n## The ten options that people use\n\n"
+           "| option | default | meaning |\n|---|---|---|\n");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cn_option *o = cn_option_find(names[i]);
+        CN_ASSERT(o);
+        printf("| `--%s` | %s | ", o->name, default_text(o));
+        print_escaped(o->help, '<', "&lt;");
+        printf(" |\n");
+    }
+}
+
 static void config_section(cn_option_section s)
 {
     size_t n;
@@ -87,6 +105,7 @@ static void print_config(void)
         "that the command does not use is an error, never ignored. A JSON key sets the same "
         "value for one request, in its body, within the same bounds (`kv.budget` is `budget` "
         "in the object `kv`).\n");
+    config_most_used();
     config_commands();
     const uint32_t sections = offered_sections() | CN_SECTIONS_LIBRARY;
     for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
