@@ -251,15 +251,15 @@ __global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
 #endif
 }
 
-/* The same for launches that rank K rows only. MAX: some may be under rule max. */
-template <bool MAX, uint32_t D>
+/* The same for launches that rank K rows only. */
+template <uint32_t D>
 __global__ static void __maxnreg__(96)
     row_kernel(const __grid_constant__ cn_score_params p,
                const __grid_constant__ ring_shape shape,
                const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_KEY_ROWS, MAX, D, false>(p, shape, &rows);
+    run<CN_KEY_ROWS, true, D, false>(p, shape, &rows);
 #endif
 }
 
@@ -449,10 +449,7 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
     CUtensorMap rows = {};
     if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
         CN_TRY(map_rows(&rows, p.args.pools));
-    const bool is_128 = p.args.pools.layout.head_dim == 128;
-    const auto of_max = is_128 ? row_kernel<true, 128> : row_kernel<true, 0>;
-    const auto of_mean = is_128 ? row_kernel<false, 128> : row_kernel<false, 0>;
-    const auto of_rows = p.args.logits ? of_max : of_mean;
+    const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
     return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel, how,
                           p, shape, rows);
 }
