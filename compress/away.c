@@ -135,6 +135,11 @@ cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens)
         return CN_OK; /* the checks of policy and selector refuse it */
     if (!is_away(kv)) return CN_OK;
     CN_TRY(check_selector(kv));
+    if (!cn_policy_of(kv->policy)->away)
+        return cn_fail(CN_ERR_ARG,
+                       "kv policy %s with kv home %s: expected full, window or zip, because the "
+                       "home must know what stays on the device; change one of the two",
+                       cn_kv_policy_name(kv->policy), names[kv->home]);
     if ((unsigned)kv->select_query > CN_QUERY_PREDICTED)
         return cn_fail(CN_ERR_ARG, "kv select_query %u: expected a value of cn_select_query",
                        (unsigned)kv->select_query);

@@ -19,6 +19,7 @@ typedef struct cn_policy {
     const char *params;  /* members of a kv object that the policy reads, except "policy" */
     cn_keep keep;        /* how events select slots; CN_KEEP_ALL: no cap and no events */
     bool needs_slot;     /* the policy observes queries: a request needs a query slot */
+    bool away;           /* compress/away.c knows what it keeps on the device of away requests */
     uint32_t planes;     /* planes of a block besides K and V: bit i is cn_block_plane i */
     /* Checks the policy's own parameters, with the budget rounded. CN_ERR_ARG. May be NULL. */
     cn_status (*check)(const cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);

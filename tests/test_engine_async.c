@@ -236,7 +236,7 @@ static bool draw_home(scenario *x, cn_kv_params *kv)
     kv->select = selectors[below(x, 3)];
     const bool has_tiles = kv->select == CN_SELECT_TLS;
     /* tls keeps a tile of sinks, more than these budgets. zip has the ring in its window. */
-    if (has_tiles) kv->policy = CN_KV_FULL;
+    if (has_tiles || !cn_policy_of(kv->policy)->away) kv->policy = CN_KV_FULL;
     else if (kv->policy == CN_KV_ZIP && kv->window_tokens < 2) kv->policy = CN_KV_WINDOW;
     kv->select_tokens = between(x, 1, SELECT_TOKENS);
     kv->select_tiles = chance(x, 70) ? 2 : SELECT_TILES;
