@@ -3,9 +3,34 @@
 #include "compress/policy.h"
 
 #include <float.h>
+#include <math.h>
 
 /* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
+
+/* Checks the slots that a rule keeps at both ends. The newest are the last slots, which move fill
+ * must leave in token order, like the window. */
+static cn_status check_ends(const cn_kv_params *kv, uint32_t block_tokens)
+{
+    if (!within(kv->recent, 0.0f, (float)(1 << 30)) ||
+        (kv->recent >= 1.0f && kv->recent != floorf(kv->recent)))
+        return cn_fail(CN_ERR_ARG,
+                       "kv recent %g: expected a share of the budget, from 0 to below 1, or a "
+                       "whole number of tokens",
+                       (double)kv->recent);
+    const uint32_t newest = cn_rule_newest(kv);
+    if ((uint64_t)newest + kv->sink_tokens > kv->budget_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv recent of %u tokens and kv sinks of %u, which are always kept: expected "
+                       "at most the budget of %u; lower one of them or raise the budget",
+                       newest, kv->sink_tokens, kv->budget_tokens);
+    if (kv->move == CN_MOVE_FILL && newest > block_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv recent of %u tokens: with kv move fill expected at most a block of %u; "
+                       "use kv move order, a smaller recent or a larger --block-size",
+                       newest, block_tokens);
+    return CN_OK;
+}
 
 static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
                            uint32_t max_window_tokens)
@@ -51,7 +76,7 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
                        "kv window of %u tokens: with kv move fill expected at most a block of %u; "
                        "use kv move order, a smaller window or a larger --block-size",
                        kv->window_tokens, block_tokens);
-    return CN_OK;
+    return cn_rule_of(kv->rule)->keeps_ends ? check_ends(kv, block_tokens) : CN_OK;
 }
 
 cn_status cn_policy_check_sinks(const cn_kv_params *kv)
@@ -82,6 +107,12 @@ static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
                        "observation window of %u tokens: expected 1 to %u (the engine's "
                        "--kv-window), at most the budget of %u and the %u tokens so far",
                        w, p->window, kept, r->position_end);
+    const uint32_t sinks = cn_rule_sinks(&r->params), newest = cn_rule_newest(&r->params);
+    if ((uint64_t)sinks + newest > kept)
+        return cn_fail(CN_ERR_ARG,
+                       "%u first and %u newest tokens are always kept: expected at most the %u "
+                       "that the event keeps",
+                       sinks, newest, kept);
     if (r->query_slot >= p->n_query_slots)
         return cn_fail(CN_ERR_ARG, "query slot %u: expected less than %u", r->query_slot,
                        p->n_query_slots);
@@ -107,8 +138,8 @@ static const cn_policy table[CN_N_POLICIES] = {
                       .away = true,
                       .check = check_window},
     [CN_KV_ZIP] = {.name = "zip",
-                   .params = "budget window rule global alpha pooling redundancy p tau lambda "
-                             "combine move",
+                   .params = "budget window rule sinks recent global alpha pooling redundancy p "
+                             "tau lambda combine move",
                    .keep = CN_KEEP_BEST,
                    .needs_slot = true,
                    .away = true,
@@ -121,6 +152,12 @@ const cn_policy *cn_policy_of(cn_kv_policy policy)
 {
     CN_ASSERT((unsigned)policy < CN_N_POLICIES);
     return &table[policy];
+}
+
+const char *cn_policy_params(cn_kv_policy policy, cn_kv_rule rule)
+{
+    const cn_policy *p = cn_policy_of(policy);
+    return p->keep == CN_KEEP_BEST ? cn_rule_of(rule)->params : p->params;
 }
 
 const char *cn_kv_policy_name(cn_kv_policy p)

@@ -16,7 +16,8 @@ enum { CN_N_POLICIES = 3 };
 
 typedef struct cn_policy {
     const char *name;
-    const char *params;  /* members of a kv object that the policy reads, except "policy" */
+    const char *params;  /* members of a kv object that the policy reads with any rule, except
+                          * "policy" */
     cn_keep keep;        /* how events select slots; CN_KEEP_ALL: no cap and no events */
     bool needs_slot;     /* the policy observes queries: a request needs a query slot */
     bool away;           /* compress/away.c knows what it keeps on the device of away requests */
@@ -29,6 +30,10 @@ typedef struct cn_policy {
 
 /* Returns the row of a policy. Asserts that the value is one of cn_kv_policy. */
 const cn_policy *cn_policy_of(cn_kv_policy policy);
+
+/* Returns the members of a kv object that the policy reads, except "policy". The rule matters to a
+ * policy with CN_KEEP_BEST alone. */
+const char *cn_policy_params(cn_kv_policy policy, cn_kv_rule rule);
 
 /* What a set of policies needs. */
 typedef struct cn_policy_needs {

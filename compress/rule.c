@@ -1,9 +1,19 @@
 /* rule.c - the table of rules. The CUDA backend links this file too. See rule.h. */
 #include "compress/rule.h"
 
+#include <math.h>
+
+/* The knobs of the paper's rule. */
+#define KNOBS "budget window rule global alpha pooling redundancy p tau lambda combine move"
+
 static const cn_rule table[CN_N_RULES] = {
-    [CN_RULE_ZIPAGE] = {.name = "zipage"},
-    [CN_RULE_SCALED] = {.name = "scaled", .scale = 1.7f},
+    [CN_RULE_ZIPAGE] = {.name = "zipage", .params = KNOBS},
+    [CN_RULE_SCALED] = {.name = "scaled", .params = KNOBS, .scale = 1.7f},
+    [CN_RULE_PEAK] = {.name = "peak",
+                      .params = KNOBS " sinks recent",
+                      .form = CN_FORM_PEAK,
+                      .scale = 0.76f,
+                      .keeps_ends = true},
 };
 
 const cn_rule *cn_rule_of(cn_kv_rule rule)
@@ -15,4 +25,31 @@ const cn_rule *cn_rule_of(cn_kv_rule rule)
 float cn_rule_scale(const cn_kv_params *kv)
 {
     return kv->redundancy == CN_REDUNDANCY_NONE ? 0.0f : cn_rule_of(kv->rule)->scale;
+}
+
+/* Not infinite for alpha 0, so that the newest query, of age 0, counts. */
+static float log2_of(float alpha) { return alpha > 0.0f ? log2f(alpha) : -1e6f; }
+
+float cn_rule_decay_log2(const cn_kv_params *kv)
+{
+    const bool peak = cn_rule_of(kv->rule)->form == CN_FORM_PEAK;
+    return peak ? log2_of(kv->alpha) / (float)CN_DECAY_TOKENS : 0.0f;
+}
+
+float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens)
+{
+    const bool peak = cn_rule_of(kv->rule)->form == CN_FORM_PEAK;
+    return peak ? exp2f(cn_rule_decay_log2(kv) * (float)n_tokens) : kv->alpha;
+}
+
+uint32_t cn_rule_sinks(const cn_kv_params *kv)
+{
+    return cn_rule_of(kv->rule)->keeps_ends ? kv->sink_tokens : 0;
+}
+
+uint32_t cn_rule_newest(const cn_kv_params *kv)
+{
+    if (!cn_rule_of(kv->rule)->keeps_ends) return kv->window_tokens;
+    const double share = kv->recent < 1.0f ? (double)kv->budget_tokens : 1.0;
+    return cn_max_u32(kv->window_tokens, (uint32_t)((double)kv->recent * share));
 }

@@ -1,23 +1,34 @@
 /* rule.h - the rules by which policy `zip` scores tokens, as rows of one table. A rule says how the
- * attention of the queries becomes the score S, and how S meets the redundancy R. Pure functions;
- * no device call. The backends use the table too. DESIGN.md §2.
+ * attention of the queries becomes the score S, how S meets the redundancy R, and which slots are
+ * kept whatever their score. Pure functions; no device call. The backends use the table too.
+ * DESIGN.md §2.
  *
- * To add one: a value of cn_kv_rule (engine/cinch.h), its name in CN_RULE_NAMES, a row in rule.c
- * (docs/HACKING.md). */
+ * To add one: a value of cn_kv_rule (engine/cinch.h), its name in CN_RULE_NAMES, a row in
+ * rule.c (docs/HACKING.md). */
 #ifndef CN_RULE_H
 #define CN_RULE_H
 
 #include "engine/ops.h"
 
 /* Names in the order of cn_kv_rule. */
-#define CN_RULE_NAMES "zipage|scaled"
-enum { CN_N_RULES = 2 };
+#define CN_RULE_NAMES "zipage|scaled|peak"
+enum { CN_N_RULES = 3 };
+
+/* How the probabilities that the window's queries give a slot become S. */
+typedef enum cn_rule_form {
+    CN_FORM_MEAN, /* their mean; F decays by alpha from event to event */
+    CN_FORM_PEAK  /* the largest; a probability decays by alpha in each CN_DECAY_TOKENS tokens */
+} cn_rule_form;
+enum { CN_DECAY_TOKENS = 64 };
 
 typedef struct cn_rule {
     const char *name;
+    const char *params; /* members of a kv object that zip reads with this rule, except "policy" */
+    cn_rule_form form;
     /* Sum to which the scores of a (layer, kv head) are brought before the redundancy is
      * subtracted; 0: they stay as they are. */
     float scale;
+    bool keeps_ends; /* events always keep the sinks and the newest tokens of kv.recent */
 } cn_rule;
 
 /* Returns the row of a rule. Asserts that the value is one of cn_kv_rule. */
@@ -26,5 +37,17 @@ const cn_rule *cn_rule_of(cn_kv_rule rule);
 /* Returns the sum to which an event with these parameters scales S; 0: it does not. Only an event
  * that subtracts a redundancy scales, because a factor alone changes no order. */
 float cn_rule_scale(const cn_kv_params *kv);
+
+/* Returns the base-2 logarithm of the factor by which a probability decays for each token that came
+ * after its query: 0 with CN_FORM_MEAN. */
+float cn_rule_decay_log2(const cn_kv_params *kv);
+
+/* Returns the factor by which F decays until an event that comes n_tokens after the last one. */
+float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens);
+
+/* Return how many of the first and of the newest slots an event keeps whatever their score. The
+ * newest are those of the observation window, or more. kv has been checked, its budget rounded. */
+uint32_t cn_rule_sinks(const cn_kv_params *kv);
+uint32_t cn_rule_newest(const cn_kv_params *kv);
 
 #endif

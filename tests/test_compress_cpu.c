@@ -59,7 +59,11 @@ static cn_kv_params params_read(const json_t *o)
         .policy = CN_KV_ZIP,
         .budget_tokens = get_u32(o, "n_target") * get_u32(o, "block"),
         .window_tokens = get_u32(o, "window"),
-        .rule = get_is(o, "rule", "scaled") ? CN_RULE_SCALED : CN_RULE_ZIPAGE,
+        .sink_tokens = get_u32(o, "sinks"),
+        .recent = get_f32(o, "recent"),
+        .rule = get_is(o, "rule", "peak")     ? CN_RULE_PEAK
+                : get_is(o, "rule", "scaled") ? CN_RULE_SCALED
+                                              : CN_RULE_ZIPAGE,
         .global_score = get_bool(o, "global"),
         .alpha = get_f32(o, "alpha"),
         .pooling = get_is(o, "pooling", "first")    ? CN_POOLING_FIRST

@@ -269,9 +269,10 @@ static cn_kv_params draw_kv(scenario *x)
     const uint32_t widest = move == CN_MOVE_FILL ? cn_min_u32(x->window, x->block) : x->window;
     cn_kv_params kv = {
         .policy = policy < CN_N_POLICIES ? (cn_kv_policy)policy : CN_KV_ZIP,
-        .budget_tokens = between(x, 32, 80),
+        .budget_tokens = between(x, 36, 80), /* room for the window and the sinks */
         .window_tokens = between(x, 1, widest),
         .sink_tokens = below(x, 5),
+        .recent = (float)below(x, 13),
         .rule = (cn_kv_rule)below(x, CN_N_RULES),
         .global_score = chance(x, 70),
         .alpha = (float)below(x, 11) / 10,

@@ -183,11 +183,12 @@ static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uin
     q.position_end = n + test_rng_below(r, 1000);
     q.first_event = test_rng_below(r, 2);
     q.n_history = q.first_event ? 0 : test_rng_below(r, n + 1);
-    const uint32_t window = 1 + test_rng_below(r, cn_min_u32(p->window, q.n_target * b));
+    const uint32_t kept = q.n_target * b;
+    const uint32_t window = 1 + test_rng_below(r, cn_min_u32(p->window, kept));
     q.params = (cn_kv_params){.policy = draw_policy(r),
                               .budget_tokens = q.n_target * b,
                               .window_tokens = window,
-                              .sink_tokens = test_rng_below(r, 9),
+                              .sink_tokens = cn_min_u32(test_rng_below(r, 9), kept - window),
                               .rule = (cn_kv_rule)test_rng_below(r, CN_N_RULES),
                               .global_score = test_rng_below(r, 3) > 0,
                               .alpha = 0.8f,
@@ -198,6 +199,7 @@ static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uin
                               .lambda = 0.2f,
                               .combine = (cn_kv_combine)test_rng_below(r, 2),
                               .move = (cn_kv_move)test_rng_below(r, 2)};
+    q.params.recent = (float)test_rng_below(r, kept - q.params.sink_tokens + 1);
     return q;
 }
 
@@ -265,7 +267,7 @@ static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, ou
 typedef struct answer {
     uint32_t n, n_kept;
     float *f;         /* [n] the new global score */
-    float *score;     /* [n] final score; infinite for the window's slots */
+    float *score;     /* [n] final score; infinite for slots that are always kept */
     float *magnitude; /* [n] largest term of the final score */
     uint32_t *kept;   /* [n_kept] */
     float *memory;
@@ -294,7 +296,8 @@ static void answer_scores(const event *e, const cn_compress_req *q, uint32_t lay
             a->magnitude[v] = fmaxf(a->magnitude[v], fmaxf(a->score[v], of_r));
         }
     }
-    for (uint32_t v = n - q->params.window_tokens; v < n; v++) a->score[v] = INFINITY;
+    for (uint32_t v = 0; v < cn_rule_sinks(&q->params); v++) a->score[v] = INFINITY;
+    for (uint32_t v = n - cn_rule_newest(&q->params); v < n; v++) a->score[v] = INFINITY;
     cn_free(keys);
     cn_free(work);
     cn_free(redundancy);
@@ -394,6 +397,11 @@ static bool nearly_equal(const answer *a, uint32_t v, uint32_t threshold)
     return off <= 2 * SCORE_TOLERANCE * most;
 }
 
+static uint32_t n_forced(const cn_compress_req *q)
+{
+    return cn_rule_sinks(&q->params) + cn_rule_newest(&q->params);
+}
+
 /* Checks kept[i]. A slot that differs from the answer must be a near tie. */
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
@@ -406,7 +414,7 @@ static void check_kept(const where *w, const cn_compress_req *q, const answer *a
         if (a->score[a->kept[i]] <= a->score[threshold]) threshold = a->kept[i];
     }
     check_places(w, q, a->n_kept, kept, got);
-    if (by_score && a->n_kept < a->n) w->env->n_decisions += a->n_kept - q->params.window_tokens;
+    if (by_score && a->n_kept < a->n) w->env->n_decisions += a->n_kept - n_forced(q);
     for (uint32_t v = 0; v < a->n; v++) {
         if (wanted[v] == got[v]) continue;
         if (!by_score || !nearly_equal(a, v, threshold))
@@ -547,6 +555,9 @@ static event *model_event(op_env *env, uint32_t n_blocks, uint32_t n_target, uin
         q.params.policy = CN_KV_ZIP;
         q.params.budget_tokens = n_target * 256;
         q.params.window_tokens = 16;
+        q.params.sink_tokens = 4;
+        q.params.recent = 0.125f;
+        q.params.rule = (cn_kv_rule)(i % CN_N_RULES);
         q.params.global_score = true;
         q.params.pooling = CN_POOLING_FIRST;
         q.params.redundancy = CN_REDUNDANCY_LIGHTNING;

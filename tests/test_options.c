@@ -156,7 +156,7 @@ static void enum_names_match_their_enums(void **state)
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", cn_kv_policy_name(last_policy), last_policy},
         {"kv-policies", cn_kv_policy_name(last_policy), last_policy},
-        {"kv-rule", "scaled", CN_RULE_SCALED},
+        {"kv-rule", "peak", CN_RULE_PEAK},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
@@ -396,7 +396,7 @@ static void conflicting_options_are_refused(void **state)
     const uint32_t engine = CN_SECTION_ENGINE | CN_SECTION_KV;
     expect_invalid(engine, "--kv-budget 64", "--kv-budget needs --kv-policy window");
     expect_invalid(engine, "--kv-budget 64 --kv-policies window", NULL);
-    expect_invalid(engine, "--kv-sinks 2", "--kv-sinks needs --kv-policy window, or --kv-select");
+    expect_invalid(engine, "--kv-sinks 2", "--kv-sinks needs --kv-policy window");
     expect_invalid(engine, "--kv-sinks 2 --kv-select last", NULL);
     expect_invalid(engine, "--select-tiles 9 --kv-select ds", "needs --kv-select tls");
     expect_invalid(engine, "--select-tiles 9 --kv-selectors ds,tls", NULL);

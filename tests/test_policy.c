@@ -56,7 +56,7 @@ static void errors_carry_the_numbers(void **state)
     refused(zip(UINT32_MAX), "4294967295", "budget");
     kv = zip(64);
     kv.rule = (cn_kv_rule)CN_N_RULES;
-    refused(kv, "2", "rule");
+    refused(kv, "3", "rule");
     kv = zip(64);
     kv.alpha = 1.5f;
     refused(kv, "1.5", "alpha");
@@ -128,6 +128,26 @@ static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
     assert_int_equal(cn_policy_first_trigger(3, 64, 16), 64);
 }
 
+/* A policy reads with a rule only what its row names for any rule. */
+static void check_reported(const cn_policy *p, int policy, cn_kv_rule rule)
+{
+    const cn_kv_params kv = {
+        .policy = (cn_kv_policy)policy, .rule = rule, .budget_tokens = 64, .lambda = 0.5f};
+    json_t *json = cn_kv_params_json(&kv);
+    size_t n_words = 1; /* "policy" */
+    for (const char *w = cn_policy_params(kv.policy, rule); *w; n_words++) {
+        char word[32];
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(w, " "), w);
+        assert_non_null(json_object_get(json, word));
+        assert_non_null(strstr(p->params, word));
+        w += strcspn(w, " ");
+        w += strspn(w, " ");
+    }
+    assert_int_equal(json_object_size(json), n_words);
+    assert_string_equal(json_string_value(json_object_get(json, "policy")), p->name);
+    json_decref(json);
+}
+
 /* The option table has the names of the rows. A kv object for reports has exactly the members that
  * its policy reads. */
 static void a_policy_is_one_row(void **state)
@@ -138,13 +158,7 @@ static void a_policy_is_one_row(void **state)
         const cn_policy *p = cn_policy_of((cn_kv_policy)i);
         assert_string_equal(cn_kv_policy_name((cn_kv_policy)i), p->name);
         assert_int_equal(cn_buf_addf(&names, "%s%s", i ? "|" : "", p->name), CN_OK);
-        const cn_kv_params kv = {.policy = (cn_kv_policy)i, .budget_tokens = 64, .lambda = 0.5f};
-        json_t *json = cn_kv_params_json(&kv);
-        size_t n_words = 1; /* "policy" */
-        for (const char *w = p->params; *w; w += strspn(w, " "), n_words++) w += strcspn(w, " ");
-        assert_int_equal(json_object_size(json), n_words);
-        assert_string_equal(json_string_value(json_object_get(json, "policy")), p->name);
-        json_decref(json);
+        for (int rule = 0; rule < CN_N_RULES; rule++) check_reported(p, i, (cn_kv_rule)rule);
     }
     assert_string_equal(names.data, CN_POLICY_NAMES);
     cn_buf_free(&names);
@@ -168,6 +182,58 @@ static void a_rule_is_one_row(void **state)
     assert_true(cn_rule_scale(&kv) == 0);
 }
 
+static void peak_keeps_both_ends(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(64);
+    kv.rule = CN_RULE_PEAK;
+    kv.sink_tokens = 4;
+    const float recent[] = {0, 0.125f, 0.5f, 0.999f, 1, 16, 60};
+    const uint32_t newest[] = {8, 8, 32, 63, 8, 16, 60};
+    for (int i = 0; i < 7; i++) {
+        kv.window_tokens = 8;
+        kv.recent = recent[i];
+        assert_int_equal(cn_rule_sinks(&kv), 4);
+        assert_int_equal(cn_rule_newest(&kv), newest[i]);
+        kv.move = newest[i] > 16 ? CN_MOVE_ORDER : CN_MOVE_FILL;
+        if (newest[i] <= 60) assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+        else refused(kv, "63", "recent");
+        kv.move = CN_MOVE_FILL;
+        if (newest[i] > 16 && newest[i] <= 60) refused(kv, "at most a block of 16", "recent");
+    }
+    kv.move = CN_MOVE_ORDER;
+    const float odd[] = {1.5f, -1, NAN, 1e10f};
+    for (int i = 0; i < 4; i++) {
+        kv.recent = odd[i];
+        refused(kv, "recent", "share of the budget");
+    }
+    kv.recent = 61;
+    refused(kv, "61", "sinks of 4");
+    kv.rule = CN_RULE_SCALED; /* which reads neither */
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+    assert_int_equal(cn_rule_sinks(&kv), 0);
+    assert_int_equal(cn_rule_newest(&kv), 8);
+}
+
+static void peak_decays_by_tokens(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(64);
+    kv.alpha = 0.5f;
+    assert_true(cn_rule_decay_log2(&kv) == 0);
+    assert_true(cn_rule_history_factor(&kv, 64) == 0.5f);
+    assert_true(cn_rule_history_factor(&kv, 128) == 0.5f);
+    kv.rule = CN_RULE_PEAK;
+    assert_true(cn_rule_decay_log2(&kv) == -1.0f / 64);
+    assert_true(cn_rule_history_factor(&kv, 64) == 0.5f);
+    assert_true(cn_rule_history_factor(&kv, 128) == 0.25f);
+    kv.alpha = 0;
+    assert_true(cn_rule_history_factor(&kv, 16) == 0);
+    assert_true(cn_rule_decay_log2(&kv) * 0 == 0);
+    kv.alpha = 1;
+    assert_true(cn_rule_history_factor(&kv, 1 << 20) == 1);
+}
+
 static void policies_together_need_what_any_of_them_needs(void **state)
 {
     (void)state;
@@ -186,6 +252,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_policy_is_one_row),
         cmocka_unit_test(a_rule_is_one_row),
+        cmocka_unit_test(peak_keeps_both_ends),
+        cmocka_unit_test(peak_decays_by_tokens),
         cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),

@@ -24,6 +24,11 @@ static bool keeps_best(const cn_kv_params *p)
     return cn_policy_of(p->policy)->keep == CN_KEEP_BEST;
 }
 
+static bool is_peak(const cn_kv_params *p)
+{
+    return keeps_best(p) && cn_rule_of(p->rule)->form == CN_FORM_PEAK;
+}
+
 static bool fills_holes(const cn_kv_params *p) { return keeps_best(p) && p->move == CN_MOVE_FILL; }
 
 /* Returns true when a move would overwrite source block i before its slots are read. With move
@@ -122,7 +127,7 @@ static bool same_group(const cn_compress_req *a, const cn_compress_req *b)
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
     return !keeps_best(p) ||
            (p->window_tokens == q->window_tokens && p->redundancy == q->redundancy &&
-            p->move == q->move);
+            p->move == q->move && is_peak(p) == is_peak(q));
 }
 
 static bool leads_group(const cn_compress_req *reqs, uint32_t i)
@@ -167,18 +172,21 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
     const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
     const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
+    const uint32_t n_history = o->global_score && !r->first_event ? r->n_history : 0;
     cn_compress_job j = {
         .n_target = r->n_target,
         .query_slot = r->query_slot,
         .ring_start = best ? (r->position_end - o->window_tokens) % o->window_tokens : 0,
-        .n_history = o->global_score && !r->first_event ? r->n_history : 0,
+        .n_history = n_history,
         .n_placed = r->first_event ? 0 : r->n_history,
         .first_position = r->first_event ? 0 : r->position_end - r->n_blocks * b,
-        .n_sinks = o->sink_tokens,
+        .n_sinks = best ? cn_rule_sinks(o) : o->sink_tokens,
+        .n_newest = best ? cn_rule_newest(o) : 0,
         .global = keeps_scores(o),
         .pool = o->pooling == CN_POOLING_ALWAYS ||
                 (o->pooling == CN_POOLING_FIRST && r->first_event),
-        .alpha = o->alpha,
+        .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - n_history) : 0,
+        .decay_log2 = best ? cn_rule_decay_log2(o) : 0,
         .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,
         .score_sum = best ? cn_rule_scale(o) : 0,
@@ -271,6 +279,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
         .n_blocks = r->n_blocks,
         .n = n,
         .window = w,
+        .peak = is_peak(&r->params),
         .group = p->n_heads / p->layout.n_kv_heads,
         .n_spans = (uint32_t)cn_ceil_div(n, CN_COMPRESS_SPAN),
         .work_words = keeps_best(&r->params) ? work_words(p, n, w) : 0,

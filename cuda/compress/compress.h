@@ -4,8 +4,8 @@
  * engine's; all work runs on the stream of the call.
  *
  * compress.c checks the requests and sorts them into groups of one shape (policy, blocks, window,
- * kind of redundancy and of move). It cuts every group into chunks of (jobs x layers) whose scores
- * fit the scratch.
+ * kind of redundancy and of move, form of the rule). It cuts every group into chunks of (jobs x
+ * layers) whose scores fit the scratch.
  * A unit is one (job, layer, kv head) of a chunk; units share no data. A chunk runs up to four
  * steps in stream order:
  *
@@ -42,10 +42,13 @@ typedef struct cn_compress_job {
     uint32_t n_history;  /* slots [0, n_history) have a valid F; 0 without global score */
     /* P moves with slots [0, n_placed); slot i from there on has position first_position + i. */
     uint32_t n_placed, first_position;
-    uint32_t n_sinks;    /* policy window */
+    /* First and newest slots that are always kept. Under CN_KEEP_RECENT the newest follow from the
+     * number of targets. */
+    uint32_t n_sinks, n_newest;
     bool global;         /* F is updated */
     bool pool;           /* this event pools */
-    float alpha;         /* decay of F */
+    float alpha;         /* factor of F */
+    float decay_log2;    /* of a probability, per token that its query is older than the newest */
     float redundancy_p;
     float redundancy_scale; /* R = base-2 softmax of (redundancy_scale * row sums) */
     float score_sum; /* S is scaled to this sum over the n slots, after pooling; 0: it is not */
@@ -63,6 +66,7 @@ typedef struct cn_compress_chunk {
     bool fills; /* CN_KEEP_BEST with CN_MOVE_FILL */
     uint32_t n_blocks, n; /* n = n_blocks * block_tokens resident slots */
     uint32_t window;      /* queries */
+    bool peak;            /* S is the largest decayed probability, not the mean (cn_rule_form) */
     uint32_t group;       /* query heads of a kv head */
     uint32_t n_spans;     /* of CN_COMPRESS_SPAN slots; the last may be shorter */
     uint32_t max_target;  /* largest n_target */
@@ -95,7 +99,8 @@ CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
  * order that does not depend on other units:
  *
  *   score[v]       S before pooling: mean over the window's queries of the largest softmax over the
- *                  group's heads. The softmax is over all n slots; query u sees the first
+ *                  group's heads; with `peak` the largest, times 2^(decay_log2 * age), where the
+ *                  newest query has age 0. The softmax is over all n slots; query u sees the first
  *                  n - window + u + 1. Then max(alpha * F[v], S) if v < n_history. F is at
  *                  cn_kv_side(layer, source[v / b], kv_head, v % b) and is only read.
  *   redundancy[v]  the sum of row v of the keys' cosines over its block (lightning) or all slots

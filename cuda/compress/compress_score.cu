@@ -219,7 +219,13 @@ __device__ static inline float group_max(float v, uint32_t columns)
     return v;
 }
 
-/* Adds the weights of STEP query rows from `row` on to sum[] (this lane's slots v and v + 8).
+/* Counts the weight of one more query: the sum, or with `peak` the largest. */
+__device__ static inline float counted(const score_params &p, float all, float more)
+{
+    return p.c.peak ? fmaxf(all, more) : all + more;
+}
+
+/* Counts the weights of STEP query rows from `row` on in sum[] (this lane's slots v and v + 8).
  * best[] keeps the largest weight of a group that continues in the next rows. */
 __device__ static inline void add_weights(float sum[2], float best[2], const score_params &p,
                                           const float x[STEP / 8][4], const float *totals,
@@ -237,31 +243,39 @@ __device__ static inline void add_weights(float sum[2], float best[2], const sco
             const float b =
                 weight(x[j][2 * half + 1] * p.scale, totals[at + 1], v + 8 * half, right);
             if (p.padded == 1) {
-                sum[half] += a + b;
+                sum[half] = counted(p, counted(p, sum[half], a), b);
                 continue;
             }
             best[half] = fmaxf(best[half], fmaxf(a, b));
             if ((row / 8 + j + 1) % fragments != 0) continue;
-            sum[half] += group_max(best[half], p.padded);
+            sum[half] = counted(p, sum[half], group_max(best[half], p.padded));
             best[half] = 0.0f;
         }
     }
 }
 
-/* Computes S of a slot from the sums of its four lanes. `times` lanes counted each group. */
+/* Computes S of a slot from the counts of its four lanes. `times` lanes counted each group. */
 __device__ static inline void finish_slot(const score_params &p, const cn_compress_unit &u,
-                                          uint32_t v, float sum)
+                                          uint32_t v, float count)
 {
-    sum = cn_quad_sum(sum);
-    if (threadIdx.x % 4 != 0 || v >= p.c.n) return;
     const float times = p.padded >= 8 ? 4.0f : p.padded == 4 ? 2.0f : 1.0f;
-    float s = sum / (times * (float)p.c.window);
+    float s = p.c.peak ? cn_quad_max(count) : cn_quad_sum(count) / (times * (float)p.c.window);
+    if (threadIdx.x % 4 != 0 || v >= p.c.n) return;
     if (v < u.job->n_history) {
         const uint32_t b = p.c.pools.layout.block_tokens;
         const size_t at = cn_compress_side(p.c, u, u.job->source[v / b], v % b);
         s = fmaxf(s, u.job->alpha * p.c.pools.score[at]);
     }
     p.c.score[(size_t)u.index * p.c.n + v] = s;
+}
+
+/* Returns what a padded query row's logits are reduced by: the logarithm of the denominator, plus
+ * the decay of the query's probabilities. */
+__device__ static inline float total_of(const score_params &p, const cn_compress_unit &u,
+                                        const float2 *sums, uint32_t row)
+{
+    const uint32_t query = row / p.padded, age = p.c.window - 1 - query;
+    return sums[query * p.c.group + row % p.padded].x - u.job->decay_log2 * (float)age;
 }
 
 __global__ static void __launch_bounds__(THREADS)
@@ -285,10 +299,8 @@ __global__ static void __launch_bounds__(THREADS)
             if (tile == 0 || p.n_padded > QUERY_TILE) {
                 load_queries(queries, p, u, first);
                 for (uint32_t r = threadIdx.x; r < QUERY_TILE; r += THREADS)
-                    totals[r] = n_visible(p, first + r) == 0
-                                    ? 0.0f
-                                    : sums[(first + r) / p.padded * p.c.group +
-                                           (first + r) % p.padded].x;
+                    totals[r] = n_visible(p, first + r) == 0 ? 0.0f
+                                                             : total_of(p, u, sums, first + r);
             }
             tiles_arrived();
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {

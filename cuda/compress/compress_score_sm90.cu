@@ -12,7 +12,7 @@
  *      over the span are written to device memory for the other spans of the unit.
  *   3. weigh: when the measures of all spans of the unit are written, the logits, still in
  *      registers, become weights of the whole sequence: the largest of the group, mean over the
- *      window, global score.
+ *      window or the largest, global score.
  *
  * Step 3 waits for other thread blocks. This cannot deadlock. All blocks run at once, one on each
  * multiprocessor; two such launches must not run at the same time, and an engine's events run one
@@ -287,6 +287,16 @@ __device__ static inline bool column_measure(uint32_t *at, bool *repeats, const 
     return row < p.c.window;
 }
 
+/* Returns how many queries are newer than that of the own column; 0 for rows past the window. */
+__device__ static inline float own_age(const score_params &p, const score_span &span,
+                                       uint32_t round)
+{
+    const uint32_t row = ring_row_of(p, round, own_column() / 4, own_column() % 4);
+    const uint32_t start = span.job->ring_start;
+    if (row >= p.c.window) return 0.0f;
+    return (float)(p.c.window - 1 - (row - start + (row < start ? p.c.window : 0)));
+}
+
 /* Writes the span's measures for all spans of the unit. */
 __device__ static __forceinline__ void measure(const score_params &p, const score_span &span,
                                                const float x[OWN][SUMS], team_shared *team,
@@ -306,8 +316,8 @@ __device__ static __forceinline__ void measure(const score_params &p, const scor
         write_measure(&measures_at(p, span, span.span)[at], all);
 }
 
-/* Computes base: a logit minus base is the base-2 logarithm of its softmax over the sequence. Waits
- * for the other spans of the unit. */
+/* Computes base: a logit minus base is the base-2 logarithm of its softmax over the sequence,
+ * decayed by the age of the query. Waits for the other spans of the unit. */
 __device__ static inline void find_bases(const score_params &p, const score_span &span,
                                          team_shared *team, uint32_t round)
 {
@@ -333,11 +343,14 @@ __device__ static inline void find_bases(const score_params &p, const score_span
         }
     }
     all = merge_shared(all);
-    if (part == 0) team->base[own_column()] = all.x + log2f(all.y);
+    if (part == 0)
+        team->base[own_column()] =
+            all.x + log2f(all.y) - span.job->decay_log2 * own_age(p, span, round);
     team_sync();
 }
 
-/* sum += the largest weight of the group, for each query. */
+/* Counts the largest weight of the group, for each query: added to sum, or the maximum (PEAK). */
+template <bool PEAK>
 __device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUMS],
                                              const score_params &p, const float base[COLUMNS],
                                              uint32_t round)
@@ -369,7 +382,10 @@ __device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUM
 #pragma unroll
         for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) sum[s][h] += cn_exp2(fmaxf(x[s][VALUE(i, h)], least));
+            for (uint32_t h = 0; h < 2; h++) {
+                const float weight = cn_exp2(fmaxf(x[s][VALUE(i, h)], least));
+                sum[s][h] = PEAK ? fmaxf(sum[s][h], weight) : sum[s][h] + weight;
+            }
     }
 }
 
@@ -392,14 +408,13 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
     for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
-            float all = sum[s][h];
-            all = cn_quad_sum(all);
+            const float all = p.c.peak ? cn_quad_max(sum[s][h]) : cn_quad_sum(sum[s][h]);
             if (owns(s, h)) own = all;
         }
     const uint32_t slot = span.first + own_row();
+    const float s = p.c.peak ? own : own / (float)p.c.window;
     if (slot < p.c.n)
-        p.c.score[(size_t)span.unit * p.c.n + slot] =
-            fmaxf(own / (float)p.c.window, span.job->alpha * history);
+        p.c.score[(size_t)span.unit * p.c.n + slot] = fmaxf(s, span.job->alpha * history);
 }
 
 /* Steps 2 and 3 together, for a window of one round, whose logits stay in registers. */
@@ -414,7 +429,10 @@ __device__ static inline void attend(const score_params &p, const score_span &sp
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     measure(p, span, x, t.shared, 0);
     find_bases(p, span, t.shared, 0);
-    weigh(sum, x, p, t.shared->base, 0);
+    if (p.c.peak)
+        weigh<true>(sum, x, p, t.shared->base, 0);
+    else
+        weigh<false>(sum, x, p, t.shared->base, 0);
     store_scores(p, span, sum, history);
 }
 
@@ -429,8 +447,10 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
         if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
         begin_logits(x, t, turn * p.n_rounds + round);
         end_logits(x, p, span, t, round);
-        if (p.steps == WEIGH)
-            weigh(sum, x, p, t.shared->base, round);
+        if (p.steps == WEIGH && p.c.peak)
+            weigh<true>(sum, x, p, t.shared->base, round);
+        else if (p.steps == WEIGH)
+            weigh<false>(sum, x, p, t.shared->base, round);
         else
             measure(p, span, x, t.shared, round);
     }

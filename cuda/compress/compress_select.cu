@@ -1,6 +1,6 @@
 /* compress_select.cu - selects the slots that an event keeps: redundancy softmax, pooling, scale,
- * the weighted final score, window slots forced in, and the n_target * b best slots by radix
- * selection; ties go to the higher slot.
+ * the weighted final score, first and newest slots forced in, and the n_target * b best slots by
+ * radix selection; ties go to the higher slot.
  * In: score, redundancy [units, n] f32. Out: work [units, work_words], the kept slot that each
  * target slot receives; F of the target blocks. Grid units, 512 threads.
  *
@@ -139,7 +139,8 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
         if (redundancy)
             x = weight * x -
                 job.redundancy_weight * (exp2f(__uint_as_float(keys[v]) - s.top) * s.inverse);
-        keys[v] = ordered_bits(v + c.window >= c.n ? CUDART_INF_F : x);
+        const bool stays = v < job.n_sinks || v + job.n_newest >= c.n;
+        keys[v] = ordered_bits(stays ? CUDART_INF_F : x);
     }
     __syncthreads();
 }

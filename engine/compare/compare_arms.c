@@ -60,7 +60,7 @@ static const char *reader_name(const cn_kv_params *kv)
 static const char *reader_params(const cn_kv_params *kv)
 {
     const bool selects = kv->select != CN_SELECT_NONE;
-    return selects ? cn_selector_of(kv->select)->params : cn_policy_of(kv->policy)->params;
+    return selects ? cn_selector_of(kv->select)->params : cn_policy_params(kv->policy, kv->rule);
 }
 
 static cn_status check_read(const cn_config *c, const cn_option *o)
@@ -73,6 +73,10 @@ static cn_status check_read(const cn_config *c, const cn_option *o)
     if (!is_policy && cn_kv_reads(&away, key) && cn_selector_of(c->kv.select)->away)
         return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
                        reader_name(&c->kv), key);
+    for (unsigned i = 0; i < CN_N_RULES && c->kv.select == CN_SELECT_NONE; i++)
+        if (cn_option_is_word(cn_policy_params(c->kv.policy, (cn_kv_rule)i), key))
+            return cn_fail(CN_ERR_ARG, "%s reads %s only with rule=%s before it",
+                           reader_name(&c->kv), key, cn_rule_of((cn_kv_rule)i)->name);
     return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv), key,
                    *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
 }

@@ -80,7 +80,8 @@ static void choose_best(const unit *u)
     const cn_score *rows = cn_score_table(&n_rows);
     for (size_t i = 0; i < n_rows; i++)
         if (rows[i].applies(r)) rows[i].cpu(&job);
-    for (uint32_t v = u->n - r->params.window_tokens; v < u->n; v++) m->score[v] = INFINITY;
+    for (uint32_t v = 0; v < cn_rule_sinks(&r->params); v++) m->score[v] = INFINITY;
+    for (uint32_t v = u->n - cn_rule_newest(&r->params); v < u->n; v++) m->score[v] = INFINITY;
     cn_cpu_select_top(m->score, u->n, u->k, m->bits, m->kept);
     if (r->params.move == CN_MOVE_FILL) cn_cpu_fill_holes(m->kept, u->k, m->bits);
 }

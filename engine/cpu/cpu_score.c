@@ -77,9 +77,9 @@ static float softmax2(float *x, uint32_t n)
     return 1.0f / sum;
 }
 
-/* Adds one window query, which sees the first n_visible of n slots: score[v] += max over the group
- * of softmax(logits[g])[v]. Overwrites logits[group, n]. */
-static void add_query(float *score, float *logits, uint32_t n, uint32_t group, uint32_t n_visible)
+/* Computes the largest probability that one query, which sees the first n_visible of n slots, gives
+ * a slot: logits[v] = max over the group of softmax(logits[g])[v]. Overwrites logits[group, n]. */
+static void weigh_query(float *logits, uint32_t n, uint32_t group, uint32_t n_visible)
 {
     float *best = logits;
     for (uint32_t g = 0; g < group; g++) {
@@ -97,8 +97,22 @@ static void add_query(float *score, float *logits, uint32_t n, uint32_t group, u
             best[v] = x > best[v] ? x : best[v];
         }
     }
+}
+
+/* Adds the weights of one query to the score, or, with `peak`, takes the larger of the score and
+ * the weight times `decay`. */
+static void count_query(float *score, const float *weights, uint32_t n, bool peak, float decay)
+{
+    if (!peak) {
 #pragma omp simd
-    for (uint32_t v = 0; v < n; v++) score[v] += best[v];
+        for (uint32_t v = 0; v < n; v++) score[v] += weights[v];
+        return;
+    }
+#pragma omp simd
+    for (uint32_t v = 0; v < n; v++) {
+        const float x = weights[v] * decay;
+        score[v] = x > score[v] ? x : score[v];
+    }
 }
 
 /* logits[rows, n] = scale * queries[rows, d] * keys_t[d, n] */
@@ -122,6 +136,8 @@ void cn_cpu_score_attention(const cn_score_job *job)
     /* Base-2 logits: the factor log2(e) is part of the product's scale and costs nothing. */
     const float scale = LOG2_E / sqrtf((float)d);
     float *queries = job->work, *logits = queries + (size_t)chunk * group * d;
+    const bool peak = cn_rule_of(job->req->params.rule)->form == CN_FORM_PEAK;
+    const float decay_log2 = cn_rule_decay_log2(&job->req->params);
 
     memset(job->score, 0, n * sizeof *job->score);
     for (uint32_t u0 = 0; u0 < w; u0 += chunk) {
@@ -134,10 +150,14 @@ void cn_cpu_score_attention(const cn_score_job *job)
                    (size_t)group * d * sizeof *queries);
         }
         query_product(job, queries, n_u * group, scale, logits);
-        for (uint32_t u = 0; u < n_u; u++)
-            add_query(job->score, logits + (size_t)u * group * n, n, group, n - w + u0 + u + 1);
+        for (uint32_t u = 0; u < n_u; u++) {
+            float *own = logits + (size_t)u * group * n;
+            const uint32_t age = w - 1 - (u0 + u);
+            weigh_query(own, n, group, n - age);
+            count_query(job->score, own, n, peak, exp2f(decay_log2 * (float)age));
+        }
     }
-    for (uint32_t v = 0; v < n; v++) job->score[v] /= (float)w;
+    for (uint32_t v = 0; v < n && !peak; v++) job->score[v] /= (float)w;
 }
 
 void cn_cpu_score_global(const cn_score_job *job)
@@ -145,7 +165,7 @@ void cn_cpu_score_global(const cn_score_job *job)
     const cn_kv_layout *l = &job->pools->layout;
     const uint32_t b = l->block_tokens;
     const uint32_t n_history = job->req->first_event ? 0 : job->req->n_history;
-    const float alpha = job->req->params.alpha;
+    const float alpha = cn_rule_history_factor(&job->req->params, job->n - n_history);
     for (uint32_t i = 0; i < job->req->n_blocks; i++) {
         float *f = job->pools->score +
                    cn_kv_side(l, job->layer, job->req->table[i], job->kv_head, 0);

@@ -42,9 +42,12 @@ size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);
 /* The CPU functions (engine/cpu/cpu_score.c). */
 
 /* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
- * group's query heads. Causal inside the last w slots. */
+ * group's query heads. Causal inside the last w slots. With CN_FORM_PEAK (compress/rule.h) the
+ * largest of them instead, each times 2^(cn_rule_decay_log2 * age), where the newest query has age
+ * 0. */
 void cn_cpu_score_attention(const cn_score_job *job);
-/* C.3. S = max(alpha * F, S) on the slots [0, n_history), except at the first event; F = S. */
+/* C.3. S = max(f * F, S) on the slots [0, n_history), except at the first event; F = S. The factor
+ * f is cn_rule_history_factor of n - n_history tokens: alpha with CN_FORM_MEAN. */
 void cn_cpu_score_global(const cn_score_job *job);
 /* C.4. S[v] = max of S[v-2 .. v+2]. */
 void cn_cpu_score_pooling(const cn_score_job *job);

@@ -137,15 +137,22 @@ static const cn_option options[] = {
     ROW(KV, "kv-rule", ENUM, kv.rule, "zipage", .values = CN_RULE_NAMES, .flags = RESULT,
         .json = "kv.rule", .before = "zipage",
         .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
-                "each kv head to a constant sum before redundancy is subtracted"),
+                "each kv head to a constant sum before redundancy is subtracted; peak scores by "
+                "the largest attention of any query, decayed"),
     ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
         .json = "kv.sinks",
-        .help = "first tokens that policy window always keeps (fewer than --kv-budget), and that "
-                "a selector always attends to"),
+        .help = "first tokens that policy window and rule peak always keep (fewer than "
+                "--kv-budget), and that a selector always attends to"),
+    ROW(KV, "kv-recent", F32, kv.recent, "0.125", .min = 0, .max = TOKENS_MAX,
+        .flags = RESULT | PERCENT, .json = "kv.recent",
+        .help = "newest tokens that rule peak always keeps, at least --kv-window: a share of the "
+                "budget, such as 0.125 or 12.5%, or a number of tokens from 1 on"),
     ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",
         .help = "carry a decayed score from one compression to the next"),
     ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,
-        .json = "kv.alpha", .help = "decay of the global score"),
+        .json = "kv.alpha",
+        .help = "decay of the global score from one compression to the next; with rule peak, in "
+                "64 tokens"),
     ROW(KV, "kv-pooling", ENUM, kv.pooling, "first", .values = "first|never|always",
         .flags = RESULT, .json = "kv.pooling",
         .help = "compressions of a request at which scores are max-pooled"),

@@ -97,7 +97,7 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
 /* Whether this policy, or the selector or the home of kv, reads the member `key`. */
 static bool is_param(const cn_kv_params *kv, cn_kv_policy policy, const char *key)
 {
-    return cn_option_is_word(cn_policy_of(policy)->params, key) ||
+    return cn_option_is_word(cn_policy_params(policy, kv->rule), key) ||
            cn_option_is_word(cn_selector_of(kv->select)->params, key) ||
            cn_option_is_word(cn_away_params(kv), key);
 }

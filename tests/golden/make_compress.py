@@ -43,7 +43,8 @@ def history_of(c, layer, head, n):
     return (draw(c["seed"], 5, (layer * c["kv_heads"] + head) * n + np.arange(n)) + 1) / 128
 
 
-def attention(q, k):
+def attention(q, k, peak_alpha=None):
+    """The mean over the queries, or, with peak_alpha, the largest decayed probability."""
     w, group, d = q.shape
     n = len(k)
     s = np.zeros(n)
@@ -54,8 +55,11 @@ def attention(q, k):
             a = k[:seen] @ q[u, g] / np.sqrt(d)
             e = np.exp(a - a.max())
             best[:seen] = np.maximum(best[:seen], e / e.sum())
-        s += best
-    return s / w
+        if peak_alpha is None:
+            s += best
+        else:
+            s = np.maximum(s, best * peak_alpha ** ((w - 1 - u) / 64))
+    return s / w if peak_alpha is None else s
 
 
 def global_score(s, f, alpha, first, n_history):
@@ -131,9 +135,11 @@ def event(c, layer, head):
     """Every stage of one (layer, kv head), or None if a rounding error could change the result."""
     b, n = c["block"], c["block"] * c["n_blocks"]
     k, q = keys_of(c, layer, head, n), queries_of(c, layer, head)
-    s_att = s = attention(q, k)
+    peak = c["rule"] == "peak"
+    s_att = s = attention(q, k, c["alpha"] if peak else None)
     if c["global"]:
-        s = global_score(s, history_of(c, layer, head, n), c["alpha"], c["first"], c["n_history"])
+        factor = c["alpha"] ** ((n - c["n_history"]) / 64) if peak else c["alpha"]
+        s = global_score(s, history_of(c, layer, head, n), factor, c["first"], c["n_history"])
     s_glob = s
     if c["pooling"] == "always" or (c["pooling"] == "first" and c["first"]):
         s = pooled(s)
@@ -142,13 +148,17 @@ def event(c, layer, head):
     if c["redundancy"] != "none":
         span = b if c["redundancy"] == "lightning" else n
         r, unsure = redundancy(k, span, c["p"], c["tau"])
-    if c["rule"] == "scaled" and c["redundancy"] != "none":
-        s = s * (1.7 / s.sum())
+    if c["rule"] != "zipage" and c["redundancy"] != "none":
+        s = s * ({"scaled": 1.7, "peak": 0.76}[c["rule"]] / s.sum())
     ws, wr = weights(c)
     final = ws * s - wr * r
     forced = final.copy()
-    forced[n - c["window"]:] = np.inf
     keep = c["n_target"] * b
+    forced[n - c["window"]:] = np.inf
+    if peak:
+        forced[:c["sinks"]] = np.inf
+        newest = int(c["recent"] * keep) if c["recent"] < 1 else c["recent"]
+        forced[n - max(newest, c["window"]):] = np.inf
     if unsure or not margin_ok(s, r, forced, c, keep):
         return None
     kept = select(forced, keep)
@@ -159,7 +169,7 @@ DEFAULTS = {"layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "block": 64,
             "n_target": 6, "window": 16, "ring": 48, "position_end": 1001, "first": False,
             "n_history": 0, "global": True, "alpha": 0.8, "pooling": "first",
             "redundancy": "lightning", "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex",
-            "query_scale": 2.0, "rule": "zipage"}
+            "query_scale": 2.0, "rule": "zipage", "sinks": 4, "recent": 0.125}
 
 CASES = {
     "bundled first event": {"first": True, "n_history": 384},
@@ -219,6 +229,17 @@ CASES = {
                                 "n_blocks": 4, "n_target": 3, "n_history": 192},
     "scaled, without redundancy": {"rule": "scaled", "redundancy": "none", "n_blocks": 4,
                                    "n_target": 3, "n_history": 192},
+    "peak, first event": {"rule": "peak", "first": True, "window": 48, "n_blocks": 6,
+                          "n_target": 3},
+    "peak, later event": {"rule": "peak", "window": 48, "n_history": 384, "sinks": 9},
+    "peak, one query": {"rule": "peak", "window": 1, "recent": 0, "sinks": 0, "n_blocks": 4,
+                        "n_target": 3, "n_history": 192},
+    "peak, window above the block": {"rule": "peak", "block": 16, "window": 45, "n_blocks": 9,
+                                     "n_target": 5, "n_history": 80, "recent": 50, "alpha": 0.5},
+    "peak, alone": {"rule": "peak", "redundancy": "none", "pooling": "never", "global": False,
+                    "n_blocks": 4, "n_target": 3, "recent": 60},
+    "peak, flash, alpha 0": {"rule": "peak", "redundancy": "flash", "alpha": 0.0, "n_blocks": 4,
+                             "n_target": 3, "n_history": 192},
 }
 
 

@@ -150,6 +150,19 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     if (kv->window_tokens <= b) kv->move = (cn_kv_move)sim_below(w, 2);
 }
 
+/* The rule of a zip request, and how much of both ends it keeps. Away requests have the paper's. */
+static void draw_rule(sim_world *w, cn_kv_params *kv)
+{
+    const uint32_t b = w->engine.block_tokens;
+    const uint32_t budget = (uint32_t)cn_round_up(kv->budget_tokens, b);
+    const uint64_t bits = sim_mix(w->engine.model_hash, budget + 1000 * kv->window_tokens);
+    kv->rule = (cn_kv_rule)(bits % CN_N_RULES);
+    kv->sink_tokens = cn_min_u32((uint32_t)(bits >> 8) % 5, budget - kv->window_tokens);
+    const uint32_t room = budget - kv->sink_tokens;
+    const uint32_t most = kv->move == CN_MOVE_FILL ? cn_min_u32(room, b) : room;
+    kv->recent = (float)((uint32_t)(bits >> 16) % (most + 1));
+}
+
 static cn_kv_params draw_kv(sim_world *w)
 {
     cn_kv_params kv = {.policy = CN_KV_FULL, .alpha = 0.8f, .redundancy_tau = 0.4f};
@@ -166,6 +179,7 @@ static cn_kv_params draw_kv(sim_world *w)
     if (kv.window_tokens <= w->engine.block_tokens) kv.move = (cn_kv_move)sim_below(w, 2);
     if (kv.policy == CN_KV_FULL && w->select_percent > 0 && sim_chance(w, w->select_percent))
         draw_selector(w, &kv);
+    if (kv.policy == CN_KV_ZIP) draw_rule(w, &kv);
     return kv;
 }
 

@@ -5,8 +5,9 @@
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
-/* Chooses a random set of k slots that contains the window: keeps each slot with the probability
- * that gives k slots. slots[k], ascending. */
+/* Chooses a random set of k slots that contains the ends that a zip event keeps: keeps each other
+ * slot with the probability that gives k slots. slots[k], ascending. Every slot before the window
+ * takes one random number, so that what a seed draws elsewhere does not depend on the rule. */
 static void choose_slots(sim_world *w, const cn_compress_req *req, uint32_t *slots)
 {
     uint32_t n = req->n_blocks * w->engine.block_tokens;
@@ -18,12 +19,16 @@ static void choose_slots(sim_world *w, const cn_compress_req *req, uint32_t *slo
             slots[n_kept] = n_kept < kv->sink_tokens ? n_kept : n - k + n_kept;
         return;
     }
-    uint32_t always = req->params.policy == CN_KV_ZIP ? n - req->params.window_tokens : n;
+    const bool zip = kv->policy == CN_KV_ZIP;
+    const uint32_t always = zip ? n - kv->window_tokens : n;
+    const uint32_t first = zip ? cn_rule_sinks(kv) : 0, last = zip ? n - cn_rule_newest(kv) : n;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t left = n - i, wanted = k - n_kept;
         if (i < always) {
-            uint32_t free_left = always - i, free_wanted = wanted - (n - always);
-            if (sim_below(w, free_left) >= free_wanted) continue;
+            const bool forced = i < first || i >= last;
+            const uint32_t free_left = forced ? 1 : last - i;
+            const uint32_t drawn = sim_below(w, free_left);
+            if (!forced && drawn >= wanted - (n - last)) continue;
         }
         CN_ASSERT(wanted > 0 && wanted <= left);
         slots[n_kept++] = i;
@@ -49,11 +54,13 @@ static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
     q->n_kept = k;
 }
 
-/* The last slots must hold the last tokens: the causal edge of the window depends on it. */
+/* The last slots must hold the last tokens: the causal edge of the window depends on it, and which
+ * tokens are the newest. */
 static bool check_window(sim_world *w, const sim_seq *q, const cn_compress_req *req)
 {
     if (req->params.policy != CN_KV_ZIP || !q->compressed) return true;
-    const uint32_t n = req->n_blocks * w->engine.block_tokens, window = req->params.window_tokens;
+    const uint32_t n = req->n_blocks * w->engine.block_tokens;
+    const uint32_t window = cn_rule_newest(&req->params);
     const uint64_t *newest = q->positions + req->position_end - window;
     const uint64_t *last = q->resident + q->n_area + n - window;
     if (memcmp(last, newest, window * sizeof *newest) == 0) return true;
