@@ -441,7 +441,6 @@ typedef struct cn_stats {
     uint32_t block_tokens;
     uint64_t block_bytes; /* all layers: K, V and the side arrays that move with them */
     uint64_t compressions, evicted_tokens, freed_bytes; /* sums of cn_kv_usage */
-    uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
     uint64_t selected_steps, selected_tokens, candidate_tokens; /* sums of cn_kv_usage */
     uint64_t exchanges, fetched_entries, missed_entries;        /* sums of cn_kv_usage */
     uint64_t fetched_bytes, put_bytes; /* K and V from homes, and to homes */

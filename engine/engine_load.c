@@ -144,7 +144,6 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .chunked_prefill = c->enable_chunked_prefill,
         .hybrid = c->hybrid_scheduling,
         .decoded_apart = c->batch_invariant,
-        .tail_relaxation = c->tail_relaxation,
         .batch_floor = c->batch_floor,
         .n_swap_blocks = plan->n_swap_blocks,
         .n_swap_windows = plan->n_swap_windows,

@@ -60,19 +60,6 @@ void cn_space_release(cn_space *s, uint32_t n_blocks, int32_t slot)
     if (slot >= 0) cn_pool_drop(s->slots, (uint32_t)slot);
 }
 
-bool cn_space_try_grow(cn_space *s, uint64_t n_others)
-{
-    if (s->reserved_blocks + n_others >= cn_space_total_blocks(s)) return false;
-    s->reserved_blocks++;
-    return true;
-}
-
-void cn_space_shrink(cn_space *s, uint32_t n_blocks)
-{
-    CN_ASSERT(s->reserved_blocks >= n_blocks);
-    s->reserved_blocks -= n_blocks;
-}
-
 const char *cn_space_check(const cn_space *s)
 {
     const char *broken = s->blocks ? cn_pool_check(s->blocks) : NULL;

@@ -39,11 +39,6 @@ bool cn_space_try_hold(cn_space *s, uint32_t n_blocks, bool needs_slot, int32_t 
 /* Ends a hold: the arguments are the current cap and the slot, or -1. */
 void cn_space_release(cn_space *s, uint32_t n_blocks, int32_t slot);
 
-/* Tail relaxation. try_grow raises a holder's cap by one block if n_others blocks then stay
- * unreserved; otherwise it returns false and changes nothing. shrink lowers a cap by n_blocks. */
-bool cn_space_try_grow(cn_space *s, uint64_t n_others);
-void cn_space_shrink(cn_space *s, uint32_t n_blocks);
-
 /* Returns NULL, or a text that names the broken invariant. O(blocks + slots). */
 const char *cn_space_check(const cn_space *s);
 

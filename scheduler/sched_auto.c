@@ -22,7 +22,7 @@ void cn_seq_set_home(cn_seq *q, cn_kv_home home)
 uint64_t cn_seq_committed(const cn_seq *q)
 {
     const bool compressed = q->usage_kv.compressions > 0;
-    return (compressed ? q->n_max : q->sched->max_blocks) + q->sched->n_relaxed;
+    return compressed ? q->n_max : q->sched->max_blocks;
 }
 
 uint64_t cn_sched_count_committed(const cn_scheduler *s)

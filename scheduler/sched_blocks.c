@@ -115,7 +115,7 @@ void cn_sched_release_hold(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     if (st->hold != CN_HOLD_NONE)
-        cn_space_release(&s->device, q->n_max + st->n_relaxed, q->query_slot);
+        cn_space_release(&s->device, q->n_max, q->query_slot);
     else if (q->query_slot >= 0)
         cn_pool_drop(s->device.slots, (uint32_t)q->query_slot);
     st->hold = CN_HOLD_NONE;
@@ -135,7 +135,6 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     drop_table(s, q);
-    if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     s->n_lacking -= cn_seq_is_lacking(q);
     cn_seq_list_remove(&s->by_hold[st->hold], q);
     cn_seq_list_remove(&s->running, q);

@@ -140,9 +140,7 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
             "a sequence has fewer tokens than its prompt or more than its limit");
     REQUIRE(q->n_computed <= cn_seq_end(q), "a sequence ran past its last known token");
     REQUIRE(q->n_resident <= q->n_blocks * b, "resident slots exceed the sequence's blocks");
-    uint32_t n_relaxed = q->sched->n_relaxed;
-    REQUIRE(q->n_blocks <= q->sched->max_blocks + n_relaxed, "a sequence exceeds max_blocks");
-    REQUIRE(n_relaxed == 0 || q->n_blocks >= q->n_max + n_relaxed, "a cap grew without its block");
+    REQUIRE(q->n_blocks <= q->sched->max_blocks, "a sequence exceeds max_blocks");
     REQUIRE(compressed ? q->n_resident < q->n_computed : q->n_resident == q->n_computed,
             "residency and position disagree");
     REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
@@ -160,7 +158,7 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
     REQUIRE(compressed || !cn_seq_is_apart(s, q) || q->sched->n_registered * b <= q->n_prompt,
             "a decoded block that no prompt may find entered the prefix cache");
     if (!compressed) return NULL;
-    REQUIRE(q->n_blocks <= q->n_max + n_relaxed, "a compressed sequence exceeds its cap");
+    REQUIRE(q->n_blocks <= q->n_max, "a compressed sequence exceeds its cap");
     for (uint32_t i = 0; i < q->n_blocks; i++) {
         const char *broken = check_private(s, q->table[i]);
         if (broken) return broken;
@@ -180,8 +178,6 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
                 (cn_seq_is_ring_user(q) || (holds && cn_kv_needs_slot(&q->kv))),
             "a query slot without its reservation or ring, or the reverse");
     REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
-    REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation),
-            "a cap grew without a reservation or without tail relaxation");
     if (!holds)
         REQUIRE(q->n_computed <= cn_seq_window_start(q),
                 "a sequence advanced into its window without a slot or reservation");
@@ -218,7 +214,7 @@ static const char *check_slots(const cn_scheduler *s)
                 "a sequence without an event has lent blocks");
         n_holders += holds;
         n_slots += q->query_slot >= 0;
-        reserved += holds ? q->n_max + q->sched->n_relaxed : 0;
+        reserved += holds ? q->n_max : 0;
         REQUIRE(q->query_slot < 0 ||
                     cn_pool_refs(s->device.slots, (uint32_t)q->query_slot) == 1,
                 "a held query slot is free or shared");

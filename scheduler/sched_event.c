@@ -15,11 +15,7 @@
  *
  * An away request keeps its exchange area beside the compressed blocks. Both together are the
  * targets: at its first event those of the area come last, so that the others have the index of
- * their source. The commit puts the area in front.
- *
- * With tail relaxation a sequence may take another block when its event is due. Its reservation
- * grows with it, so the invariants of caps still hold: no request is preempted for a block beyond a
- * cap. The next event takes the extra blocks back. */
+ * their source. The commit puts the area in front. */
 #include "scheduler/sched_state.h"
 
 #include <string.h>
@@ -150,45 +146,6 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
     return true;
 }
 
-static bool anybody_waits(const cn_scheduler *s)
-{
-    return s->waiting[0].n + s->waiting[1].n + cn_sched_count_forking(s) + s->n_lacking +
-               s->swap.queue.n > 0;
-}
-
-/* The most blocks that running sequences without a cap can come to hold. Relaxation never takes
- * them. */
-static uint64_t count_uncapped(const cn_scheduler *s)
-{
-    uint64_t n = 0;
-    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
-        n += cn_seq_needs_hold(q) ? 0 : q->sched->max_blocks;
-    return n;
-}
-
-bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
-{
-    CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
-    if (q->sched->n_home > 0) return false; /* its table must keep the exchange area and the cap */
-    if (!s->o.tail_relaxation || anybody_waits(s) || cn_pool_available(s->device.blocks) == 0)
-        return false;
-    if (!cn_space_try_grow(&s->device, count_uncapped(s))) return false;
-    bool taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
-    CN_ASSERT(taken);
-    q->n_blocks++;
-    q->sched->n_relaxed++;
-    q->sched->trigger += s->o.block_tokens;
-    s->stats.relaxed_blocks++;
-    return true;
-}
-
-void cn_sched_unrelax(cn_scheduler *s, cn_seq *q)
-{
-    cn_space_shrink(&s->device, q->sched->n_relaxed);
-    q->sched->trigger -= q->sched->n_relaxed * s->o.block_tokens;
-    q->sched->n_relaxed = 0;
-}
-
 void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
 {
     CN_ASSERT(e->seq->state == CN_SEQ_COMPRESSING && !e->seq->sched->event_done);
@@ -222,7 +179,6 @@ static void commit(cn_scheduler *s, cn_seq *q)
     drop_old_table(s, q);
     s->n_lent -= st->n_lent;
     st->n_lent = 0;
-    if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
     /* A first event's exchange area moves from the end of the targets to the front. */
     memcpy(q->table, st->target + n_target - e->n_exchange, e->n_exchange * sizeof *q->table);

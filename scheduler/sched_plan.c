@@ -67,7 +67,7 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
      * fewer shared blocks to replace. */
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         if (q->state != CN_SEQ_RUNNING || q->sched->hold == CN_HOLD_NONE) continue;
-        if (!cn_seq_is_due(q, s->o.block_tokens) || cn_sched_try_relax(s, q)) continue;
+        if (!cn_seq_is_due(q, s->o.block_tokens)) continue;
         bool begun;
         do {
             begun = cn_sched_try_event(s, q);

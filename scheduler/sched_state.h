@@ -5,7 +5,7 @@
  *   sched_plan.c    begin and schedule: the order of a step
  *   sched_admit.c   admission from the queues into the running list; forks of samples
  *   sched_blocks.c  blocks of a sequence: preemption, prefix registration, grants
- *   sched_event.c   compression events: targets, pins, commit; tail relaxation
+ *   sched_event.c   compression events: targets, pins, commit
  *   sched_way.c     preempts or swaps out batch sequences for interactive ones
  *   sched_swap.c    moves compressed batch sequences to host memory and back
  *   sched_home.c    home blocks of away requests
@@ -60,7 +60,7 @@ typedef struct cn_seq_form {
 
 /* Entries of the arrays of a sequence, enough for each of its forms. */
 typedef struct cn_seq_room {
-    uint32_t table;  /* more than max_blocks if its cap may grow */
+    uint32_t table;  /* max_blocks */
     uint32_t target; /* n_max */
     uint32_t home;   /* n_home */
 } cn_seq_room;
@@ -81,7 +81,6 @@ typedef struct cn_seq_sched {
     cn_seq_form forms[CN_N_HOMES];
     bool chooses;        /* home `auto` */
     bool moving;         /* COMPRESSING, in the event that moves it to another home */
-    uint32_t n_relaxed;  /* blocks by which its cap, reservation and trigger have grown */
     cn_hold hold;
 
     uint32_t n_registered; /* leading blocks known to the prefix cache */
@@ -308,13 +307,6 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
  * blocks leave the cache and are pinned; one of them becomes the spare. */
 void cn_sched_protect_sources(cn_scheduler *s, cn_seq *q, uint32_t *n_left);
 
-/* Tail relaxation: gives a sequence whose event is due one more block instead of the event. Returns
- * false and changes nothing when a request waits or a running sequence may need the block. */
-bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q);
-
-/* Takes back the blocks by which the cap of q has grown. The caller must also cut the table of q to
- * its own cap, or free it. */
-void cn_sched_unrelax(cn_scheduler *s, cn_seq *q);
 void cn_sched_commit_done(cn_scheduler *s);
 
 /* ---- sched_admit.c ---- */

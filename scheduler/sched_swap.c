@@ -130,7 +130,7 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     const bool needs_slot = cn_kv_needs_slot(&q->kv);
     const uint32_t n = q->n_resident / s->o.block_tokens + 1; /* room for the next token */
     if (cn_pool_available(s->device.blocks) < (uint64_t)n + cn_sched_margin(s)) return false;
-    if (!cn_space_try_hold(&s->device, q->n_max + st->n_relaxed, needs_slot, &q->query_slot))
+    if (!cn_space_try_hold(&s->device, q->n_max, needs_slot, &q->query_slot))
         return false;
     st->hold = CN_HOLD_COMPRESSED;
     for (uint32_t i = 0; i < n; i++) {

@@ -54,7 +54,7 @@ static room held_room(const cn_scheduler *s, const cn_seq *v, cn_kv_home home)
                   .to_end = cn_seq_committed(v),
                   .seats = 1,
                   .slots = v->query_slot >= 0,
-                  .reservable = reserves ? v->n_max + v->sched->n_relaxed : 0,
+                  .reservable = reserves ? v->n_max : 0,
                   .home = leaves_home ? cn_seq_home_wanted(v) : (cn_home_room){0, 0}};
 }
 

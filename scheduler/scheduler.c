@@ -233,8 +233,6 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        p->n_prompt, p->max_output, o->max_model_len);
     *shape = (seq_shape){.max_tokens = p->n_prompt + p->max_output};
     CN_TRY(check_forms(s, p, shape));
-    if (o->tail_relaxation)
-        shape->room.table = (uint32_t)cn_ceil_div(shape->max_tokens - 1, o->block_tokens);
     for (int h = 0; h < CN_N_HOMES; h++) {
         const cn_seq_form *form = &shape->forms[h];
         if (!(shape->homes >> h & 1)) continue;

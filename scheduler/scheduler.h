@@ -42,7 +42,6 @@ typedef struct cn_sched_opts {
                                   * sequence with a selector */
     bool hybrid;                 /* off: constrained scheduling (paper §4.3), concurrency <= M */
     bool priority_order;         /* inside a class: priority first (lower first), then arrival */
-    bool tail_relaxation;        /* caps grow while no request waits and memory is left */
     uint32_t batch_floor;        /* interactive requests that may be admitted past a waiting batch
                                   * request before it is next; 0: no limit */
     uint32_t n_swap_blocks;      /* blocks of the swap space in host memory; 0: no swap space */

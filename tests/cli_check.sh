@@ -96,7 +96,6 @@ done <<T
 --kv-sinks needs --kv-policy window, or --kv-select oracle|bench throughput $model --kv-sinks 8
 --kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
 --sync-compression needs --kv-policy window|bench throughput $model --sync-compression
---tail-relaxation needs --kv-policy window|serve $model --tail-relaxation
 --hybrid-scheduling needs --kv-policy window|serve $model --no-hybrid-scheduling
 --select-tokens needs --kv-select oracle|run-batch $model -i examples/prompts.jsonl -o $dir/o --select-tokens 64 --kv-policy zip
 --select-tiles needs --kv-select tls|plan $model --select-tiles 8 --kv-selectors ds

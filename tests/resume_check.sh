@@ -68,4 +68,7 @@ resume 1 $zip --kv-rule scaled
 told "--kv-rule was zipage and is now scaled"
 resume 1 $zip --kv-alpha 0.5
 told "--kv-alpha was 0.8 and is now 0.5"
+sed -i 's/"tail-relaxation": "false"/"tail-relaxation": "true"/' "$dir/out.cinch-run"
+resume 1 $zip
+told "--tail-relaxation true: the option no longer exists"
 echo "resume: ok"

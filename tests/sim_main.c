@@ -43,13 +43,12 @@ int main(int argc, char **argv)
     printf("seed %llu: %llu steps in %llu epochs, %.0f steps/s\n", (unsigned long long)o.seed,
            (unsigned long long)r.steps, (unsigned long long)r.epochs, (double)r.steps / seconds);
     printf("%llu sequences (%llu forked, %llu cancelled, %llu aged), %llu tokens, "
-           "%llu from the prefix cache, %llu events, %llu preemptions, %llu blocks beyond caps, "
+           "%llu from the prefix cache, %llu events, %llu preemptions, "
            "%llu moves to swap space\n",
            (unsigned long long)r.requests, (unsigned long long)r.forks,
            (unsigned long long)r.cancels, (unsigned long long)r.aged, (unsigned long long)r.tokens,
            (unsigned long long)r.prefix_hits, (unsigned long long)r.events,
-           (unsigned long long)r.preemptions, (unsigned long long)r.relaxed_blocks,
-           (unsigned long long)r.swap_outs);
+           (unsigned long long)r.preemptions, (unsigned long long)r.swap_outs);
     printf("%llu blocks of prompts replaced to stay in the prefix cache; %llu events whose sources "
            "found sharers\n",
            (unsigned long long)r.sources, (unsigned long long)r.new_sharers);

@@ -343,6 +343,28 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--strict=1", "true or false");
 }
 
+/* What an option that no longer exists did by default is what cinch does. */
+static void removed_options_have_their_old_default_or_are_named(void **state)
+{
+    cn_config *c = *state;
+    size_t n;
+    const cn_removed_option *o = cn_removed_options(&n);
+    for (size_t i = 0; i < n; i++) assert_null(cn_option_find(o[i].name));
+    static const char *const fine[] = {"--no-tail-relaxation", "--no_tail_relaxation --seed 3",
+                                       "--tail-relaxation=false"};
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
+        assert_int_equal(parse_line(c, ALL_SECTIONS, fine[i], NULL, NULL), CN_OK);
+    assert_int_equal(c->seed, 3);
+    expect_refused(ALL_SECTIONS, "--tail-relaxation",
+                   "--tail-relaxation true: the option no longer exists, and cinch does as with "
+                   "false: leave it out");
+    expect_refused(ALL_SECTIONS, "--tail-relaxation=maybe", "--tail-relaxation maybe");
+    expect_refused(ALL_SECTIONS, "--no-tail-relaxation=true", "only a switch");
+    assert_int_equal(cn_config_set(c, "tail_relaxation", "false"), CN_OK);
+    assert_int_equal(cn_config_set(c, "tail_relaxation", "true"), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "no longer exists"));
+}
+
 static void library_sets_engine_options_only(void **state)
 {
     cn_config *c = *state;
@@ -410,7 +432,7 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(engine, "--select-cap 9 --kv-select last --kv-home host", NULL);
     expect_invalid(engine, "--select-window 9 --kv-select tls", "needs --kv-select spade");
     expect_invalid(engine, "--select-window 9 --kv-select tls --kv-home host", NULL);
-    expect_invalid(engine, "--tail-relaxation --kv-select ds", "needs --kv-policy window");
+    expect_invalid(engine, "--sync-compression --kv-select ds", "needs --kv-policy window");
     const uint32_t answers = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH | CN_SECTION_SAMPLING;
     expect_invalid(answers, "-i a -o b --loop-rescue full", "--repetition-max-pattern-size");
     expect_invalid(answers, "-i a -o b --loop-rescue off", NULL);
@@ -569,6 +591,7 @@ int main(void)
         WITH_CONFIG(flags_take_every_form),
         cmocka_unit_test(bad_flags_are_named),
         cmocka_unit_test(bad_values_are_named_with_bounds),
+        WITH_CONFIG(removed_options_have_their_old_default_or_are_named),
         WITH_CONFIG(library_sets_engine_options_only),
         cmocka_unit_test(conflicting_options_are_refused),
         cmocka_unit_test(conflicting_options_of_serve_are_refused),

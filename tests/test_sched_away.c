@@ -369,19 +369,6 @@ static void tiles_have_areas_of_whole_tiles(void **state)
     rig_done(&r);
 }
 
-static void caps_of_away_requests_never_grow(void **state)
-{
-    (void)state;
-    cn_sched_opts o = options();
-    o.tail_relaxation = true;
-    rig r = rig_make(o);
-    cn_seq *q = rig_add(&r, 1, 10, 60, away());
-    step_until(&r, q, CN_SEQ_FINISHED);
-    assert_int_equal(q->usage_kv.compressions, 13);
-    assert_int_equal(rig_stats(&r).relaxed_blocks, 0);
-    rig_done(&r);
-}
-
 static void a_cancelled_event_returns_the_home_at_its_commit(void **state)
 {
     (void)state;
@@ -617,7 +604,6 @@ int main(void)
         cmocka_unit_test(a_first_event_replaces_shared_blocks),
         cmocka_unit_test(zip_uses_its_window_as_the_ring),
         cmocka_unit_test(tiles_have_areas_of_whole_tiles),
-        cmocka_unit_test(caps_of_away_requests_never_grow),
         cmocka_unit_test(a_cancelled_event_returns_the_home_at_its_commit),
         cmocka_unit_test(each_sample_has_its_own_home),
         cmocka_unit_test(a_sample_without_room_in_the_home_waits),

@@ -31,22 +31,6 @@ static void a_hold_is_all_or_nothing(void **state)
     cn_space_free(&s);
 }
 
-static void a_cap_grows_only_into_what_is_left(void **state)
-{
-    (void)state;
-    cn_space s;
-    int32_t slot;
-    assert_int_equal(cn_space_init(&s, 10, 0), CN_OK);
-    assert_true(cn_space_try_hold(&s, 4, false, &slot));
-    assert_false(cn_space_try_hold(&s, 1, true, &slot)); /* the space has no slots */
-    assert_true(cn_space_try_grow(&s, 5));
-    assert_false(cn_space_try_grow(&s, 5));
-    assert_int_equal(cn_space_reservable_blocks(&s), 5);
-    cn_space_shrink(&s, 1);
-    assert_true(cn_space_try_grow(&s, 5));
-    cn_space_free(&s);
-}
-
 static void a_space_that_does_not_exist_has_nothing(void **state)
 {
     (void)state;
@@ -63,7 +47,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hold_is_all_or_nothing),
-        cmocka_unit_test(a_cap_grows_only_into_what_is_left),
         cmocka_unit_test(a_space_that_does_not_exist_has_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -160,6 +160,23 @@ static cn_status add_missing_options(json_t *options)
     return status;
 }
 
+/* Drops what no longer exists from a record of an older version. CN_ERR_ARG: its value is not what
+ * cinch does now. */
+static cn_status drop_removed_options(json_t *options)
+{
+    const char *name;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(options, next, name, value)
+    {
+        const cn_removed_option *o = cn_option_find(name) ? NULL : cn_removed_option_find(name);
+        if (!o) continue;
+        CN_TRY(cn_removed_option_check(o, json_string_value(value)));
+        json_object_del(options, name);
+    }
+    return CN_OK;
+}
+
 /* An option that is not set is recorded as an empty text. */
 static const char *shown(const json_t *v)
 {
@@ -233,6 +250,7 @@ static cn_status compare(json_t *then, json_t *now)
     if (!json_equal(version, json_object_get(now, "version")))
         cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
                json_string_value(version), CINCH_VERSION);
+    CN_TRY(drop_removed_options(options));
     return compare_options(options, json_object_get(now, "options"));
 }
 

@@ -244,9 +244,6 @@ static const cn_option options[] = {
         .help = "groups of layers after which a step's exchange with the home begins"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",
         .help = "admit requests before they have a query slot, until they need one"),
-    ROW(KV, "tail-relaxation", BOOL, tail_relaxation, "false", .flags = RESULT,
-        .help = "let requests exceed their budget while no request waits and memory is free; "
-                "results then depend on batch composition"),
     ROW(KV, "sync-compression", BOOL, sync_compression, "false",
         .help = "run compressions inside the step instead of beside it"),
 
@@ -562,6 +559,16 @@ static const cn_option options[] = {
 _Static_assert(sizeof options / sizeof *options <= CN_OPTION_MAX, "raise CN_OPTION_MAX");
 _Static_assert(sizeof(cn_opt_grade) == sizeof(int) && sizeof(cn_kv_policy) == sizeof(int),
                "enumerated options are stored as int");
+
+static const cn_removed_option removed[] = {
+    {"tail-relaxation", "false", .is_switch = true},
+};
+
+const cn_removed_option *cn_removed_options(size_t *n)
+{
+    *n = sizeof removed / sizeof *removed;
+    return removed;
+}
 
 const cn_option *cn_options(size_t *n)
 {

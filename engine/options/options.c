@@ -31,6 +31,23 @@ const cn_option *cn_option_find_in(const char *name, uint32_t sections)
 
 const cn_option *cn_option_find(const char *name) { return cn_option_find_in(name, 0); }
 
+const cn_removed_option *cn_removed_option_find(const char *name)
+{
+    size_t n;
+    const cn_removed_option *o = cn_removed_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (same_name(o[i].name, name)) return &o[i];
+    return NULL;
+}
+
+cn_status cn_removed_option_check(const cn_removed_option *o, const char *value)
+{
+    if (strcmp(value, o->fallback ? o->fallback : "") == 0) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--%s %s: the option no longer exists%s%s: %s", o->name, value,
+                   o->fallback ? ", and cinch does as with " : "", o->fallback ? o->fallback : "",
+                   o->instead ? o->instead : "leave it out");
+}
+
 static size_t row_of(const cn_option *o)
 {
     size_t n;
@@ -347,6 +364,8 @@ cn_status cn_config_copy(cn_config **out, const cn_config *c)
 cn_status cn_config_set(cn_config *c, const char *name, const char *value)
 {
     const cn_option *o = cn_option_find(name);
+    const cn_removed_option *gone = o ? NULL : cn_removed_option_find(name);
+    if (gone) return cn_removed_option_check(gone, value);
     if (!o) return cn_fail(CN_ERR_ARG, "unknown option %s: see docs/CONFIG.md", name);
     if (!(o->section & (uint32_t)CN_SECTIONS_LIBRARY))
         return cn_fail(CN_ERR_ARG, "%s is an option of the %s section, not of an engine", name,

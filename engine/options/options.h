@@ -140,7 +140,6 @@ struct cn_config {
     char *cache_device;   /* of kv home peer, or NULL */
     uint32_t n_packs;
     bool hybrid_scheduling;
-    bool tail_relaxation;
     bool sync_compression;
 
     /* sampling: vLLM's defaults and the options that were given (cn_config_is_given) */
@@ -369,6 +368,21 @@ const cn_option *cn_options(size_t *n);
  * cn_option_find_in returns the one in `sections`, else the first. */
 const cn_option *cn_option_find(const char *name);
 const cn_option *cn_option_find_in(const char *name, uint32_t sections);
+
+/* An option that no longer exists. cinch now does what it did by default, so this value is ignored,
+ * and any other is refused by name. */
+typedef struct cn_removed_option {
+    const char *name;
+    const char *fallback; /* the default as text; NULL: it was unset */
+    bool is_switch;       /* --name and --no-name, without a value */
+    const char *instead;  /* for the error: what to do. NULL: leave it out */
+} cn_removed_option;
+
+const cn_removed_option *cn_removed_options(size_t *n);
+/* As cn_option_find. */
+const cn_removed_option *cn_removed_option_find(const char *name);
+/* CN_ERR_ARG: the value is not what cinch does now. An unset value is an empty text. */
+cn_status cn_removed_option_check(const cn_removed_option *o, const char *value);
 
 /* Appends the option's value in c as text that the parser accepts; nothing when unset. */
 cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out);

@@ -148,8 +148,7 @@ static readers readers_of(const cn_config *c, const cn_option *o)
 {
     const void *field = cn_option_field(o, c);
     readers r = {0};
-    const bool events = field == &c->tail_relaxation || field == &c->sync_compression ||
-                        field == &c->hybrid_scheduling;
+    const bool events = field == &c->sync_compression || field == &c->hybrid_scheduling;
     for (uint32_t i = 0; i < CN_N_POLICIES; i++) {
         const cn_policy *p = cn_policy_of((cn_kv_policy)i);
         const bool reads = events ? p->keep != CN_KEEP_ALL : is_read(o, p->params);

@@ -51,9 +51,15 @@ static cn_status refuse_unknown(const char *arg, const char *name, uint32_t sect
 /* A flag as typed: the row that it names, and the value if it is part of the same argument. */
 typedef struct flag {
     const cn_option *option;
+    const cn_removed_option *removed; /* an option that no longer exists; option is NULL */
     bool negated;      /* --no-name */
     const char *value; /* after '=', or NULL */
 } flag;
+
+static bool is_switch(const flag *f)
+{
+    return f->option ? f->option->type == CN_OPTION_BOOL : f->removed->is_switch;
+}
 
 /* The row of a short name, if possible one of `sections`; NULL when unknown. */
 static const cn_option *find_short(char name, uint32_t sections)
@@ -80,18 +86,21 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     if (arg[1] == '-') {
         out->option = cn_option_find_in(copy, sections);
         if (name[len] == '=') out->value = name + len + 1;
-        if (!out->option && (strncmp(copy, "no-", 3) == 0 || strncmp(copy, "no_", 3) == 0)) {
+        if (!out->option) out->removed = cn_removed_option_find(copy);
+        const bool no = strncmp(copy, "no-", 3) == 0 || strncmp(copy, "no_", 3) == 0;
+        if (!out->option && !out->removed && no) {
             out->option = cn_option_find_in(copy + 3, sections);
+            if (!out->option) out->removed = cn_removed_option_find(copy + 3);
             out->negated = true;
         }
     } else if (len == 1 && !name[1]) {
         out->option = find_short(*name, sections);
     }
-    if (!out->option) return refuse_unknown(arg, copy, sections);
-    if (!(out->option->section & sections))
+    if (!out->option && !out->removed) return refuse_unknown(arg, copy, sections);
+    if (out->option && !(out->option->section & sections))
         return cn_fail(CN_ERR_ARG, "%s is an option of the %s section, which this command does not "
                        "accept", arg, cn_section_name(out->option->section));
-    if (out->negated && (out->option->type != CN_OPTION_BOOL || out->value))
+    if (out->negated && (!is_switch(out) || out->value))
         return cn_fail(CN_ERR_ARG, "%s: only a switch can be negated, and then takes no value",
                        arg);
     return CN_OK;
@@ -114,7 +123,7 @@ static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **ar
     CN_TRY(read_flag(arg, sections, &f));
     *at += 1;
     const char *value = f.value;
-    if (!value && f.option->type == CN_OPTION_BOOL) {
+    if (!value && is_switch(&f)) {
         value = f.negated ? "false" : "true";
     } else if (!value) {
         if (*at >= argc || is_flag(argv[*at], sections))
@@ -122,7 +131,12 @@ static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **ar
         value = argv[*at];
         *at += 1;
     }
-    return cn_option_set_text(c, f.option, value);
+    if (f.option) return cn_option_set_text(c, f.option, value);
+    CN_TRY(cn_removed_option_check(f.removed, value));
+    cn_log(CN_LOG_WARN,
+           "--%s %s: the option no longer exists, and cinch always does this: leave it out",
+           f.removed->name, value);
+    return CN_OK;
 }
 
 static bool is_help_all(const char *arg) { return !strcmp(arg, "--help-all"); }

@@ -30,7 +30,7 @@ static const struct {
                              "max-tokens load-format dtype max-model-len served-model-name "
                              "generation-config kv-policies kv-selectors select-dense-layers "
                              "kv-homes home-space host-space cache-device packs "
-                             "hybrid-scheduling tail-relaxation sync-compression " CHAT_OPTIONS,
+                             "hybrid-scheduling sync-compression " CHAT_OPTIONS,
                              "the server has the model and its options, and --output-len sets the "
                              "output"},
     [CN_MODE_PLAN] = {"cinch plan", 0,

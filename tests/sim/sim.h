@@ -69,7 +69,6 @@ typedef struct sim_result {
     uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
     uint64_t home_returns; /* returns from the swap space past an interactive one without a home */
-    uint64_t relaxed_blocks; /* blocks by which caps grew */
     uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* in steps, counted as for the bounds */
     uint64_t shares_checked; /* admissions past a sequence of another owner */

@@ -83,7 +83,6 @@ void sim_draw_engine(sim_world *w)
         .hybrid = sim_chance(w, 80),
         .priority_order = sim_chance(w, 30),
     };
-    o->tail_relaxation = o->model_hash % 3 == 0;
     o->decoded_apart = (o->model_hash >> 32) % 4 == 0;
     o->batch_floor = (uint32_t)(o->model_hash >> 8) % 4;
     if ((o->model_hash >> 16) % 4 > 0) o->n_swap_blocks = 1 + (uint32_t)(o->model_hash >> 20) % 32;

@@ -58,25 +58,12 @@ static void cancel_some(sim_world *w)
     w->r->cancels++;
 }
 
-/* Begins a step and checks that no cap grows while a sequence waits. */
-static bool begin_step(sim_world *w, cn_begin_plan *begin)
-{
-    cn_stats before, after;
-    cn_scheduler_stats(w->s, &before);
-    cn_scheduler_begin(w->s, begin);
-    sim_apply_commits(w);
-    cn_scheduler_stats(w->s, &after);
-    w->moved |= after.relaxed_blocks > before.relaxed_blocks;
-    const uint32_t n_waiting = before.waiting + before.swapped;
-    return n_waiting == 0 || after.relaxed_blocks == before.relaxed_blocks ||
-           sim_fail(w, "a cap grew while %u sequences waited", n_waiting);
-}
-
 static bool schedule(sim_world *w, cn_plan *plan)
 {
     const uint64_t n_allocated = cn_alloc_count() - w->s->n_buffered;
     cn_begin_plan begin;
-    if (!begin_step(w, &begin)) return false;
+    cn_scheduler_begin(w->s, &begin);
+    sim_apply_commits(w);
     if (!check(w) || !sim_enqueue_events(w, &begin)) return false;
     if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) {
         sim_strike_event(w);
@@ -139,7 +126,6 @@ static bool check_empty(sim_world *w)
         return sim_fail(w, "the engine's totals are not the sums of its requests");
     w->r->preemptions += st.preemptions;
     w->r->prefix_hits += st.cached_tokens;
-    w->r->relaxed_blocks += st.relaxed_blocks;
     w->r->swap_outs += st.swap_outs;
     w->r->swap_ins += st.swap_ins;
     sim_count_auto(w);
@@ -192,12 +178,12 @@ bool sim_run(const sim_opts *o, sim_result *r)
         const cn_sched_opts *e = &w->engine;
         snprintf(r->error, sizeof r->error,
                  "seed %llu, step %llu: %s (%u blocks of %u, %u slots, window %u, %u requests, "
-                 "%u tokens per step, prefix %d, chunked %d, apart %d, hybrid %d, relaxed %d, "
+                 "%u tokens per step, prefix %d, chunked %d, apart %d, hybrid %d, "
                  "swap %u and %u, homes %u and %u, lag %d, synchronous %d)",
                  (unsigned long long)o->seed, (unsigned long long)r->steps, text, e->n_blocks,
                  e->block_tokens, e->n_query_slots, e->window_tokens, e->max_seqs,
                  e->max_batched_tokens, e->prefix_caching, e->chunked_prefill,
-                 e->decoded_apart, e->hybrid, e->tail_relaxation, e->n_swap_blocks,
+                 e->decoded_apart, e->hybrid, e->n_swap_blocks,
                  e->n_swap_windows, e->n_home_blocks[CN_HOME_PEER],
                  e->n_home_blocks[CN_HOME_HOST], w->lag, w->synchronous);
     }
