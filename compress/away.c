@@ -7,15 +7,40 @@
 /* The policy window beside an exchange area keeps one block, at least this many tokens. */
 enum { LEAST_BUDGET_TOKENS = 128 };
 
-/* An exchange replaces this share of a set of tokens by default, or this many tiles: what a link
- * moves while a step runs. */
-enum { PEER_SHARE = 8, HOST_SHARE = 32, CAP_TILES = 2 };
+/* An exchange replaces so many tiles by default. These and cap_share are what a link moves while a
+ * step runs. */
+enum { CAP_TILES = 2 };
 
-static const char *const names[CN_N_HOMES + 1] = {"device", "peer", "host", "auto"};
+static const cn_home_kind kinds[CN_N_HOMES + 1] = {
+    [CN_HOME_DEVICE] = {.name = "device"},
+    [CN_HOME_PEER] =
+        {.name = "peer", .is_away = true, .has_device = true, .ranks_rows = true, .cap_share = 8},
+    [CN_HOME_HOST] = {.name = "host", .is_away = true, .cap_share = 32},
+    [CN_HOME_AUTO] = {.name = "auto", .is_away = true, .is_chosen = true, .cap_share = 32},
+};
 
-const char *cn_kv_home_name(cn_kv_home h) { return (unsigned)h <= CN_N_HOMES ? names[h] : "?"; }
+const cn_home_kind *cn_home_kind_of(cn_kv_home home)
+{
+    static const cn_home_kind unknown = {.name = "?"};
+    return (unsigned)home <= CN_N_HOMES ? &kinds[home] : &unknown;
+}
 
-static bool is_away(const cn_kv_params *kv) { return kv->home != CN_HOME_DEVICE; }
+const cn_home_kind *cn_kv_home_kind(const cn_kv_params *kv) { return cn_home_kind_of(kv->home); }
+
+const char *cn_kv_home_name(cn_kv_home h) { return cn_home_kind_of(h)->name; }
+
+uint32_t cn_kv_homes(const cn_kv_params *kv, uint32_t of_auto)
+{
+    if (cn_kv_home_kind(kv)->is_chosen) return of_auto;
+    return (unsigned)kv->home < CN_N_HOMES ? 1U << kv->home : 0;
+}
+
+void cn_kv_keep_all(cn_kv_params *kv)
+{
+    kv->policy = CN_KV_FULL;
+    kv->select = CN_SELECT_NONE;
+    kv->home = CN_HOME_DEVICE;
+}
 
 static bool has_tiles(const cn_kv_params *kv) { return cn_selector_of(kv->select)->has_tiles; }
 
@@ -29,7 +54,7 @@ uint32_t cn_away_selectors(void)
 
 const char *cn_away_params(const cn_kv_params *kv)
 {
-    if (!is_away(kv)) return "";
+    if (!cn_kv_is_away(kv)) return "";
     if (!has_tiles(kv)) return "home select_cap";
     return kv->select_query == CN_QUERY_PREDICTED
                ? "home select_cap select_query select_window select_weights"
@@ -39,9 +64,9 @@ const char *cn_away_params(const cn_kv_params *kv)
 cn_kv_params cn_away_form(const cn_kv_params *kv, cn_kv_home home)
 {
     cn_kv_params form = *kv;
-    if (kv->home != CN_HOME_AUTO) return form;
+    if (!cn_kv_home_kind(kv)->is_chosen) return form;
     form.home = home;
-    if (home == CN_HOME_DEVICE) form.policy = CN_KV_FULL;
+    if (!cn_home_kind_of(home)->is_away) form.policy = CN_KV_FULL;
     return form;
 }
 
@@ -56,12 +81,12 @@ uint32_t cn_home_longest(uint64_t n_blocks, uint32_t n_requests, uint32_t block_
 static uint32_t default_cap(const cn_kv_params *kv, uint32_t n_entries)
 {
     if (has_tiles(kv)) return CAP_TILES;
-    return n_entries / (kv->home == CN_HOME_PEER ? PEER_SHARE : HOST_SHARE);
+    return n_entries / cn_kv_home_kind(kv)->cap_share;
 }
 
 cn_away cn_away_of(const cn_kv_params *kv, uint32_t block_tokens)
 {
-    if (!is_away(kv)) return (cn_away){0};
+    if (!cn_kv_is_away(kv)) return (cn_away){0};
     cn_away a = {.entry_tokens = has_tiles(kv) ? CN_DIGEST_TILE : 1};
     const uint64_t resident =
         has_tiles(kv) ? (uint64_t)kv->select_tiles * CN_DIGEST_TILE : kv->select_tokens;
@@ -99,7 +124,7 @@ cn_away_span cn_away_span_of(const cn_kv_params *kv, uint32_t home_len, uint32_t
 
 static cn_status check_selector(const cn_kv_params *kv)
 {
-    const char *home = names[kv->home];
+    const char *home = cn_kv_home_kind(kv)->name;
     if (kv->select == CN_SELECT_NONE)
         return cn_fail(CN_ERR_ARG,
                        "kv home %s without a selector: nothing would bring tokens back; set kv "
@@ -118,35 +143,37 @@ static cn_status check_zip(const cn_kv_params *kv)
         return cn_fail(CN_ERR_ARG,
                        "kv policy zip with kv select %s and kv home %s: expected spade or last, "
                        "because a tile may have tokens that zip keeps; or use kv policy window",
-                       cn_kv_select_name(kv->select), names[kv->home]);
+                       cn_kv_select_name(kv->select), cn_kv_home_kind(kv)->name);
     if (kv->window_tokens >= 2) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "kv window of %u tokens with kv select %s and kv home %s: expected at least 2, "
                    "because the selector reads the newest queries from it",
-                   kv->window_tokens, cn_kv_select_name(kv->select), names[kv->home]);
+                   kv->window_tokens, cn_kv_select_name(kv->select), cn_kv_home_kind(kv)->name);
 }
 
 cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens)
 {
-    if ((unsigned)kv->home >= CN_N_HOMES)
+    if (cn_kv_homes(kv, 0) == 0)
         return cn_fail(CN_ERR_ARG, "kv home %u: expected a value of cn_kv_home",
                        (unsigned)kv->home);
     if ((unsigned)kv->policy >= CN_N_POLICIES || (unsigned)kv->select >= CN_N_SELECTORS)
         return CN_OK; /* the checks of policy and selector refuse it */
-    if (!is_away(kv)) return CN_OK;
+    if (!cn_kv_is_away(kv)) return CN_OK;
+    const cn_home_kind *kind = cn_kv_home_kind(kv);
     CN_TRY(check_selector(kv));
     if (!cn_policy_of(kv->policy)->away)
         return cn_fail(CN_ERR_ARG,
                        "kv policy %s with kv home %s: expected full, window or zip, because the "
                        "home must know what stays on the device; change one of the two",
-                       cn_kv_policy_name(kv->policy), names[kv->home]);
+                       cn_kv_policy_name(kv->policy), kind->name);
     if ((unsigned)kv->select_query > CN_QUERY_PREDICTED)
         return cn_fail(CN_ERR_ARG, "kv select_query %u: expected a value of cn_select_query",
                        (unsigned)kv->select_query);
-    if (kv->home == CN_HOME_HOST && kv->select_keys == CN_SELECT_ROWS && !has_tiles(kv))
+    if (!kind->ranks_rows && kv->select_keys == CN_SELECT_ROWS && !has_tiles(kv))
         return cn_fail(CN_ERR_ARG,
-                       "kv select_keys rows with kv home host: expected labels, because each step "
-                       "would read all keys from host memory; or use kv home peer");
+                       "kv select_keys rows with kv home %s: expected labels, because each step "
+                       "would read all keys from host memory; or use kv home peer",
+                       kind->name);
     if (kv->policy == CN_KV_ZIP) return check_zip(kv);
     if (kv->policy == CN_KV_FULL) {
         kv->policy = CN_KV_WINDOW;

@@ -1,5 +1,6 @@
-/* away.h - the numbers of an away request: a request whose full KV lies in a home space, on a cache
- * device or in host memory. Pure functions; no device call. HOMES.md.
+/* away.h - the homes as rows of one table, and the numbers of an away request: a request whose full
+ * KV lies in a home space, on a cache device or in host memory. Pure functions; no device call.
+ * HOMES.md.
  *
  * The block table of an away request is [X exchange blocks | policy blocks | spare]. Before its
  * first event the request is dense and has no exchange area. From the first event on the area is
@@ -14,6 +15,30 @@
 #define CN_HOME_NAMES "device|peer|host"
 #define CN_HOME_CHOICES CN_HOME_NAMES "|auto"
 enum { CN_N_HOMES = 3 };
+
+/* What a home means for the requests that have it. */
+typedef struct cn_home_kind {
+    const char *name;
+    bool is_away;    /* the full KV lies elsewhere, so there is an exchange area; `auto`: it may */
+    bool is_chosen;  /* `auto`: at each admission the request gets one of the others */
+    bool has_device; /* a cache device has the space, its digests and the scratch of exchanges;
+                      * else K and V are in host memory, and the model's device has the rest */
+    bool ranks_rows; /* each exchange can read all keys */
+    uint32_t cap_share; /* by default an exchange replaces at most 1 / cap_share of the tokens */
+} cn_home_kind;
+
+/* The row of a home. A value that is not one of cn_kv_home has a row named "?". */
+const cn_home_kind *cn_home_kind_of(cn_kv_home home);
+/* The row of the home of a request. */
+const cn_home_kind *cn_kv_home_kind(const cn_kv_params *kv);
+static inline bool cn_kv_is_away(const cn_kv_params *kv) { return cn_kv_home_kind(kv)->is_away; }
+
+/* The homes that a request may come to have: bit i is cn_kv_home i. These are `of_auto` with home
+ * `auto`, and 0 with a value that is not one of cn_kv_home. */
+uint32_t cn_kv_homes(const cn_kv_params *kv, uint32_t of_auto);
+
+/* Makes a request keep and read all KV, on the device. */
+void cn_kv_keep_all(cn_kv_params *kv);
 
 typedef struct cn_away {
     uint32_t n_exchange;   /* X, blocks of the exchange area; 0: the request is not away */

@@ -84,7 +84,7 @@ static cn_status check_tiles(const cn_kv_params *kv)
 {
     const uint64_t ranked = (uint64_t)kv->select_tiles * CN_DIGEST_TILE;
     /* Away, the sinks are in the policy's blocks. */
-    const uint32_t sinks = kv->home == CN_HOME_DEVICE ? kv->sink_tokens : 0;
+    const uint32_t sinks = cn_kv_is_away(kv) ? 0 : kv->sink_tokens;
     const uint64_t needed = (uint64_t)kv->select_tokens + sinks;
     if (ranked >= needed) return CN_OK;
     return cn_fail(CN_ERR_ARG,
@@ -112,8 +112,7 @@ static cn_status check_enums(const cn_kv_params *kv)
 static bool reads_window(const cn_kv_params *kv)
 {
     if (kv->select == CN_SELECT_SPADE) return true;
-    return table[kv->select].has_tiles && kv->home != CN_HOME_DEVICE &&
-           kv->select_query != CN_QUERY_LAST;
+    return table[kv->select].has_tiles && cn_kv_is_away(kv) && kv->select_query != CN_QUERY_LAST;
 }
 
 /* 1 to `most`, which the option of that name sets for the engine. */
@@ -131,7 +130,7 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
                        (unsigned)kv->select);
     if (kv->select == CN_SELECT_NONE) return CN_OK;
     const cn_selector *row = &table[kv->select];
-    const bool away = kv->home != CN_HOME_DEVICE;
+    const bool away = cn_kv_is_away(kv);
     if (kv->policy != CN_KV_FULL && !away)
         return cn_fail(CN_ERR_ARG,
                        "kv select %s with kv policy %s: expected policy full, because an evicted "
@@ -254,8 +253,7 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
 {
     const cn_selector *row = cn_selector_of(kv->select);
     const cn_select_span dense = {0};
-    if (kv->select == CN_SELECT_NONE || kv->home != CN_HOME_DEVICE || position < n_prompt)
-        return dense;
+    if (kv->select == CN_SELECT_NONE || cn_kv_is_away(kv) || position < n_prompt) return dense;
     const uint32_t base = (uint32_t)cn_round_up(kv->sink_tokens, row->entry_tokens);
     const uint32_t tail =
         row->predicts ? past_end(kv, n_prompt, position, block_tokens) : present_end(kv, position);
@@ -290,7 +288,7 @@ cn_select_span cn_select_span_away(const cn_kv_params *kv, uint32_t block_tokens
 uint32_t cn_selector_ring_rows(const cn_kv_params *kv)
 {
     const cn_selector *row = cn_selector_of(kv->select);
-    if (!row->predicts && !(row->away && kv->home != CN_HOME_DEVICE)) return 0;
+    if (!row->predicts && !(row->away && cn_kv_is_away(kv))) return 0;
     return (reads_window(kv) ? kv->select_window : 1) + 1;
 }
 
@@ -301,6 +299,5 @@ uint32_t cn_ring_rows(const cn_kv_params *kv)
 
 bool cn_kv_needs_slot(const cn_kv_params *kv)
 {
-    return cn_policy_needs_slot(kv) ||
-           (kv->home != CN_HOME_DEVICE && cn_selector_ring_rows(kv) > 0);
+    return cn_policy_needs_slot(kv) || (cn_kv_is_away(kv) && cn_selector_ring_rows(kv) > 0);
 }

@@ -193,27 +193,25 @@ static cn_status read_channels(const cn_engine *e, uint8_t *channels, float *off
     return CN_OK;
 }
 
-/* Writes the channels and offsets to the digests that have labels: those of the pools, and of
- * homes. */
-static cn_status write_channels(cn_engine *e, const uint8_t *channels, const float *offsets)
+/* Writes the channels and offsets to a digest, if it has labels. */
+static cn_status write_channels(const cn_engine *e, cn_backend *be, cn_stream *s,
+                                const cn_digest *to, const uint8_t *channels, const float *offsets)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
-    const cn_home *peer = &e->homes.at[CN_HOME_PEER], *host = &e->homes.at[CN_HOME_HOST];
-    const struct {
-        cn_backend *be;
-        cn_stream *stream;
-        const cn_digest *to;
-    } places[] = {{e->backend, e->stream, &e->pools.digest},
-                  {peer->be, peer->stream, &peer->env.home.digest},
-                  {host->be, host->stream, &host->env.home.digest}};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        const cn_digest *to = places[i].to;
-        cn_backend *be = places[i].be;
-        cn_stream *s = places[i].stream;
-        if (!to->channels) continue;
-        CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->channels, channels, n));
-        CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->offsets, offsets, n * sizeof *offsets));
-        CN_TRY(be->stream_sync(s));
+    if (!to->channels) return CN_OK;
+    CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->channels, channels, n));
+    CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->offsets, offsets, n * sizeof *offsets));
+    return be->stream_sync(s);
+}
+
+/* Writes them to the digests of the pools and of homes. */
+static cn_status write_all_channels(const cn_engine *e, const uint8_t *channels,
+                                    const float *offsets)
+{
+    CN_TRY(write_channels(e, e->backend, e->stream, &e->pools.digest, channels, offsets));
+    for (int i = 0; i < CN_N_HOMES; i++) {
+        const cn_home *h = &e->homes.at[i];
+        CN_TRY(write_channels(e, h->be, h->stream, &h->env.home.digest, channels, offsets));
     }
     return CN_OK;
 }
@@ -221,15 +219,15 @@ static cn_status write_channels(cn_engine *e, const uint8_t *channels, const flo
 static cn_status load_channels(cn_engine *e)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
-    if (!e->pools.digest.channels && !e->homes.at[CN_HOME_PEER].env.home.digest.channels &&
-        !e->homes.at[CN_HOME_HOST].env.home.digest.channels)
-        return CN_OK;
+    bool any = e->pools.digest.channels;
+    for (int h = 0; h < CN_N_HOMES; h++) any |= e->homes.at[h].env.home.digest.channels != NULL;
+    if (!any) return CN_OK;
     uint8_t *channels = cn_calloc(n, 1);
     float *offsets = cn_calloc(n, sizeof *offsets);
     cn_status status = channels && offsets
                            ? read_channels(e, channels, offsets)
                            : cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
-    if (status == CN_OK) status = write_channels(e, channels, offsets);
+    if (status == CN_OK) status = write_all_channels(e, channels, offsets);
     cn_free(channels);
     cn_free(offsets);
     return status;

@@ -46,7 +46,8 @@ cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_promp
                    "kv home %s at once, which has %u: lower one of them, or raise %s",
                    n, n_prompt, max_output, (unsigned long long)away, s.block_tokens,
                    cn_kv_home_name(need.home), room,
-                   need.home == CN_HOME_HOST ? "--home-space or --host-space" : "--home-space");
+                   cn_home_kind_of(need.home)->has_device ? "--home-space"
+                                                          : "--home-space or --host-space");
 }
 
 cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p)
@@ -90,8 +91,7 @@ uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv)
 {
     const uint32_t b = e->pools.layout.block_tokens;
     const cn_kv_params completed = complete(e, kv);
-    return completed.home == CN_HOME_DEVICE ? cn_policy_n_max(&completed, b)
-                                            : cn_away_n_max(&completed, b);
+    return cn_away_n_max(&completed, b);
 }
 
 uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv)

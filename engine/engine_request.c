@@ -284,7 +284,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
     }
     r->fn = fn;
     r->user = user;
-    r->is_away = p->structure.kind != CN_STRUCTURE_NONE && p->kv.home != CN_HOME_DEVICE;
+    r->is_away = p->structure.kind != CN_STRUCTURE_NONE && cn_kv_is_away(&p->kv);
     e->n_away_forms += r->is_away;
     r->is_unready = r->form.structure.text != NULL;
     e->n_unready += r->is_unready;

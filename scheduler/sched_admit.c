@@ -128,7 +128,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     if (!cn_sched_try_ring(s, q) || !cn_sched_try_home(s, q) ||
         !try_blocks(s, q, budget_tokens, &hit)) {
         cn_sched_release_hold(s, q);
-        cn_sched_release_home(s, q);
+        cn_sched_release_home(q);
         return false;
     }
     q->n_computed = q->n_resident = hit.n_blocks * s->o.block_tokens;
@@ -206,7 +206,7 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
     cn_class klass = next_class(s);
     /* Swapped sequences keep their home blocks. The one that lacks them waits until these sequences
      * have returned and ended. */
-    if (s->swap.queue.n > 0 && first && cn_sched_lacks_home(s, first)) klass = CN_CLASS_BATCH;
+    if (s->swap.queue.n > 0 && first && cn_sched_lacks_home(first)) klass = CN_CLASS_BATCH;
     const bool swapped = klass == CN_CLASS_BATCH && s->swap.queue.n > 0;
     cn_queue *waiting = swapped ? &s->swap.queue : &s->waiting[klass];
     cn_seq *q = swapped ? cn_queue_peek(waiting) : choose(s, waiting);
@@ -251,7 +251,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     bool waits = cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q);
     if ((waits && (in_window || !s->o.hybrid)) || !cn_sched_try_ring(s, q)) {
-        cn_sched_release_home(s, q);
+        cn_sched_release_home(q);
         return false;
     }
     for (uint32_t i = 0; i < n_full; i++) {

@@ -17,6 +17,7 @@ void cn_seq_set_home(cn_seq *q, cn_kv_home home)
     st->trigger = form->trigger;
     st->max_blocks = form->max_blocks;
     st->n_home = form->n_home;
+    st->home = form->home;
 }
 
 uint64_t cn_seq_committed(const cn_seq *q)
@@ -36,7 +37,7 @@ uint64_t cn_sched_count_committed(const cn_scheduler *s)
 /* Returns true when q fits to its end with the home that it has now. */
 static bool fits(const cn_scheduler *s, const cn_seq *q)
 {
-    if (q->kv.home != CN_HOME_DEVICE) return !cn_sched_lacks_home(s, q);
+    if (cn_kv_is_away(&q->kv)) return !cn_sched_lacks_home(q);
     const uint64_t committed = cn_sched_count_committed(s), n_total = s->o.n_blocks;
     const uint64_t n_left = n_total > committed ? n_total - committed : 0;
     if (cn_home_longest(n_left, 1, s->o.block_tokens) < q->max_tokens - 1) return false;
@@ -62,7 +63,7 @@ bool cn_sched_choose_home(cn_scheduler *s, cn_seq *q)
 bool cn_sched_follow_home(cn_scheduler *s, cn_seq *q, const cn_seq *leader)
 {
     if (!q->sched->chooses) return true;
-    cn_seq_set_home(q, leader->kv.home);
+    cn_seq_set_home(q, cn_seq_home(s, leader));
     return fits(s, q);
 }
 
@@ -70,7 +71,7 @@ void cn_sched_count_choice(cn_scheduler *s, cn_seq *q)
 {
     if (!q->sched->chooses) return;
     q->usage_kv.params = q->kv;
-    s->stats.auto_admissions[q->kv.home]++;
+    s->stats.auto_admissions[cn_seq_home(s, q)]++;
 }
 
 /* ---- the move ---- */
@@ -82,7 +83,7 @@ static bool can_move(const cn_scheduler *s, const cn_seq *q, cn_kv_home home)
 {
     const cn_seq_sched *st = q->sched;
     const cn_seq_form *form = &st->forms[home];
-    const cn_home_room left = cn_sched_home_room(s, home);
+    const cn_home_room left = cn_sched_home_room(&s->home[home]);
     return st->homes >> home & 1 && form->kv.policy == CN_KV_WINDOW && form->n_home > 0 &&
            q->n_blocks >= form->n_max && left.slots > 0 && left.blocks >= form->n_home &&
            cn_space_reservable_blocks(&s->device) >= form->n_max &&
@@ -94,12 +95,12 @@ static cn_kv_home find_home(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
     const bool full = q->n_resident == q->n_blocks * s->o.block_tokens;
-    if (!st->chooses || q->state != CN_SEQ_RUNNING || q->kv.home != CN_HOME_DEVICE ||
-        q->query_slot < 0 || !full || q->n_computed < q->n_prompt || st->samples ||
-        q->n_computed >= q->max_tokens - 1)
+    if (!st->chooses || q->state != CN_SEQ_RUNNING || cn_kv_is_away(&q->kv) || q->query_slot < 0 ||
+        !full || q->n_computed < q->n_prompt || st->samples || q->n_computed >= q->max_tokens - 1)
         return CN_HOME_DEVICE;
-    if (can_move(s, q, CN_HOME_PEER)) return CN_HOME_PEER;
-    return can_move(s, q, CN_HOME_HOST) ? CN_HOME_HOST : CN_HOME_DEVICE;
+    for (int h = CN_HOME_DEVICE + 1; h < CN_N_HOMES; h++)
+        if (can_move(s, q, (cn_kv_home)h)) return (cn_kv_home)h;
+    return CN_HOME_DEVICE;
 }
 
 /* Returns the last sequence of a class that can move and has no sequence ahead of it that lacks a

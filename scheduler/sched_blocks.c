@@ -139,7 +139,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     cn_seq_list_remove(&s->by_hold[st->hold], q);
     cn_seq_list_remove(&s->running, q);
     cn_sched_release_hold(s, q);
-    cn_sched_release_home(s, q);
+    cn_sched_release_home(q);
 }
 
 /* Returns the last batch sequence of a list, or the last sequence if none is batch. */

@@ -145,7 +145,7 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
             "residency and position disagree");
     REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
             "a block entered the prefix cache before its tokens were known and computed");
-    REQUIRE(q->kv.select == CN_SELECT_NONE || q->kv.home != CN_HOME_DEVICE ||
+    REQUIRE(q->kv.select == CN_SELECT_NONE || cn_kv_is_away(&q->kv) ||
                 (!compressed && q->sched->trigger == CN_NEVER),
             "a sequence with a selector has a cap: its slots would not be its positions");
     REQUIRE(q->n_exchange == (compressed ? cn_seq_area_blocks(q, b) : 0),
@@ -287,7 +287,7 @@ static const char *check_home(const cn_scheduler *s, cn_kv_home home)
     uint32_t n_slots = 0;
     memset(s->check_refs, 0, n_total * sizeof *s->check_refs);
     for (const cn_seq *q = s->all.head; q; q = cn_seq_list_next(&s->all, q)) {
-        if (q->kv.home != home || q->n_home_blocks + q->sched->n_home == 0) continue;
+        if (q->sched->home != space || q->n_home_blocks + q->sched->n_home == 0) continue;
         const bool idle = q->state == CN_SEQ_WAITING || q->state == CN_SEQ_FORKING ||
                           q->state == CN_SEQ_UNREADY || q->state == CN_SEQ_FINISHED;
         REQUIRE(q->n_home_blocks == (idle ? 0 : q->sched->n_home),

@@ -7,8 +7,6 @@
  * sequence in the swap space keeps its home. */
 #include "scheduler/sched_state.h"
 
-static cn_space *home_of(cn_scheduler *s, const cn_seq *q) { return &s->home[q->kv.home]; }
-
 cn_status cn_sched_home_init(cn_scheduler *s)
 {
     for (int h = 0; h < CN_N_HOMES; h++) {
@@ -24,10 +22,9 @@ void cn_sched_home_free(cn_scheduler *s)
     for (int h = 0; h < CN_N_HOMES; h++) cn_space_free(&s->home[h]);
 }
 
-cn_home_room cn_sched_home_room(const cn_scheduler *s, cn_kv_home home)
+cn_home_room cn_sched_home_room(const cn_space *home)
 {
-    const cn_space *space = &s->home[home];
-    return (cn_home_room){cn_space_free_blocks(space), cn_space_free_slots(space)};
+    return (cn_home_room){cn_space_free_blocks(home), cn_space_free_slots(home)};
 }
 
 cn_home_room cn_seq_home_wanted(const cn_seq *q)
@@ -35,29 +32,30 @@ cn_home_room cn_seq_home_wanted(const cn_seq *q)
     return (cn_home_room){q->sched->n_home, q->sched->n_home > 0};
 }
 
-bool cn_sched_lacks_home(const cn_scheduler *s, const cn_seq *q)
+bool cn_sched_lacks_home(const cn_seq *q)
 {
-    const cn_home_room want = cn_seq_home_wanted(q), have = cn_sched_home_room(s, q->kv.home);
+    const cn_home_room want = cn_seq_home_wanted(q), have = cn_sched_home_room(q->sched->home);
     return want.blocks > have.blocks || want.slots > have.slots;
 }
 
 bool cn_sched_try_home(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->n_home_blocks == 0);
-    if (cn_sched_lacks_home(s, q)) return false;
+    if (cn_sched_lacks_home(q)) return false;
     if (q->sched->n_home == 0) return true;
     if (!cn_sched_try_buffers(s, q)) return false;
-    const bool taken = cn_pool_try_take(home_of(s, q)->blocks, q->sched->n_home, q->home_table) &&
-                       cn_space_try_take_slot(home_of(s, q), &q->home_slot);
+    const cn_space *home = q->sched->home;
+    const bool taken = cn_pool_try_take(home->blocks, q->sched->n_home, q->home_table) &&
+                       cn_pool_try_take(home->slots, 1, &q->home_slot);
     CN_ASSERT(taken);
     q->n_home_blocks = q->sched->n_home;
     return true;
 }
 
-void cn_sched_release_home(cn_scheduler *s, cn_seq *q)
+void cn_sched_release_home(cn_seq *q)
 {
     if (q->n_home_blocks == 0) return;
-    cn_space *home = home_of(s, q);
+    const cn_space *home = q->sched->home;
     while (q->n_home_blocks > 0) cn_pool_drop(home->blocks, q->home_table[--q->n_home_blocks]);
     cn_pool_drop(home->slots, q->home_slot);
     q->home_slot = 0;

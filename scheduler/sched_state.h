@@ -55,7 +55,8 @@ typedef struct cn_group_prompt {
 typedef struct cn_seq_form {
     cn_kv_params kv;
     uint32_t n_max;
-    uint32_t trigger, max_blocks, n_home; /* as in cn_seq_sched */
+    uint32_t trigger, max_blocks, n_home; /* as in cn_seq_sched, and so is the next */
+    const cn_space *home;
 } cn_seq_form;
 
 /* Entries of the arrays of a sequence, enough for each of its forms. */
@@ -73,6 +74,7 @@ typedef struct cn_seq_sched {
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: it ends before an event */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
     uint32_t n_home;     /* home blocks that it takes at admission; 0: it needs no home */
+    const cn_space *home;    /* one of the scheduler's, by its home */
     cn_group_prompt *prompt; /* NULL once it has buffers of its own */
     cn_seq_room room;
     /* The homes that the sequence may have (bit i is cn_kv_home i), and what it needs with each.
@@ -169,6 +171,12 @@ struct cn_scheduler {
     uint32_t *hit_blocks; /* [blocks of the longest context] found by the last look for a prefix */
 };
 
+/* The home of a sequence, as the index of its space. */
+static inline cn_kv_home cn_seq_home(const cn_scheduler *s, const cn_seq *q)
+{
+    return (cn_kv_home)(q->sched->home - s->home);
+}
+
 /* The key of the empty prefix of an owner. Keys of blocks are serial numbers below 2^63. */
 static inline cn_prefix_key cn_sched_root(const cn_sched_opts *o, uint32_t owner)
 {
@@ -220,7 +228,7 @@ static inline uint32_t cn_seq_window_start(const cn_seq *q)
  * without a slot. The ring of an away request comes with its reservation. */
 static inline bool cn_seq_is_ring_user(const cn_seq *q)
 {
-    return q->kv.home == CN_HOME_DEVICE && cn_selector_ring_rows(&q->kv) > 0;
+    return !cn_kv_is_away(&q->kv) && cn_selector_ring_rows(&q->kv) > 0;
 }
 
 /* X: blocks of the exchange area from the first event on. */
@@ -341,16 +349,16 @@ void cn_sched_home_free(cn_scheduler *s);
 typedef struct cn_home_room {
     uint32_t blocks, slots;
 } cn_home_room;
-cn_home_room cn_sched_home_room(const cn_scheduler *s, cn_kv_home home);
+cn_home_room cn_sched_home_room(const cn_space *home);
 cn_home_room cn_seq_home_wanted(const cn_seq *q);
 
 /* Returns true when the home of q, which has none yet, has too little room for it. */
-bool cn_sched_lacks_home(const cn_scheduler *s, const cn_seq *q);
+bool cn_sched_lacks_home(const cn_seq *q);
 
 /* Takes the home blocks and the home slot of q, which is about to run. Returns true also when q
  * needs none. Returns false and changes nothing when there are too few. */
 bool cn_sched_try_home(cn_scheduler *s, cn_seq *q);
-void cn_sched_release_home(cn_scheduler *s, cn_seq *q);
+void cn_sched_release_home(cn_seq *q);
 
 /* ---- sched_auto.c ---- */
 

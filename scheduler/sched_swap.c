@@ -160,5 +160,5 @@ void cn_sched_swap_drop(cn_scheduler *s, cn_seq *q)
     while (st->n_host > 0) cn_pool_drop(w->space.blocks, q->table[--st->n_host]);
     if (cn_kv_needs_slot(&q->kv)) cn_pool_drop(w->space.slots, st->host_window);
     cn_queue_remove(&w->queue, q);
-    cn_sched_release_home(s, q);
+    cn_sched_release_home(q);
 }

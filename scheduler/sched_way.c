@@ -16,7 +16,7 @@ typedef struct room {
     cn_home_room home; /* of the home of the interactive sequence */
 } room;
 
-static room free_room(const cn_scheduler *s, cn_kv_home home)
+static room free_room(const cn_scheduler *s, const cn_space *home)
 {
     const uint64_t committed = cn_sched_count_committed(s), n_total = s->o.n_blocks;
     /* Lent blocks come back without a preemption. */
@@ -25,7 +25,7 @@ static room free_room(const cn_scheduler *s, cn_kv_home home)
                   .seats = s->o.max_seqs - s->running.n,
                   .slots = cn_space_free_slots(&s->device),
                   .reservable = cn_space_reservable_blocks(&s->device),
-                  .home = cn_sched_home_room(s, home)};
+                  .home = cn_sched_home_room(home)};
 }
 
 static bool suffices(const room *have, const room *want)
@@ -46,10 +46,10 @@ static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
 }
 
 /* What becomes free when v leaves the batch. A compressed sequence keeps its home. */
-static room held_room(const cn_scheduler *s, const cn_seq *v, cn_kv_home home)
+static room held_room(const cn_scheduler *s, const cn_seq *v, const cn_space *home)
 {
     const bool reserves = v->sched->hold != CN_HOLD_NONE;
-    const bool leaves_home = v->kv.home == home && v->usage_kv.compressions == 0;
+    const bool leaves_home = v->sched->home == home && v->usage_kv.compressions == 0;
     return (room){.blocks = count_own(s, v),
                   .to_end = cn_seq_committed(v),
                   .seats = 1,
@@ -107,7 +107,7 @@ static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING]
  * Returns false and changes nothing when all of them together would not free enough. */
 static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
 {
-    const cn_kv_home home = q->kv.home;
+    const cn_space *home = q->sched->home;
     room have = free_room(s, home);
     cn_swap_room left = cn_sched_swap_room(s);
     if (s->n_owners > 1) cn_sched_count_loads(s);
@@ -158,7 +158,7 @@ void cn_sched_make_way(cn_scheduler *s)
                  .seats = 1,
                  .slots = ring,
                  .home = cn_seq_home_wanted(q)};
-    if (!fits && q->kv.home == CN_HOME_DEVICE) want.to_end = q->sched->max_blocks;
+    if (!fits && !cn_kv_is_away(&q->kv)) want.to_end = q->sched->max_blocks;
     if (cn_seq_needs_hold(q) && !s->o.hybrid) {
         want.slots = cn_kv_needs_slot(&q->kv);
         want.reservable = q->n_max;

@@ -112,6 +112,7 @@ void cn_scheduler_free(cn_scheduler *s)
 typedef struct seq_shape {
     cn_seq_form forms[CN_N_HOMES];
     uint32_t homes; /* bit i is cn_kv_home i */
+    bool chooses;   /* home `auto` */
     uint32_t max_tokens;
     cn_seq_room room;
 } seq_shape;
@@ -139,14 +140,14 @@ static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
  * none. */
 static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
 {
-    const cn_kv_home home = form->kv.home;
+    const char *name = cn_kv_home_kind(&form->kv)->name;
     form->n_home = 0;
-    if (home == CN_HOME_DEVICE) return CN_OK;
-    const uint32_t n_blocks = cn_space_total_blocks(&s->home[home]);
+    if (!cn_kv_is_away(&form->kv)) return CN_OK;
+    const uint32_t n_blocks = cn_space_total_blocks(form->home);
     if (n_blocks == 0)
         return cn_fail(CN_ERR_ARG,
                        "kv home %s, but the engine has no such home; declare it with --kv-homes",
-                       cn_kv_home_name(home));
+                       name);
     if (form->trigger == CN_NEVER) return CN_OK;
     const uint32_t max_tokens = cn_min_u32(p->n_prompt + p->max_output, s->o.max_model_len);
     form->n_home = (uint32_t)cn_ceil_div(max_tokens, s->o.block_tokens);
@@ -155,8 +156,8 @@ static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_
                          "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv "
                          "home %s, which has %u; shorten one of them or raise --home-space "
                          "(--host-space)",
-                         p->n_prompt, p->max_output, form->n_home, s->o.block_tokens,
-                         cn_kv_home_name(home), n_blocks);
+                         p->n_prompt, p->max_output, form->n_home, s->o.block_tokens, name,
+                         n_blocks);
 }
 
 /* Derives the other fields from form->kv. CN_ERR_ARG: the request is too large. */
@@ -191,21 +192,21 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
  * for each home, and the request must fit with one of them; the error is that of the first. */
 static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
 {
-    const bool chooses = p->kv.home == CN_HOME_AUTO;
+    const uint32_t homes = cn_kv_homes(&p->kv, s->o.auto_homes);
     cn_status status = CN_ERR_ARG;
+    shape->chooses = cn_kv_home_kind(&p->kv)->is_chosen;
     shape->homes = 0;
-    if (chooses && s->o.auto_homes == 0)
+    if (homes == 0 && shape->chooses)
         return cn_fail(CN_ERR_ARG, "kv home auto, but the engine has no home to choose");
+    if (homes == 0) return check_kv(&s->o, &(cn_kv_params){.home = p->kv.home}); /* no home */
     for (int h = CN_N_HOMES; h-- > 0;) {
-        if (chooses && !(s->o.auto_homes >> h & 1)) continue;
-        cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h)};
+        if (!(homes >> h & 1)) continue;
+        cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h), .home = &s->home[h]};
         CN_TRY(check_kv(&s->o, &form.kv));
         status = check_form(s, p, &form);
-        if (!chooses && status != CN_OK) return status;
         if (status != CN_OK) continue;
-        shape->forms[form.kv.home] = form;
-        shape->homes |= 1U << form.kv.home;
-        if (!chooses) return CN_OK;
+        shape->forms[h] = form;
+        shape->homes |= 1U << h;
     }
     if (shape->homes == 0) return status;
     /* A request that ends before its first event would gain nothing elsewhere. */
@@ -298,7 +299,6 @@ bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q)
 static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, const seq_shape *shape,
                           cn_group_prompt *prompt)
 {
-    const bool chooses = p->kv.home == CN_HOME_AUTO;
     seq_mem *m = cn_calloc(1, sizeof *m);
     if (!m) return NULL;
     cn_seq *q = &m->seq;
@@ -314,14 +314,14 @@ static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, cons
     q->skips_prefix = p->skips_prefix;
     q->query_slot = -1;
     q->sched->room = shape->room;
-    q->sched->chooses = chooses;
+    q->sched->chooses = shape->chooses;
     q->sched->homes = shape->homes;
     memcpy(q->sched->forms, shape->forms, sizeof shape->forms);
     cn_kv_home first = CN_HOME_DEVICE;
     while (!(shape->homes >> first & 1)) first++;
     cn_seq_set_home(q, first);
     q->usage_kv.params = q->kv;
-    if (chooses) q->usage_kv.params.home = CN_HOME_AUTO; /* until it is admitted */
+    if (shape->chooses) q->usage_kv.params.home = CN_HOME_AUTO; /* until it is admitted */
     q->sched->in_group = p->n > 1;
     q->sched->chain = cn_sched_root(o, q->owner);
     return q;

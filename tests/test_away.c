@@ -281,6 +281,28 @@ static void auto_has_a_form_for_each_home(void **state)
     assert_int_equal(cn_home_longest(10, 0, 64), 0);
 }
 
+/* A request whose KV lies elsewhere exchanges, so its home has a share. `auto` is not a home. */
+static void the_rows_of_homes_agree(void **state)
+{
+    (void)state;
+    const uint32_t all = (1U << CN_N_HOMES) - 1;
+    for (int h = 0; h <= CN_N_HOMES; h++) {
+        const cn_home_kind *kind = cn_home_kind_of((cn_kv_home)h);
+        cn_kv_params kv = params(CN_SELECT_LAST, (cn_kv_home)h);
+        assert_ptr_equal(cn_kv_home_kind(&kv), kind);
+        assert_int_equal(cn_kv_is_away(&kv), h != CN_HOME_DEVICE);
+        assert_int_equal(kind->is_chosen, h == CN_N_HOMES);
+        assert_int_equal(kind->cap_share > 0, kind->is_away);
+        assert_true(kind->is_away || !(kind->has_device || kind->ranks_rows));
+        assert_int_equal(cn_kv_homes(&kv, all), kind->is_chosen ? all : 1U << h);
+        cn_kv_keep_all(&kv);
+        assert_false(cn_kv_is_away(&kv));
+    }
+    const cn_kv_params unknown = params(CN_SELECT_LAST, (cn_kv_home)(CN_N_HOMES + 1));
+    assert_int_equal(cn_kv_homes(&unknown, all), 0);
+    assert_string_equal(cn_kv_home_kind(&unknown)->name, "?");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -293,6 +315,7 @@ int main(void)
         cmocka_unit_test(zip_leaves_out_what_it_holds),
         cmocka_unit_test(candidates_are_those_of_the_same_request_at_home),
         cmocka_unit_test(homes_have_names),
+        cmocka_unit_test(the_rows_of_homes_agree),
         cmocka_unit_test(auto_has_a_form_for_each_home),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

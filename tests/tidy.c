@@ -279,7 +279,7 @@ static const struct {
      {"engine/options/", "engine/text/call_marks.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/offline/",
      {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/start/",
-      "engine/checkpoint/select_file.h", "compress/selector.h"}},
+      "engine/checkpoint/select_file.h", "compress/away.h", "compress/selector.h"}},
     {"engine/compare/",
      {"engine/", "engine/options/", "engine/text/", "engine/offline/", "engine/cmd/command.h",
       "compress/away.h", "compress/policy.h", "compress/selector.h"}},

@@ -147,7 +147,7 @@ static cn_status choose_prompt(const decode *d, uint32_t batch, uint32_t *prompt
 static uint32_t output_len_of(const decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const uint32_t steps = d->b->config->decode_steps;
-    const uint32_t timed = d->b->kv.home != CN_HOME_DEVICE ? 2 * steps + FILL_STEPS : steps;
+    const uint32_t timed = cn_kv_is_away(&d->b->kv) ? 2 * steps + FILL_STEPS : steps;
     return prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
 }
 
@@ -289,7 +289,7 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
     /* Requests that decoded while others' prompts were computed hold more tokens. */
     const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
     t.resident = prompt_len + said + REFILL_STEPS + steps / 2.0;
-    if (d->b->kv.home != CN_HOME_DEVICE) CN_TRY(time_exchanges(d, batch, &t));
+    if (cn_kv_is_away(&d->b->kv)) CN_TRY(time_exchanges(d, batch, &t));
     CN_TRY(cancel_batch(d, batch));
     return report_batch(d, &t, rows);
 }

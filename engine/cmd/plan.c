@@ -156,7 +156,7 @@ static cn_status check_start(plan_report *r)
 static void count_requests(plan_report *r)
 {
     const cn_memory_plan *m = &r->memory;
-    const bool away = r->kv.home != CN_HOME_DEVICE;
+    const bool away = cn_kv_is_away(&r->kv);
     const bool capped = cn_policy_of(r->kv.policy)->keep != CN_KEEP_ALL;
     const uint32_t n_max = cn_away_n_max(&r->kv, m->block_tokens);
     /* A request whose KV is all kept holds half its final length on average. */

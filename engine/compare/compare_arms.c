@@ -268,7 +268,7 @@ static uint32_t most_cap(const cn_kv_params *kv)
 static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
 {
     bool chooses = false;
-    for (uint32_t i = 0; i < a->n; i++) chooses |= a->arms[i].kv.home == CN_HOME_AUTO;
+    for (uint32_t i = 0; i < a->n; i++) chooses |= cn_kv_home_kind(&a->arms[i].kv)->is_chosen;
     if (chooses && !(c->kv_homes & ~(1U << CN_HOME_DEVICE)))
         return cn_fail(CN_ERR_ARG, "--arms with home=auto: no other home is declared; add peer or "
                                    "host to --kv-homes, or leave it out");
@@ -287,7 +287,7 @@ cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
         c->kv_selectors |= 1U << kv->select;
-        c->kv_homes |= kv->home == CN_HOME_AUTO ? homes : 1U << kv->home;
+        c->kv_homes |= cn_kv_homes(kv, homes);
         cap = cn_max_u32(cap, most_cap(kv));
         declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);

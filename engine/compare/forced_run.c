@@ -73,7 +73,7 @@ static cn_status submit(cn_forced_run *r, const cn_compare_arm *arm, uint32_t i)
 
 static bool keeps_all(const cn_compare_arm *arm)
 {
-    return cn_policy_of(arm->kv.policy)->keep == CN_KEEP_ALL && arm->kv.home == CN_HOME_DEVICE;
+    return cn_policy_of(arm->kv.policy)->keep == CN_KEEP_ALL && !cn_kv_is_away(&arm->kv);
 }
 
 static void clear(cn_forced_run *r, output *outputs)

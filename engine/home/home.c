@@ -55,7 +55,7 @@ cn_status cn_home_check_start(const cn_config *c)
     if (!away && cn_config_is_given(c, &c->n_packs))
         return cn_fail(CN_ERR_ARG, "--packs %u: no home is declared; %s, or leave it out",
                        c->n_packs, declare_home(c));
-    if (!away && c->kv.home == CN_HOME_AUTO)
+    if (!away && cn_kv_home_kind(&c->kv)->is_chosen)
         return cn_fail(CN_ERR_ARG, "--kv-home auto: no other home is declared; add peer or host to "
                                    "--kv-homes, or leave it out");
     if (!away) return CN_OK;
@@ -90,6 +90,8 @@ static cn_home *next_home(cn_homes *hs, cn_home *h)
         if (h->be) return h;
     return NULL;
 }
+
+cn_home *cn_home_of_seq(cn_homes *hs, const cn_seq *q) { return &hs->at[q->kv.home]; }
 
 /* Creates the streams of steps. */
 static cn_status create_streams(cn_home *h, cn_priority priority)
@@ -288,15 +290,15 @@ void cn_home_close(cn_homes *hs, const cn_backend *model_be)
 /* Checks that the home is declared and that its cap fits, and completes kv. */
 static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
 {
-    if ((unsigned)kv->home < CN_N_HOMES && (kv->home != CN_HOME_DEVICE || kv->select) &&
-        !(cn_config_homes(c) >> kv->home & 1))
+    if (cn_kv_homes(kv, 0) & ~cn_config_homes(c) && (cn_kv_is_away(kv) || kv->select))
         return cn_fail(CN_ERR_ARG, "kv.home %s is not enabled: add it to --kv-homes at start",
-                       cn_kv_home_name(kv->home));
+                       cn_kv_home_kind(kv)->name);
     CN_TRY(cn_away_check(kv, block_tokens));
-    if (kv->home == CN_HOME_DEVICE) return CN_OK;
-    cn_kv_params most = c->kv;
-    most.home = kv->home;
-    most.select = kv->select;
+    if (!cn_kv_is_away(kv)) return CN_OK;
+    cn_kv_params most = *kv;
+    most.select_tokens = c->kv.select_tokens;
+    most.select_tiles = c->kv.select_tiles;
+    most.select_cap = c->kv.select_cap;
     const uint32_t cap = cn_away_of(kv, block_tokens).cap;
     const uint32_t most_cap = cn_away_of(&most, block_tokens).cap;
     if (cap <= most_cap) return CN_OK;
@@ -315,7 +317,7 @@ static cn_status check_form(const cn_config *c, cn_kv_params *kv, uint32_t block
 cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
                            uint32_t window_tokens)
 {
-    if (kv->home != CN_HOME_AUTO) return check_form(c, kv, block_tokens, window_tokens);
+    if (!cn_kv_home_kind(kv)->is_chosen) return check_form(c, kv, block_tokens, window_tokens);
     const uint32_t away = cn_away_selectors();
     if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
         return cn_fail(CN_ERR_ARG,
@@ -559,23 +561,18 @@ cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c)
 
 /* ---- compression events ---- */
 
-static cn_home *home_of(cn_homes *hs, const cn_sched_event *ev)
-{
-    return &hs->at[ev->seq->kv.home];
-}
-
 /* The copy engine copies to host memory. A kernel would take multiprocessors from the model. */
 static cn_planes home_planes(const cn_homes *hs, const cn_home *h)
 {
     cn_planes p = cn_pools_planes(&h->env.home);
-    if (kind_of(hs, h) == CN_HOME_HOST) p.where = CN_ON_HOST;
+    if (!cn_home_kind_of(kind_of(hs, h))->has_device) p.where = CN_ON_HOST;
     return p;
 }
 
 /* Copies blocks of the device to the home space. */
 static cn_status put(cn_homes *hs, const cn_sched_event *ev)
 {
-    cn_home *h = home_of(hs, ev);
+    cn_home *h = cn_home_of_seq(hs, ev->seq);
     const cn_planes local = cn_pools_planes(&hs->o.local);
     const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
                             {.blocks = ev->puts, .n_blocks = ev->n_puts}};
@@ -587,7 +584,7 @@ static cn_status put(cn_homes *hs, const cn_sched_event *ev)
  * as they are computed. */
 static cn_status put_dense(cn_homes *hs, const cn_sched_event *ev)
 {
-    const cn_home *h = home_of(hs, ev);
+    const cn_home *h = cn_home_of_seq(hs, ev->seq);
     const cn_planes local = cn_pools_planes(&hs->o.local);
     const uint32_t n_dense = hs->packs.first_layer;
     if (ev->n_exchange == 0 || n_dense == 0) return CN_OK;
@@ -601,7 +598,7 @@ static cn_status put_dense(cn_homes *hs, const cn_sched_event *ev)
 /* Digests the blocks of a put. Consecutive home blocks are one call. */
 static cn_status digest(cn_homes *hs, const cn_sched_event *ev)
 {
-    const cn_home *h = home_of(hs, ev);
+    const cn_home *h = cn_home_of_seq(hs, ev->seq);
     const uint32_t of_block = h->env.home.layout.block_tokens / CN_DIGEST_TILE;
     if (hs->o.plan->homes[kind_of(hs, h)].planes == 0) return CN_OK;
     for (uint32_t i = 0, n; i < ev->n_puts; i += n) {
@@ -619,7 +616,7 @@ static cn_status digest(cn_homes *hs, const cn_sched_event *ev)
 static bool any_puts(cn_homes *hs, const cn_home *h, cn_sched_event *const *events, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_puts > 0 && (!h || home_of(hs, events[i]) == h)) return true;
+        if (events[i]->n_puts > 0 && (!h || cn_home_of_seq(hs, events[i]->seq) == h)) return true;
     return false;
 }
 
@@ -643,7 +640,7 @@ cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uin
 /* Fills the exchange area of one request: the exchange of the step before its first one. */
 static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
 {
-    cn_home *h = home_of(hs, ev);
+    cn_home *h = cn_home_of_seq(hs, ev->seq);
     cn_exchange_rows *r = &h->fill_rows;
     const cn_seq *q = ev->seq;
     char *own = r->host;

@@ -110,6 +110,8 @@ typedef struct cn_homes {
 
 /* Returns true when a home besides the device is declared. */
 bool cn_homes_any(const cn_homes *hs);
+/* The home of a sequence, which is away. */
+cn_home *cn_home_of_seq(cn_homes *hs, const cn_seq *q);
 /* Bytes that events have put to homes. */
 uint64_t cn_homes_put_bytes(const cn_homes *hs);
 

@@ -8,7 +8,7 @@
 /* The part of the arrays of exchanges. */
 static cn_memory_part part_of(cn_kv_home home)
 {
-    return home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
+    return cn_home_kind_of(home)->has_device ? CN_PART_CACHE : CN_PART_STEPS;
 }
 
 static cn_exchange_sizes sizes_of(const cn_start_plan *p, cn_kv_home home, bool fill)
@@ -87,15 +87,16 @@ static void declare_space(cn_start_plan *p, cn_home *h, cn_kv_home home)
     };
     const cn_home_plan *plan = &p->kv.homes[home];
     const cn_model_config *m = p->model;
+    const bool has_device = cn_home_kind_of(home)->has_device;
     if (plan->n_blocks == 0) return;
     const cn_kv_layout l = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads,
                                              p->kv.block_tokens, m->head_dim, p->backend->kv_dtype);
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
         if (!((plan->planes | 1U << CN_PLANE_KV) >> i & 1)) continue;
         /* Host memory is too slow to be ranked. */
-        const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE
-                                    : i == CN_PLANE_KV   ? CN_PART_HOST
-                                                         : CN_PART_KV;
+        const cn_memory_part part = has_device         ? CN_PART_CACHE
+                                    : i == CN_PLANE_KV ? CN_PART_HOST
+                                                       : CN_PART_KV;
         cn_start_add(p, planes[i].name, part,
                      (uint64_t)m->n_layers * plan->n_blocks *
                          cn_block_plane_bytes(&l, (cn_block_plane)i),

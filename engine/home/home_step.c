@@ -38,13 +38,13 @@ void cn_home_flight_free(cn_home_flight *f, cn_homes *hs)
 /* ---- the plan ---- */
 
 /* Takes the rows of a step's exchange with one home: decode rows past their first commit. */
-static void take_rows(cn_home_step *st, cn_kv_home home, const cn_plan *plan)
+static void take_rows(cn_homes *hs, const cn_home *h, cn_home_step *st, const cn_plan *plan)
 {
     uint32_t n = 0;
     cn_exchange_strides strides = {0};
     for (uint32_t r = 0; r < plan->n_decode; r++) {
         cn_seq *q = plan->rows[r].seq;
-        if (q->home_len == 0 || q->kv.home != home) continue;
+        if (q->home_len == 0 || cn_home_of_seq(hs, q) != h) continue;
         st->seqs[n++] = q;
         cn_exchange_strides_add(&strides, &q->kv, q->home_len, st->rows.block_tokens);
     }
@@ -69,7 +69,7 @@ cn_status cn_home_flight_begin(cn_homes *hs, cn_home_flight *f, const cn_plan *p
 {
     if (!cn_homes_any(hs)) return CN_OK;
     for (int h = 0; h < CN_N_HOMES; h++)
-        if (hs->at[h].be) take_rows(&f->at[h], (cn_kv_home)h, plan);
+        if (hs->at[h].be) take_rows(hs, &hs->at[h], &f->at[h], plan);
     if (recorded) return cn_home_wait(hs, hs->o.model_stream);
     f->timed = hs->times_steps;
     return cn_home_begin_step(hs, f->at, f->timed ? f->clock : NULL);

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "compress/away.h"
+
 enum { TRANSCRIPT_RESERVE = 256 };
 
 static cn_status grow(cn_transcript *t, uint32_t cap)
@@ -48,9 +50,7 @@ void cn_audit_params(cn_request_params *io, const cn_transcript *t)
     io->forced = t->tokens;
     io->n_forced = t->n;
     io->structure = (cn_structure){.kind = CN_STRUCTURE_NONE}; /* the tokens are given */
-    io->kv.policy = CN_KV_FULL;
-    io->kv.select = CN_SELECT_NONE;
-    io->kv.home = CN_HOME_DEVICE;
+    cn_kv_keep_all(&io->kv);
     io->sampling = (cn_sampling){
         .n = 1,
         .top_p = 1,

@@ -291,9 +291,7 @@ enum { RESCUE_BUDGET_FACTOR = 4 };
 static void enlarge(const cn_config *c, cn_kv_params *kv)
 {
     if (c->loop_rescue == CN_OPT_RESCUE_FULL) {
-        kv->policy = CN_KV_FULL;
-        kv->select = CN_SELECT_NONE;
-        kv->home = CN_HOME_DEVICE;
+        cn_kv_keep_all(kv);
     } else if (__builtin_mul_overflow(kv->budget_tokens, RESCUE_BUDGET_FACTOR,
                                       &kv->budget_tokens)) {
         kv->budget_tokens = UINT32_MAX;

@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 
+#include "compress/away.h"
 #include "engine/base/base.h"
 
 /* ---- values of the enumerated options, in the order of their names in the table ---- */
@@ -236,8 +237,7 @@ struct cn_config {
 static inline uint32_t cn_config_homes(const cn_config *c)
 {
     /* With `auto` a request is at home on the device where it fits. */
-    const cn_kv_home home = c->kv.home == CN_HOME_AUTO ? CN_HOME_DEVICE : c->kv.home;
-    return c->kv_homes | 1U << home;
+    return c->kv_homes | cn_kv_homes(&c->kv, 1U << CN_HOME_DEVICE);
 }
 
 /* The declared homes besides the device. */
@@ -246,16 +246,22 @@ static inline uint32_t cn_config_away(const cn_config *c)
     return cn_config_homes(c) & ~(1U << CN_HOME_DEVICE);
 }
 
-/* GiB for the KV of requests with this home, peer or host. */
+/* Whether --host-space sets the size of this home, which is not the device; else --home-space. */
+static inline bool cn_config_has_host_space(const cn_config *c, cn_kv_home home)
+{
+    return !cn_home_kind_of(home)->has_device && c->host_space_gib > 0;
+}
+
+/* GiB for the KV of requests with this home. */
 static inline float cn_config_home_gib(const cn_config *c, cn_kv_home home)
 {
-    return home == CN_HOME_HOST && c->host_space_gib > 0 ? c->host_space_gib : c->home_space_gib;
+    return cn_config_has_host_space(c, home) ? c->host_space_gib : c->home_space_gib;
 }
 
 /* The option that sets this size, without dashes. */
 static inline const char *cn_config_home_option(const cn_config *c, cn_kv_home home)
 {
-    return home == CN_HOME_HOST && c->host_space_gib > 0 ? "host-space" : "home-space";
+    return cn_config_has_host_space(c, home) ? "host-space" : "home-space";
 }
 
 /* Whether the cache device is certainly the CPU, whose memory is that of the host. */

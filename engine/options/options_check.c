@@ -368,11 +368,11 @@ static cn_status check_bench_mode(const cn_config *c)
     if (steps && cn_config_is_given(c, &c->output_len)) unused = "output-len";
     if (unused)
         return cn_fail(CN_ERR_ARG, "--%s has no effect with --%s: leave it out", unused, mode);
-    if (!steps && c->kv.home != CN_HOME_DEVICE)
+    if (!steps && cn_kv_is_away(&c->kv))
         return cn_fail(CN_ERR_ARG,
                        "--steady-steps with --kv-home %s: its requests of every age have all their "
                        "KV on the device; use --kv-home device, or measure with --resident",
-                       cn_kv_home_name(c->kv.home));
+                       cn_kv_home_kind(&c->kv)->name);
     return CN_OK;
 }
 

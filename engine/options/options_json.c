@@ -105,7 +105,7 @@ static bool is_param(const cn_kv_params *kv, cn_kv_policy policy, const char *ke
 bool cn_kv_reads(const cn_kv_params *kv, const char *key)
 {
     const cn_kv_policy stays = /* what is kept on the device with a home elsewhere, by default */
-        kv->home != CN_HOME_DEVICE && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
+        cn_kv_is_away(kv) && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
     return cn_option_is_word("policy select home", key) || is_param(kv, stays, key);
 }
 

@@ -56,7 +56,7 @@ static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv,
 {
     const uint64_t all = (position + UINT64_C(1)) * cn_select_kv_bytes(z);
     const uint32_t n_selecting = z->n_layers - z->dense_layers;
-    if (kv->home != CN_HOME_DEVICE)
+    if (cn_kv_is_away(kv))
         return all / z->n_layers * z->dense_layers +
                n_selecting * z->n_kv_heads * away_head_bytes(z, kv, position);
     const cn_select_span s = cn_select_span_at(kv, 1, position, z->block_tokens);

@@ -96,7 +96,8 @@ static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_ho
     /* Digests of KV in host memory lie on the device. */
     const uint64_t kv = block_bytes(in, 0, in->n_layers);
     const uint64_t digests = block_bytes(in, in->home_planes, in->n_layers) - kv;
-    h->block_bytes = home == CN_HOME_PEER ? kv + digests : kv;
+    const bool has_device = cn_home_kind_of(home)->has_device;
+    h->block_bytes = has_device ? kv + digests : kv;
     h->n_blocks = clamp_u32(home_bytes / h->block_bytes);
     h->n_slots = in->max_seqs;
     h->bytes = h->n_blocks * h->block_bytes;
@@ -108,7 +109,7 @@ static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_ho
                        in->home_option[home], cn_gib(home_bytes), cn_kv_home_name(home),
                        cn_gib(need) * 1.0001, (unsigned long long)need, in->n_max_blocks);
     if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
-    h->device_bytes = h->plane_bytes + (home == CN_HOME_HOST ? h->n_blocks * digests : 0);
+    h->device_bytes = h->plane_bytes + (has_device ? 0 : h->n_blocks * digests);
     return CN_OK;
 }
 
@@ -132,7 +133,9 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home
 
 static bool has_home(const cn_planner_input *in)
 {
-    return in->home_bytes[CN_HOME_PEER] + in->home_bytes[CN_HOME_HOST] > 0;
+    uint64_t bytes = 0;
+    for (int h = 0; h < CN_N_HOMES; h++) bytes += in->home_bytes[h];
+    return bytes > 0;
 }
 
 /* Slots beyond those that leave room for the longest prompt become blocks. */
@@ -153,9 +156,8 @@ static cn_status check_one_request(const cn_memory_plan *p, const cn_planner_inp
 {
     const uint32_t least = cn_max_u32(2, in->n_max_blocks);
     const bool lacks_slot = in->window_tokens > 0 && p->n_query_slots == 0;
-    const bool away = in->home_bytes[CN_HOME_PEER] + in->home_bytes[CN_HOME_HOST] > 0;
     const char *or_lower = "";
-    if (away)
+    if (has_home(in))
         or_lower = " or lower --select-tokens, --kv-budget or --max-model-len";
     else if (in->n_max_blocks)
         or_lower = " or lower --kv-budget";
@@ -197,8 +199,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
         .block_bytes = block_bytes(in, in->planes, in->n_layers),
         .query_slot_bytes = query_slot_bytes(in),
     };
-    CN_TRY(divide_home(&p, in, CN_HOME_PEER));
-    CN_TRY(divide_home(&p, in, CN_HOME_HOST));
+    for (int h = 0; h < CN_N_HOMES; h++) CN_TRY(divide_home(&p, in, (cn_kv_home)h));
     divide(&p, in);
     leave_room_for_prompt(&p, in);
     CN_TRY(check_one_request(&p, in));

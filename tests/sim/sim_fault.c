@@ -99,7 +99,7 @@ static bool lose_home(sim_world *w, const sim_seq *q)
     if (!goes_on(w, q) || seq->n_home_blocks == 0 || seq->usage_kv.compressions > 0) return false;
     if (seq->sched->hold != CN_HOLD_GRANTED || q->n_stop <= seq->sched->trigger + 1) return false;
     if (seq->n_resident + 2 < seq->sched->trigger) return false;
-    cn_sched_release_home(w->s, seq);
+    cn_sched_release_home(seq);
     return true;
 }
 

@@ -65,7 +65,7 @@ static bool lacks_home(const sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         const sim_seq *q = &w->seqs[i];
-        if (is_waiting(q) && q->klass == CN_CLASS_INTERACTIVE && cn_sched_lacks_home(w->s, q->seq))
+        if (is_waiting(q) && q->klass == CN_CLASS_INTERACTIVE && cn_sched_lacks_home(q->seq))
             return true;
     }
     return false;
