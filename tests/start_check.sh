@@ -26,7 +26,7 @@ says "$cpu; KV 7.9 MiB, 1280 tokens; policy zip, requests may choose full, budge
     --kv-cache-memory-bytes 8M --kv-policy zip --kv-budget 500
 says "$cpu; KV .*; policy full; .* at once" bench throughput --num-prompts 1 --input-len 4 \
     --output-len 2 --device cpu
-says "$cpu; KV .*; policy full, requests may choose zip, budget 64 tokens; " compare -i "$dir/in" \
+says "$cpu; KV .*; policy full, requests may choose window, zip, budget 64 tokens; " compare -i "$dir/in" \
     --prompt-field prompt --arms zip:64 --max-tokens 2 --device cpu
 says "cpu: calibration runs on the CPU; float32$" calibrate --text "$dir/text" -o "$dir/channels"
 [ -e /dev/nvidiactl ] || says "cpu: no GPU found; float32" bench throughput --num-prompts 1 \
