@@ -48,7 +48,7 @@ completes() {
 completes "run-batch" cinch ru
 completes "run-batch" cinch help ru
 completes "--kv-policy --kv-policies" cinch serve --kv-poli
-completes "full window zip" cinch plan --kv-policy ""
+completes "convex subtract" cinch plan --kv-combine ""
 completes "zip" cinch run-batch --model x --kv-policy z
 completes "--include-stop-str-in-output --input-len" cinch bench --in
 completes "" cinch tokenize --kv-po
@@ -155,7 +155,7 @@ byte 2: expected token ids, got '-2'|tokenize $model --decode --text 1,-2
 --random-range-ratio has no effect with --steady-steps|bench throughput $model --steady-steps 6 --random-range-ratio 0.5
 unexpected argument 'DIR': the checkpoint is given as --model DIR|serve DIR --port 0
 unexpected argument 'b': --input-file takes one file; to join several, pipe them|run-batch $model -i a b -o $dir/o
---kv-policy full,zip: expected one value, not a list: one of full\|window\|zip; --kv-policies takes a list|plan $model --kv-policy full,zip
+--kv-policies takes a list|plan $model --kv-policy full,zip
 --kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
 --gpu-memory plans for a GPU, wherever it is: leave out --device cpu|plan $model --device cpu --gpu-memory 80G
 --dtype float32 does not run on a GPU|plan $model --dtype float32 --gpu-memory 80G

@@ -181,7 +181,7 @@ static void probe_alone(run *r, cn_kv_select select)
     memset(naive.last_position, 0, sizeof naive.last_position);
     naive.sums = (cn_select_figures){0};
     naive.k_of_n = 0;
-    naive.n_forced = select == CN_SELECT_QUEST ? 16 : SINKS;
+    naive.n_forced = (uint32_t)cn_round_up(SINKS, cn_selector_of(select)->entry_tokens);
     submit(r, prompt_of(select), select);
     run_finish(r);
     alone[select].got = cn_engine_take_selection(r->engine);
