@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs lm-eval, guidellm, openai-agents, pydantic-ai, instructor, magentic, smolagents and
-# schemathesis from PyPI and Debian's promtool against a running server.
+# Runs lm-eval, guidellm, openai-agents, pydantic-ai, instructor, magentic, smolagents, litellm's
+# proxy and schemathesis from PyPI and Debian's promtool against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
 # many bodies schemathesis draws for each route, from SEED; 500 make more than 5,000 cases.
@@ -72,6 +72,9 @@ for script in structured_frameworks agents_tools; do
         { cat "$dir/$script.log"; exit 1; }
     echo "$script: ok"
 done
+need_python litellm "litellm[proxy]==1.108.7"
+"$python" tests/clients/litellm_proxy.py "$(dirname "$python")/litellm" "$url" "$dir" ||
+    { cat "$dir/litellm.log"; exit 1; }
 stop
 
 # Every metric but vLLM's, whose names clients expect, must please promtool.
