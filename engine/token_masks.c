@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "engine/engine_state.h"
+#include "engine/grammar/unique_masks.h"
 
 enum { STEP_WORK = 3000000, FREE_COST = 1 << 28, TOKEN_COST = 10000000 };
 
@@ -46,7 +47,7 @@ static const uint32_t *made_mask(cn_sample *s)
 static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
 
 /* The tokens that continue the text. */
-static void write_form(const cn_engine *e, cn_sample *s, uint32_t *mask)
+static void write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
 {
     const uint32_t vocab = e->model_config.vocab;
     if (!has_begun(s)) {
@@ -55,7 +56,11 @@ static void write_form(const cn_engine *e, cn_sample *s, uint32_t *mask)
         return;
     }
     memcpy(mask, made_mask(s), cn_mask_words(vocab) * sizeof *mask);
-    s->mask_cost += cn_matcher_mask_cost(&s->matcher);
+    uint64_t steps = 0;
+    if (cn_matcher_exclude(&s->matcher, mask, &steps) != CN_OK) s->mask_error = too_costly;
+    e->mask_work -= steps < e->mask_work ? steps : e->mask_work;
+    s->seq->mask_steps += steps;
+    s->mask_cost += steps + cn_matcher_mask_cost(&s->matcher);
     if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
         allow(mask, (uint32_t)e->reasoning.open_id);
 }
@@ -68,7 +73,7 @@ static bool is_too_costly(const cn_sample *s)
 }
 
 /* Writes a mask that allows nothing if the sample has a mask_error: no token is then sampled. */
-static void write_mask(const cn_engine *e, cn_sample *s, uint32_t *mask)
+static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
 {
     const cn_engine_request *r = s->request;
     const uint32_t vocab = e->model_config.vocab;

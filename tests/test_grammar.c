@@ -368,7 +368,9 @@ static void items_from_a_list_differ(void **state)
            LIST("[true,false]"), LIST("[true]", "[true,true]"));
     SCHEMA("{\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9]},\"uniqueItems\":true,\"minItems\":2,"
            "\"maxItems\":3}",
-           LIST("[1,2]", "[1,5,9]"), LIST("[1]", "[1,1]", "[1,2,3,4]", "[2,1]"));
+           LIST("[1,2]", "[9,5,1]"), LIST("[1]", "[1,1]", "[1,2,3,4]"));
+    SCHEMA("{\"items\":{\"enum\":[[1],[2],[3],[4],[5],[6],[7]]},\"uniqueItems\":true}",
+           LIST("[[1],[2]]", "[[1],[7]]"), LIST("[[1],[1]]", "[[2],[1]]"));
     SCHEMA("{\"items\":{\"type\":\"integer\"},\"uniqueItems\":false,\"maxItems\":3}",
            LIST("[7,7,7]"), LIST("[1,2,3,4]"));
 }
@@ -398,7 +400,6 @@ static void refuse(cn_structure_kind kind, const char *text, const char *error)
     cn_grammars_free(g);
 }
 
-/* Functions f(a: integer), fg() and h(any). */
 static void white_space_is_what_the_request_asks_for(void **state)
 {
     (void)state;

@@ -33,6 +33,7 @@ static void check(const char *text, const char *const *good, const char *const *
 }
 
 #define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+/* Functions f(a: integer), fg() and h(any). */
 #define FUNCTIONS                                                           \
     "\"functions\":[{\"name\":\"f\",\"parameters\":{\"type\":\"object\","   \
     "\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"required\":[\"a\"]," \

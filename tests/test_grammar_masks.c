@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/grammar/unique_masks.h"
 #include "tests/lib/grammar_open.h"
 
 enum { VOCAB = 150000, BYTES = 256, MAX_TOKEN = 12, PIECE = 3000000, MOST_OF_A_MOVE = 1 << 20 };
@@ -168,6 +169,48 @@ static void a_cost_depends_on_the_text_alone(void **state)
     cn_grammars_free(warm);
 }
 
+/* A step makes one such mask for each row. */
+static void different_items_cost_little(void **state)
+{
+    (void)state;
+    static const char *const schemas[] = {
+        "{\"items\":{\"type\":\"string\"},\"uniqueItems\":true}",
+        "{\"items\":{\"type\":\"string\",\"maxLength\":12},\"uniqueItems\":true}",
+        "{\"items\":{\"type\":\"string\",\"format\":\"date\"},\"uniqueItems\":true}",
+        "{\"items\":{\"type\":\"integer\"},\"uniqueItems\":true}",
+        "{\"items\":{\"type\":\"number\"},\"uniqueItems\":true}",
+    };
+    static const char *const items[] = {"\"item %u\"", "\"item %u\"", "\"1999-01-%02u\"", "%u",
+                                        "%u.5"};
+    static const char *const ends[] = {"\"it", "\"item 1", "\"1999-01-1", "1", "1"};
+    static uint32_t mask[VOCAB / 32 + 1];
+    cn_grammars *g = make(0);
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        cn_grammar *a = open_grammar(g, CN_STRUCTURE_SCHEMA, schemas[i]);
+        cn_matcher m;
+        const uint32_t *shared;
+        uint64_t steps[2] = {0, 0};
+        cn_grammar_match(a, &m);
+        push(&m, "[");
+        for (uint32_t k = 0; k < 28; k++) {
+            char item[32];
+            snprintf(item, sizeof item, items[i], k + 1);
+            push(&m, item);
+            push(&m, ",");
+        }
+        for (int end = 0; end < 2; end++) {
+            if (end) push(&m, ends[i]);
+            assert_int_equal(grammar_mask(g, &m, &shared), CN_OK);
+            memcpy(mask, shared, sizeof mask);
+            assert_int_equal(cn_matcher_exclude(&m, mask, &steps[end]), CN_OK);
+            assert_in_range(steps[end], 1, i < 3 ? 300000 : PIECE);
+        }
+        cn_matcher_end(&m);
+        cn_grammars_close(a);
+    }
+    cn_grammars_free(g);
+}
+
 /* A walk whose text is gone is given up, and one that a shrink interrupts begins again. */
 static void a_walk_may_be_interrupted(void **state)
 {
@@ -270,6 +313,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mask_in_pieces_is_the_same),
         cmocka_unit_test(a_cost_depends_on_the_text_alone),
+        cmocka_unit_test(different_items_cost_little),
         cmocka_unit_test(a_walk_may_be_interrupted),
         cmocka_unit_test(first_masks_are_made_with_the_grammar),
         cmocka_unit_test(networks_leave_room_for_others),

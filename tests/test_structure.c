@@ -14,6 +14,10 @@
     "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\",\"minimum\":10,"             \
     "\"maximum\":99},\"b\":{\"type\":\"string\",\"maxLength\":8}},\"required\":[\"a\",\"b\"]}"
 
+#define DIFFERENT                                                                       \
+    "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":6}," \
+    "\"uniqueItems\":true,\"minItems\":5}"
+
 #define CALLS                                                                                      \
     "{\"begin\":\"<tool_call>\",\"between\":\"\",\"end\":\"</tool_call>\","                        \
     "\"arguments\":\"arguments\",\"one\":true,"                                                    \
@@ -27,6 +31,7 @@ static const cn_structure forms[] = {
     {CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nobody\"]", NULL, false},
     {CN_STRUCTURE_JSON, NULL, NULL, false},
     {CN_STRUCTURE_CALLS, CALLS, NULL, false},
+    {CN_STRUCTURE_SCHEMA, DIFFERENT, NULL, true},
 };
 enum { N_FORMS = sizeof forms / sizeof *forms, N_REQUESTS = 14 };
 
@@ -69,6 +74,12 @@ static void check_text(const cn_structure *form, const run_sample *s)
         assert_true((strlen(text) - n) % 3 == 0 && text[n] == '-');
         break;
     case CN_STRUCTURE_SCHEMA:
+        if (*text == '[') {
+            for (const char *c = text + 1; *c; c += 2)
+                assert_true(*c >= '1' && *c <= '6' && !strchr(c + 1, *c));
+            assert_in_range(strlen(text), 11, 13);
+            break;
+        }
         assert_true(sscanf(text, "{ \"a\" : %u , \"b\" : \"", &a) == 1 && a >= 10 && a <= 99);
         assert_true(text[strlen(text) - 1] == '}');
         break;

@@ -41,7 +41,7 @@ typedef struct move {
 typedef struct state {
     place *places; /* [n] sorted; those with a byte edge */
     uint32_t n;
-    bool accepts;
+    bool accepts, opens; /* the text matches; an array whose items differ has begun */
     move *moves;        /* [BYTES], or NULL */
     uint32_t *mask;     /* or NULL */
     uint64_t mask_cost; /* with the mask */
@@ -83,7 +83,7 @@ struct cn_automaton {
     place *work, *kernel;
     uint32_t n_work, n_kernel, cap_work;
     index_table met; /* of work, index + 1 */
-    bool accepts;
+    bool accepts, opens;
     uint64_t n_worked; /* work since the automaton was made */
     mask_walk walk;
 };
@@ -163,9 +163,9 @@ static cn_status intern_frame(tables *t, place around, uint32_t *out)
 
 /* ---- states ---- */
 
-static uint64_t hash_places(const place *places, uint32_t n, bool accepts)
+static uint64_t hash_state(const state *s)
 {
-    return cn_hash64(accepts, places, n * sizeof *places);
+    return cn_hash64(2u * s->opens + s->accepts, s->places, s->n * sizeof *s->places);
 }
 
 static int compare_places(const void *pa, const void *pb)
@@ -175,7 +175,7 @@ static int compare_places(const void *pa, const void *pb)
     return a->frame < b->frame ? -1 : a->frame > b->frame;
 }
 
-static cn_status add_state(tables *t, const place *places, uint32_t n, bool accepts, uint32_t *out)
+static cn_status add_state(tables *t, const state *s, uint32_t *out)
 {
     if (t->n_states == t->cap_states) {
         const uint32_t cap = 2 * t->cap_states;
@@ -185,39 +185,38 @@ static cn_status add_state(tables *t, const place *places, uint32_t n, bool acce
         t->states = states;
         t->cap_states = cap;
     }
-    place *copy = cn_calloc(n + 1, sizeof *copy);
+    place *copy = cn_calloc(s->n + 1, sizeof *copy);
     if (!copy) return no_memory();
-    if (n > 0) memcpy(copy, places, n * sizeof *copy);
-    t->bytes += (n + 1) * sizeof *copy;
+    if (s->n > 0) memcpy(copy, s->places, s->n * sizeof *copy);
+    t->bytes += (s->n + 1) * sizeof *copy;
     *out = t->n_states++;
-    t->states[*out] = (state){.places = copy, .n = n, .accepts = accepts};
+    t->states[*out] = *s;
+    t->states[*out].places = copy;
     return CN_OK;
 }
 
-/* Sorts the places. */
-static cn_status intern_state(tables *t, place *places, uint32_t n, bool accepts, uint32_t *out)
+/* Finds or makes the state with these places, which it sorts. */
+static cn_status intern_state(tables *t, const state *s, uint32_t *out)
 {
     *out = CN_STATE_NONE;
-    if (n == 0 && !accepts) return CN_OK;
-    qsort(places, n, sizeof *places, compare_places);
+    if (s->n == 0 && !s->accepts) return CN_OK;
+    qsort(s->places, s->n, sizeof *s->places, compare_places);
     if (is_full(&t->state_index)) {
         CN_TRY(table_grow(&t->state_index));
         t->bytes += t->state_index.cap / 2 * sizeof(uint32_t);
-        for (uint32_t i = 1; i < t->n_states; i++) {
-            const state *s = &t->states[i];
-            table_put(&t->state_index, hash_places(s->places, s->n, s->accepts), i);
-        }
+        for (uint32_t i = 1; i < t->n_states; i++)
+            table_put(&t->state_index, hash_state(&t->states[i]), i);
     }
     const uint32_t mask = t->state_index.cap - 1;
-    const uint64_t hash = hash_places(places, n, accepts);
+    const uint64_t hash = hash_state(s);
     for (uint32_t at = (uint32_t)hash & mask; t->state_index.slots[at]; at = (at + 1) & mask) {
         *out = t->state_index.slots[at];
-        const state *s = &t->states[*out];
-        if (s->n == n && s->accepts == accepts &&
-            memcmp(s->places, places, n * sizeof *places) == 0)
+        const state *same = &t->states[*out];
+        if (same->n == s->n && same->accepts == s->accepts && same->opens == s->opens &&
+            memcmp(same->places, s->places, s->n * sizeof *s->places) == 0)
             return CN_OK;
     }
-    CN_TRY(add_state(t, places, n, accepts, out));
+    CN_TRY(add_state(t, s, out));
     table_put(&t->state_index, hash, *out);
     return CN_OK;
 }
@@ -306,6 +305,7 @@ static cn_status enter_call(cn_automaton *a, const cn_net_edge *e, uint32_t arou
 static cn_status follow(cn_automaton *a, place p)
 {
     const cn_net_node *node = &a->net.nodes[p.node];
+    a->opens |= node->unique;
     if (node->end) {
         if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
         a->accepts = true;
@@ -333,7 +333,7 @@ static void open_closure(cn_automaton *a)
         a->met.slots[at] = 0;
     }
     a->n_work = a->n_kernel = a->met.n = 0;
-    a->accepts = false;
+    a->accepts = a->opens = false;
 }
 
 /* `began`: n_worked before the closure was opened. */
@@ -346,7 +346,9 @@ static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
     a->n_worked += SORT_WORK * a->n_kernel;
     if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
     if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
-    return intern_state(&a->t, a->kernel, a->n_kernel, a->accepts, out);
+    const state s = {
+        .places = a->kernel, .n = a->n_kernel, .accepts = a->accepts, .opens = a->opens};
+    return intern_state(&a->t, &s, out);
 }
 
 /* ---- transitions ---- */
@@ -547,7 +549,21 @@ void cn_matcher_start(cn_matcher *m, cn_automaton *a)
 void cn_matcher_end(cn_matcher *m)
 {
     if (m->automaton) cn_list_remove(&m->automaton->matchers, &m->node);
+    cn_unique_items_free(&m->items);
     *m = (cn_matcher){0};
+}
+
+/* Follows the items of arrays. */
+static cn_status read_item(cn_matcher *m, uint8_t byte)
+{
+    bool same;
+    CN_TRY(
+        cn_unique_items_read(&m->items, byte, cn_automaton_opens(m->automaton, m->state), &same));
+    cn_unique_items_keep(&m->items);
+    if (!same) return CN_OK;
+    m->state = CN_STATE_NONE;
+    return cn_fail(CN_ERR_ARG, "uniqueItems: byte %u ends an item that is equal to an earlier one",
+                   byte);
 }
 
 cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
@@ -560,6 +576,7 @@ cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
         if (to == CN_STATE_NONE)
             return cn_fail(CN_ERR_ARG, "byte %u does not continue a text of the grammar",
                            (uint8_t)bytes[i]);
+        if (m->automaton->net.n_unique > 0) CN_TRY(read_item(m, (uint8_t)bytes[i]));
     }
     return CN_OK;
 }
@@ -567,6 +584,22 @@ cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
 bool cn_matcher_accepts(const cn_matcher *m) { return m->automaton->t.states[m->state].accepts; }
 
 bool cn_matcher_is_complete(const cn_matcher *m) { return m->automaton->t.states[m->state].n == 0; }
+
+/* ---- arrays whose items differ ---- */
+
+bool cn_automaton_has_unique(const cn_automaton *a) { return a->net.n_unique > 0; }
+
+bool cn_automaton_opens(const cn_automaton *a, uint32_t id) { return a->t.states[id].opens; }
+
+const cn_vocabulary *cn_automaton_vocabulary(const cn_automaton *a) { return a->vocabulary; }
+
+cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
+                            uint64_t *steps)
+{
+    CN_TRY(step(a, from, byte, to));
+    *steps += 1 + (uint64_t)a->t.states[from].moves[byte].cost * COST_UNIT;
+    return CN_OK;
+}
 
 /* ---- memory ---- */
 
@@ -601,7 +634,8 @@ static cn_status move_state(cn_automaton *a, tables *to, uint32_t id, uint32_t *
         a->kernel[i].node = s->places[i].node;
         CN_TRY(move_frame(&a->t, to, s->places[i].frame, &a->kernel[i].frame));
     }
-    return intern_state(to, a->kernel, s->n, s->accepts, out);
+    const state copy = {.places = a->kernel, .n = s->n, .accepts = s->accepts, .opens = s->opens};
+    return intern_state(to, &copy, out);
 }
 
 static cn_status move_all(cn_automaton *a, tables *to, uint32_t *start, uint32_t *states)
@@ -659,14 +693,24 @@ cn_status cn_automaton_shrink(cn_automaton *a)
 
 /* ---- create, free ---- */
 
-static cn_status make_start(cn_automaton *a)
+/* The state at a node that no call contains. */
+static cn_status make_state(cn_automaton *a, uint32_t node, uint32_t *out)
 {
     const uint64_t before = a->t.bytes, began = a->n_worked;
     open_closure(a);
-    cn_status status = meet(a, (place){a->net.rules[0].start, NO_FRAME});
-    if (status == CN_OK) status = close_closure(a, began, &a->start);
+    cn_status status = meet(a, (place){node, NO_FRAME});
+    if (status == CN_OK) status = close_closure(a, began, out);
     *a->total_bytes += a->t.bytes - before;
     return status;
+}
+
+cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *out)
+{
+    *out = CN_STATE_NONE;
+    for (; *node < a->net.n_nodes; ++*node)
+        if (a->net.nodes[*node].unique && a->net.nodes[*node].height != CN_NET_NO_END)
+            return make_state(a, *node, out);
+    return CN_OK;
 }
 
 cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabulary *vocabulary,
@@ -683,7 +727,7 @@ cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabula
     a->total_bytes = bytes;
     cn_status status = make_tables(&a->t);
     *bytes += a->t.bytes;
-    if (status == CN_OK) status = make_start(a);
+    if (status == CN_OK) status = make_state(a, a->net.rules[0].start, &a->start);
     if (status != CN_OK) {
         cn_automaton_free(a);
         return status;

@@ -15,6 +15,7 @@
 
 #include "engine/grammar/network.h"
 #include "engine/grammar/token_trie.h"
+#include "engine/grammar/unique_items.h"
 #include "engine/base/list.h"
 
 typedef struct cn_automaton cn_automaton;
@@ -45,14 +46,15 @@ typedef struct cn_matcher {
     cn_list_node node; /* in the automaton */
     cn_automaton *automaton;
     uint32_t state;
+    cn_unique_items items; /* of the array in progress whose items must differ */
 } cn_matcher;
 
 /* Starts with the empty text. The automaton keeps a link to the matcher until cn_matcher_end. */
 void cn_matcher_start(cn_matcher *m, cn_automaton *a);
 void cn_matcher_end(cn_matcher *m); /* a matcher that was not started is fine */
 
-/* Adds bytes to the text. CN_ERR_ARG when they do not fit or a bound is exceeded. The state is then
- * CN_STATE_NONE. */
+/* Adds bytes to the text. CN_ERR_ARG when they do not fit, when an item is equal to an earlier one,
+ * or when a bound is exceeded. The state is then CN_STATE_NONE. */
 cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n);
 /* The text matches. */
 bool cn_matcher_accepts(const cn_matcher *m);
@@ -66,6 +68,19 @@ cn_status cn_matcher_mask(cn_matcher *m, uint64_t *work, const uint32_t **mask);
 /* The automaton steps that the mask of this text takes an automaton that has made no state yet; so
  * far, if the mask is not complete. */
 uint64_t cn_matcher_mask_cost(const cn_matcher *m);
+
+/* ---- for unique_masks.c ---- */
+
+/* Whether the network has arrays whose items differ; whether one has just begun. */
+bool cn_automaton_has_unique(const cn_automaton *a);
+bool cn_automaton_opens(const cn_automaton *a, uint32_t state);
+/* The state in which one begins: that of the first such node from *node on, which is set to it.
+ * CN_STATE_NONE: there is none. */
+cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *state);
+/* The state after a byte. Adds to *steps what the transition costs an automaton without any. */
+cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
+                            uint64_t *steps);
+const cn_vocabulary *cn_automaton_vocabulary(const cn_automaton *a);
 
 /* What the network reads although it should not: lines of text, or NULL. Valid as long as a. */
 const char *cn_automaton_warnings(const cn_automaton *a);

@@ -12,6 +12,7 @@
 #include "engine/grammar/lark.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
+#include "engine/grammar/unique_masks.h"
 #include "engine/base/json.h"
 
 struct cn_compiler {
@@ -127,7 +128,8 @@ static cn_status compile(const cn_vocabulary *vocabulary, cn_compile_job *job)
     cn_automaton *a;
     CN_TRY(make_net(&job->form, false, &net));
     CN_TRY(cn_automaton_create(&a, &net, vocabulary, &job->bytes));
-    const cn_status status = make_first_mask(a);
+    cn_status status = cn_automaton_check_unique(a);
+    if (status == CN_OK) status = make_first_mask(a);
     if (status == CN_OK)
         job->automaton = a;
     else

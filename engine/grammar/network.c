@@ -79,6 +79,13 @@ uint32_t cn_net_rule_new(cn_net *n)
     return n->n_rules++;
 }
 
+void cn_net_unique(cn_net *n, uint32_t node)
+{
+    if (n->status != CN_OK) return;
+    n->nodes[node].unique = true;
+    n->n_unique++;
+}
+
 static void add_edge(cn_net *n, uint32_t from, cn_net_edge edge)
 {
     if (n->n_edges == 0) n->n_edges = 1;

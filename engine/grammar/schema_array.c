@@ -6,6 +6,7 @@
 enum { MAX_UNIQUE = 64, MAX_ANY_ORDER = 6 };
 
 typedef struct array_form {
+    uint32_t begin;       /* the node after the '[' */
     uint32_t n_first;     /* items with a schema of their own */
     uint32_t least, most; /* items */
     bool unique;
@@ -80,6 +81,9 @@ static cn_status item_rule(cn_schema_job *job, uint32_t part, uint32_t i, uint32
 }
 
 /* ---- items that differ ---- */
+
+/* Values of a list are in the network: any order of few, the order of the list of more. Other
+ * strings, numbers and literals are followed in the text (unique_items.h). */
 
 /* A new array of all values that an item may have. NULL: there are more than MAX_UNIQUE, or they
  * are not found. */
@@ -181,6 +185,25 @@ static cn_status emit_unique(cn_schema_job *job, const json_t *values, const arr
     return job->net->status;
 }
 
+/* Whether the text says which values it has so far, so that they may come in any order. */
+static bool is_tracked(const json_t *values)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(values, i, v) if (json_is_array(v) || json_is_object(v)) return false;
+    return json_array_size(values) > MAX_ANY_ORDER;
+}
+
+/* Sets *scalar to false if item i may be an array or an object. */
+static cn_status items_are_scalar(cn_schema_job *job, uint32_t part, uint32_t i, bool *scalar)
+{
+    cn_schema_terms terms = {0};
+    cn_status status = item_terms(job, part, i, &terms);
+    if (status == CN_OK) status = cn_schema_are_scalar(job, &terms, scalar);
+    cn_schema_terms_free(&terms);
+    return status;
+}
+
 static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form *form,
                             uint32_t open, cn_net_rule rule, bool *done)
 {
@@ -188,11 +211,23 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
     cn_status status = form->n_first == 0 ? item_terms(job, part, 0, &terms) : CN_OK;
     json_t *values = status == CN_OK && !terms.never ? list_values(job, &terms) : NULL;
     cn_schema_terms_free(&terms);
-    *done = values != NULL;
-    if (values) status = emit_unique(job, values, form, open, rule);
+    *done = values && !is_tracked(values);
+    if (values && is_tracked(values)) {
+        *done = form->least > json_array_size(values); /* no array is valid */
+    } else if (values) {
+        status = emit_unique(job, values, form, open, rule);
+    }
     json_decref(values);
     if (status != CN_OK || *done || form->most <= 1) return status;
-    return cn_schema_drop(job, part, "uniqueItems of items that are not from a list");
+    const uint32_t n_kinds = cn_min_u32(form->n_first + !form->closed, form->most);
+    bool scalar = form->n_first == 0 || form->least <= 1;
+    for (uint32_t i = 0; i < n_kinds && scalar && status == CN_OK; i++)
+        status = items_are_scalar(job, part, i, &scalar);
+    if (status == CN_OK && scalar) cn_net_unique(job->net, form->begin);
+    if (status != CN_OK || scalar) return status;
+    return cn_schema_drop(job, part,
+                          "uniqueItems of items that may be arrays or objects, or of prefixItems "
+                          "with minItems");
 }
 
 /* ---- arrays ---- */
@@ -228,7 +263,8 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
     bool done = false;
     CN_TRY(read_form(job, part, &form));
     if (form.least > form.most) return CN_OK;
-    uint32_t at = cn_json_mark(net, &job->rules, rule.start, '['), n = form.n_first;
+    form.begin = cn_net_text(net, rule.start, "[", 1);
+    uint32_t at = cn_json_space(net, &job->rules, form.begin), n = form.n_first;
     if (form.unique) CN_TRY(try_unique(job, part, &form, at, rule, &done));
     if (done) return CN_OK;
     CN_TRY(emit_first(job, part, &form, rule, &at));

@@ -131,6 +131,8 @@ const char *cn_schema_shorter_format(const char *pattern);
 /* schema_values.c: a new array of the values of enum and const that are valid under all terms;
  * NULL: the terms have neither, or out of memory, which *status says. */
 json_t *cn_schema_values(const cn_schema_job *job, const cn_schema_terms *terms, cn_status *status);
+/* Sets *out to false if an array or object may be valid under all terms. */
+cn_status cn_schema_are_scalar(cn_schema_job *job, const cn_schema_terms *terms, bool *out);
 /* Reads one of the values. */
 cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net_rule rule);
 

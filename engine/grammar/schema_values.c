@@ -250,3 +250,59 @@ cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net
     cn_free(words);
     return status;
 }
+
+/* ---- scalars ---- */
+
+enum { MAX_SCALAR_DEPTH = 8 }; /* of anyOf and oneOf */
+
+static bool list_is_scalar(const json_t *values)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(values, i, v) if (json_is_array(v) || json_is_object(v)) return false;
+    return json_array_size(values) > 0;
+}
+
+static cn_status are_scalar(cn_schema_job *job, const cn_schema_terms *terms, uint32_t depth,
+                            bool *out);
+
+/* Whether all schemas of an anyOf or oneOf are scalar. */
+static cn_status alternatives_are_scalar(cn_schema_job *job, json_t *list, uint32_t depth,
+                                         bool *out)
+{
+    const cn_schema_place place = {.keyword = "anyOf", .index = CN_SCHEMA_NO_INDEX};
+    *out = json_array_size(list) > 0 && depth < MAX_SCALAR_DEPTH;
+    for (size_t i = 0; *out && i < json_array_size(list); i++) {
+        cn_schema_terms terms = {0};
+        cn_status status = cn_schema_add_terms(job, place, json_array_get(list, i), &terms);
+        if (status == CN_OK) status = are_scalar(job, &terms, depth + 1, out);
+        cn_schema_terms_free(&terms);
+        CN_TRY(status);
+    }
+    return CN_OK;
+}
+
+static cn_status are_scalar(cn_schema_job *job, const cn_schema_terms *terms, uint32_t depth,
+                            bool *out)
+{
+    static const char *const keys[] = {"anyOf", "oneOf"};
+    unsigned types = UINT32_MAX, inferred = 0;
+    *out = terms->never;
+    for (uint32_t i = 0; i < terms->n && !*out; i++) {
+        const json_t *s = terms->list[i].schema, *constant = json_object_get(s, "const");
+        types &= cn_schema_types(s);
+        inferred |= cn_schema_inferred_types(s);
+        *out = list_is_scalar(json_object_get(s, "enum")) ||
+               (constant && !json_is_array(constant) && !json_is_object(constant));
+        for (size_t k = 0; k < 2 && !*out; k++)
+            CN_TRY(alternatives_are_scalar(job, json_object_get(s, keys[k]), depth, out));
+    }
+    if (types == UINT32_MAX && inferred) types = inferred;
+    *out |= !(types & (1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY));
+    return CN_OK;
+}
+
+cn_status cn_schema_are_scalar(cn_schema_job *job, const cn_schema_terms *terms, bool *out)
+{
+    return are_scalar(job, terms, 0, out);
+}

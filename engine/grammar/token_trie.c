@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_IDS 0x3fffu /* tokens with the same bytes */
+
 static int compare(const void *pa, const void *pb)
 {
     const cn_token_bytes *a = pa, *b = pb;
@@ -28,9 +30,26 @@ static void add_token(cn_token_trie *t, const cn_token_bytes *token, const cn_to
             (cn_trie_node){.byte = (uint8_t)token->bytes[*n_path - 1], .depth = (uint8_t)*n_path};
     }
     cn_trie_node *end = &t->nodes[path[token->n]];
-    if (end->n_ids == UINT16_MAX) return;
-    if (end->n_ids++ == 0) end->first_id = t->n_ids;
+    if (end->n_ids == MAX_IDS) return;
+    if (end->n_ids == 0) end->first_id = t->n_ids;
+    end->n_ids = (end->n_ids + 1u) & MAX_IDS;
     t->ids[t->n_ids++] = token->id;
+}
+
+/* Marks the nodes above a byte that is part of what has_quote and has_list say. */
+static void mark_bytes(cn_token_trie *t)
+{
+    uint32_t path[CN_TRIE_MAX_DEPTH + 1];
+    bool open[CN_TRIE_MAX_DEPTH + 1] = {false}; /* there is a '[' on the path */
+    for (uint32_t i = 0; i < t->n_nodes; i++) {
+        const cn_trie_node *node = &t->nodes[i];
+        path[node->depth] = i;
+        open[node->depth] = open[node->depth - 1] || node->byte == '[';
+        for (uint32_t d = node->depth; d > 0 && node->byte == '"'; d--)
+            t->nodes[path[d]].has_quote = 1;
+        for (uint32_t d = node->depth; d > 0 && node->byte == ',' && open[node->depth]; d--)
+            t->nodes[path[d]].has_list = 1;
+    }
 }
 
 cn_status cn_token_trie_make(cn_token_trie *out, cn_token_bytes *tokens, uint32_t n)
@@ -52,6 +71,7 @@ cn_status cn_token_trie_make(cn_token_trie *out, cn_token_bytes *tokens, uint32_
         before = &tokens[i];
     }
     while (n_path > 0) out->nodes[path[n_path--]].skip = out->n_nodes;
+    mark_bytes(out);
     cn_trie_node *fit = cn_realloc(out->nodes, out->n_nodes + 1, sizeof *fit);
     if (fit) out->nodes = fit;
     return CN_OK;

@@ -13,7 +13,9 @@ enum { CN_TRIE_MAX_DEPTH = 255 }; /* bytes of a token; longer ones are left out 
 typedef struct cn_trie_node {
     uint32_t skip;     /* index of the first node that is not a descendant */
     uint32_t first_id; /* of the tokens that end here: ids[first_id .. first_id + n_ids) */
-    uint16_t n_ids;
+    uint16_t n_ids : 14;
+    uint16_t has_quote : 1; /* a token that ends here or below has a '"' */
+    uint16_t has_list : 1;  /* one has a '[' and after it a ',' */
     uint8_t byte, depth; /* the last byte; depth 1: a first byte */
 } cn_trie_node;
 

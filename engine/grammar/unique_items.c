@@ -1,0 +1,187 @@
+/* unique_items.c - see unique_items.h. */
+#include "engine/grammar/unique_items.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/utf8.h"
+
+enum { FIRST_ITEMS = 16, NUMBER_BYTES = 40, STEP_ITEMS = 8 };
+
+void cn_unique_items_free(cn_unique_items *u)
+{
+    cn_buf_free(&u->text);
+    cn_free(u->items);
+    *u = (cn_unique_items){0};
+}
+
+void cn_unique_items_back(cn_unique_items *u, const cn_items_mark *mark)
+{
+    u->at = *mark;
+    u->text.len = mark->len;
+    if (u->text.data) u->text.data[mark->len] = '\0';
+}
+
+void cn_unique_items_keep(cn_unique_items *u)
+{
+    if (u->at.place == CN_ITEMS_NONE) cn_unique_items_back(u, &(cn_items_mark){0});
+}
+
+static cn_status add(cn_unique_items *u, const char *bytes, size_t n)
+{
+    CN_TRY(cn_buf_add(&u->text, bytes, n));
+    u->at.len = (uint32_t)u->text.len;
+    return CN_OK;
+}
+
+/* Whether an item of the array begins with the one in progress or, if `whole`, equals it. */
+static bool is_known(cn_unique_items *u, bool whole)
+{
+    const size_t n = u->text.len - u->at.begin;
+    const char *text = u->text.data + u->at.begin;
+    u->steps += 1 + (u->at.n - u->at.base) / STEP_ITEMS;
+    for (uint32_t i = u->at.base; i < u->at.n; i++) {
+        const size_t len = u->items[i].end - u->items[i].begin;
+        if (len < n || (whole && len != n)) continue;
+        if (memcmp(u->text.data + u->items[i].begin, text, n) == 0) return true;
+    }
+    return false;
+}
+
+static cn_status begin_item(cn_unique_items *u, cn_items_place place, char c)
+{
+    u->at.place = place;
+    u->at.begin = (uint32_t)u->text.len;
+    u->at.is_new = false;
+    CN_TRY(add(u, &c, 1));
+    if (place == CN_ITEMS_STRING) u->at.is_new = !is_known(u, false);
+    return CN_OK;
+}
+
+/* The item in progress has ended: its text is as it is compared. */
+static cn_status end_item(cn_unique_items *u, bool *same)
+{
+    u->at.place = CN_ITEMS_AFTER;
+    *same = is_known(u, true);
+    if (u->at.n == u->cap) {
+        const uint32_t cap = u->cap ? 2 * u->cap : FIRST_ITEMS;
+        cn_item_span *items = cn_realloc(u->items, cap, sizeof *items);
+        if (!items) return cn_fail(CN_ERR_MEMORY, "out of memory for the items of an array");
+        u->items = items;
+        u->cap = cap;
+    }
+    u->items[u->at.n++] = (cn_item_span){u->at.begin, (uint32_t)u->text.len};
+    return CN_OK;
+}
+
+/* ---- numbers and literals ---- */
+
+static bool is_word_byte(uint8_t c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '+' ||
+           c == '-' || c == '.';
+}
+
+/* Writes the text of a number by which it is compared. False: the word stays as it is. */
+static bool try_number(const char *word, char *out)
+{
+    const bool is_number = *word == '-' || (*word >= '0' && *word <= '9');
+    if (!is_number || (!strpbrk(word, ".eE") && strcmp(word, "-0") != 0)) return false;
+    const double x = strtod(word, NULL);
+    const bool is_whole = floor(x) == x && fabs(x) < 1e18;
+    snprintf(out, NUMBER_BYTES, is_whole ? "%.0f" : "%.17g", x == 0 ? 0.0 : x);
+    return true;
+}
+
+/* The compared text follows that of the word, to which the text may go back. */
+static cn_status end_word(cn_unique_items *u, bool *same)
+{
+    char number[NUMBER_BYTES];
+    const uint32_t begin = u->at.begin;
+    const bool changed = try_number(u->text.data + begin, number);
+    if (changed) {
+        u->at.begin = (uint32_t)u->text.len;
+        CN_TRY(add(u, number, strlen(number)));
+    }
+    return end_item(u, same);
+}
+
+/* ---- strings ---- */
+
+static cn_status add_text(cn_unique_items *u, const char *bytes, size_t n)
+{
+    CN_TRY(add(u, bytes, n));
+    if (!u->at.is_new) u->at.is_new = !is_known(u, false);
+    return CN_OK;
+}
+
+static uint32_t hex_unit(const char *digits)
+{
+    char text[5] = "";
+    memcpy(text, digits, 4);
+    return (uint32_t)strtoul(text, NULL, 16);
+}
+
+/* Takes a byte of an escape sequence. */
+static cn_status add_escaped(cn_unique_items *u, char c)
+{
+    static const char codes[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
+    cn_items_mark *at = &u->at;
+    char text[4];
+    at->escape[at->n_escape++] = c;
+    if (at->n_escape == 2 && c != 'u') {
+        const char *code = strchr(codes, c);
+        at->n_escape = 0;
+        return code ? add_text(u, &bytes[code - codes], 1) : CN_OK;
+    }
+    if (at->n_escape != 6 && at->n_escape != CN_ITEM_ESCAPE_BYTES) return CN_OK;
+    uint32_t character = hex_unit(at->escape + 2);
+    const bool is_half = character >= 0xd800 && character < 0xdc00;
+    if (is_half && at->n_escape == 6) return CN_OK;
+    if (is_half)
+        character = 0x10000 + ((character & 0x3ff) << 10) + (hex_unit(at->escape + 8) & 0x3ff);
+    at->n_escape = 0;
+    return add_text(u, text, cn_utf8_write(text, character));
+}
+
+static cn_status read_string(cn_unique_items *u, char c, bool *same)
+{
+    if (u->at.n_escape > 0) return add_escaped(u, c);
+    if (c == '"') return end_item(u, same);
+    if (c != '\\') return add_text(u, &c, 1);
+    u->at.escape[u->at.n_escape++] = c;
+    return CN_OK;
+}
+
+/* ---- the array ---- */
+
+static cn_status read_before(cn_unique_items *u, uint8_t byte)
+{
+    if (byte == '"') return begin_item(u, CN_ITEMS_STRING, '"');
+    if (is_word_byte(byte)) return begin_item(u, CN_ITEMS_WORD, (char)byte);
+    if (byte == ']' || byte == '[' || byte == '{') u->at.place = CN_ITEMS_NONE;
+    return CN_OK;
+}
+
+cn_status cn_unique_items_read(cn_unique_items *u, uint8_t byte, bool opens, bool *same)
+{
+    *same = false;
+    switch (u->at.place) {
+    case CN_ITEMS_NONE:
+        if (byte != '[' || !opens) return CN_OK;
+        u->at.place = CN_ITEMS_BEFORE;
+        u->at.base = u->at.n;
+        return CN_OK;
+    case CN_ITEMS_BEFORE: return read_before(u, byte);
+    case CN_ITEMS_STRING: return read_string(u, (char)byte, same);
+    case CN_ITEMS_WORD:
+        if (is_word_byte(byte)) return add(u, (const char *)&byte, 1);
+        CN_TRY(end_word(u, same));
+        break;
+    case CN_ITEMS_AFTER: break;
+    }
+    if (byte == ',') u->at.place = CN_ITEMS_BEFORE;
+    if (byte == ']') u->at.place = CN_ITEMS_NONE;
+    return CN_OK;
+}

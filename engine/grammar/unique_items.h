@@ -1,0 +1,59 @@
+/* unique_items.h - the items that the array in progress has so far, for arrays of strings, numbers
+ * and literals whose items must differ (uniqueItems).
+ *
+ * Two items are equal as JSON: strings by their characters, however they are escaped, numbers by
+ * their value. An array with other items is not followed.
+ *
+ * Owner: cn_matcher, one for each text. Thread: that of the automaton. */
+#ifndef CN_UNIQUE_ITEMS_H
+#define CN_UNIQUE_ITEMS_H
+
+#include "engine/base/base.h"
+
+enum { CN_ITEM_ESCAPE_BYTES = 12 }; /* two halves of a character: \uD83D\uDE00 */
+
+typedef enum cn_items_place {
+    CN_ITEMS_NONE, /* no array whose items differ is open */
+    CN_ITEMS_BEFORE,
+    CN_ITEMS_STRING,
+    CN_ITEMS_WORD, /* in a number or literal */
+    CN_ITEMS_AFTER
+} cn_items_place;
+
+typedef struct cn_item_span {
+    uint32_t begin, end; /* bytes of cn_unique_items.text */
+} cn_item_span;
+
+/* What changes while a text is read: earlier bytes of `text` and elements of `items` do not. */
+typedef struct cn_items_mark {
+    cn_items_place place;
+    uint32_t n, base; /* items, and the first one of the array */
+    uint32_t begin;   /* of the item in progress */
+    uint32_t len;     /* of `text` */
+    uint8_t n_escape;
+    char escape[CN_ITEM_ESCAPE_BYTES]; /* an unfinished escape sequence */
+    bool is_new; /* the item in progress is a string and begins like no item of the array */
+} cn_items_mark;
+
+/* Zero: no array is open. */
+typedef struct cn_unique_items {
+    cn_items_mark at;
+    cn_buf text;
+    cn_item_span *items;
+    uint32_t cap;
+    uint64_t steps; /* of the loops over items */
+} cn_unique_items;
+
+void cn_unique_items_free(cn_unique_items *u);
+
+/* Takes a byte of the text. opens: an array whose items differ begins with it, if it is a '['.
+ * *same: it ends an item that equals an earlier one of the array. CN_ERR_MEMORY. */
+cn_status cn_unique_items_read(cn_unique_items *u, uint8_t byte, bool opens, bool *same);
+
+/* Goes back to what u->at was before some bytes were read. */
+void cn_unique_items_back(cn_unique_items *u, const cn_items_mark *mark);
+
+/* The bytes so far will not be taken back: forgets what is not needed. */
+void cn_unique_items_keep(cn_unique_items *u);
+
+#endif

@@ -1,0 +1,217 @@
+/* unique_masks.c - see unique_masks.h. */
+#include "engine/grammar/unique_masks.h"
+
+#include <string.h>
+
+enum { BYTES = 256, N_FIRST = 3, MAX_DEPTH = 1024 /* bytes that a search reads */ };
+
+/* A text that a search has read, and the bytes that it has tried after it. */
+typedef struct level {
+    cn_items_mark mark;
+    uint32_t state, n_tried;
+} level;
+
+typedef struct walk {
+    cn_automaton *automaton;
+    cn_unique_items *items;
+    uint8_t order[BYTES]; /* in which bytes are tried; see next_byte */
+    level levels[MAX_DEPTH];
+    cn_items_mark mark_at[CN_TRIE_MAX_DEPTH + 1]; /* at each depth of the trie */
+    uint32_t state_at[CN_TRIE_MAX_DEPTH + 1];
+    uint64_t steps;
+} walk;
+
+typedef enum outcome { FOUND, NOT_FOUND, UNKNOWN } outcome;
+
+static walk *make_walk(cn_automaton *a, cn_unique_items *items)
+{
+    static const char first[] = "\"],", *spaces = " \n\r\t";
+    walk *w = cn_calloc(1, sizeof *w);
+    uint32_t n = 0;
+    if (!w) return NULL;
+    for (const char *c = first; *c; c++) w->order[n++] = (uint8_t)*c;
+    for (uint32_t b = 1; b < BYTES; b++)
+        if (!strchr(first, (int)b) && !strchr(spaces, (int)b)) w->order[n++] = (uint8_t)b;
+    for (const char *c = spaces; *c; c++) w->order[n++] = (uint8_t)*c;
+    w->automaton = a;
+    w->items = items;
+    items->steps = 0;
+    return w;
+}
+
+/* The next byte to try: those that may end the item or the array come first. */
+static uint8_t next_byte(const walk *w, level *l)
+{
+    const uint32_t n = l->n_tried++;
+    const bool in_string = l->mark.place == CN_ITEMS_STRING;
+    return w->order[n < N_FIRST && !in_string ? (n + 1) % N_FIRST : n];
+}
+
+/* Reads a byte after a text. *to is CN_STATE_NONE if it does not follow, or ends an item that is
+ * not new. */
+static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, uint8_t byte,
+                           uint32_t *to, bool *same)
+{
+    *same = false;
+    CN_TRY(cn_automaton_step(w->automaton, from, byte, to, &w->steps));
+    if (*to == CN_STATE_NONE) return CN_OK;
+    cn_unique_items_back(w->items, mark);
+    CN_TRY(cn_unique_items_read(w->items, byte, cn_automaton_opens(w->automaton, *to), same));
+    if (*same) *to = CN_STATE_NONE;
+    return CN_OK;
+}
+
+/* Searches for a text that ends the item in progress, or the next one, or the array. A string that
+ * begins like no other item can be ended, because every state can be completed: unless `exact`,
+ * that is enough. If an end is found, items and *state are those after it; else items are as they
+ * were. */
+static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
+{
+    cn_unique_items *u = w->items;
+    const uint32_t n_before = u->at.n;
+    uint32_t depth = 0, to;
+    w->levels[0] = (level){.mark = u->at, .state = *state};
+    for (*out = UNKNOWN; w->steps <= CN_UNIQUE_MAX_STEPS;) {
+        level *l = &w->levels[depth];
+        bool same;
+        if (l->n_tried == BYTES - 1) { /* no byte 0 */
+            *out = NOT_FOUND;
+            if (depth-- == 0) break;
+            *out = UNKNOWN;
+            continue;
+        }
+        CN_TRY(read_byte(w, l->state, &l->mark, next_byte(w, l), &to, &same));
+        if (to == CN_STATE_NONE) continue;
+        *state = to;
+        *out = FOUND;
+        if (u->at.place == CN_ITEMS_NONE || u->at.n > n_before) break;
+        if (!exact && u->at.place == CN_ITEMS_STRING && u->at.is_new) break;
+        *out = UNKNOWN;
+        if (depth + 1 == MAX_DEPTH) break;
+        w->levels[++depth] = (level){.mark = u->at, .state = to};
+    }
+    if (*out != FOUND) cn_unique_items_back(u, &w->levels[0].mark);
+    return CN_OK;
+}
+
+/* ---- masks ---- */
+
+static bool is_allowed(const uint32_t *mask, uint32_t id) { return mask[id / 32] >> id % 32 & 1; }
+
+static void ban(const cn_token_trie *trie, const cn_trie_node *node, uint32_t *mask)
+{
+    for (uint32_t k = 0; k < node->n_ids; k++) {
+        const uint32_t id = trie->ids[node->first_id + k];
+        mask[id / 32] &= ~(1u << id % 32);
+    }
+}
+
+/* Whether a token below the node, or of it, may end an item. */
+static bool is_of_interest(const cn_unique_items *u, const cn_trie_node *node)
+{
+    if (u->at.place == CN_ITEMS_NONE) return node->has_list;
+    return u->at.place != CN_ITEMS_STRING || !u->at.is_new || node->has_quote;
+}
+
+/* Bans the tokens of a node if the text after them cannot go on to a new item or the end. */
+static cn_status check_tokens(walk *w, const cn_trie_node *node, uint32_t state, uint32_t *mask)
+{
+    const cn_token_trie *trie = &cn_automaton_vocabulary(w->automaton)->trie;
+    const cn_items_mark mark = w->items->at;
+    bool any = false;
+    outcome found;
+    for (uint32_t k = 0; k < node->n_ids; k++)
+        any |= is_allowed(mask, trie->ids[node->first_id + k]);
+    if (!any || mark.place == CN_ITEMS_NONE) return CN_OK;
+    if (mark.place == CN_ITEMS_STRING && mark.is_new) return CN_OK;
+    CN_TRY(find_end(w, &state, false, &found));
+    cn_unique_items_back(w->items, &mark);
+    if (found != FOUND) ban(trie, node, mask);
+    return CN_OK;
+}
+
+static cn_status walk_trie(walk *w, uint32_t *mask)
+{
+    const cn_token_trie *trie = &cn_automaton_vocabulary(w->automaton)->trie;
+    for (uint32_t i = 0; i < trie->n_nodes && w->steps <= CN_UNIQUE_MAX_STEPS;) {
+        const cn_trie_node *node = &trie->nodes[i];
+        const uint32_t depth = node->depth;
+        const cn_items_mark *mark = &w->mark_at[depth - 1];
+        uint32_t to;
+        bool same;
+        w->steps++;
+        cn_unique_items_back(w->items, mark);
+        if (!is_of_interest(w->items, node)) {
+            i = node->skip;
+            continue;
+        }
+        CN_TRY(read_byte(w, w->state_at[depth - 1], mark, node->byte, &to, &same));
+        if (to == CN_STATE_NONE) {
+            for (; same && i < node->skip; i++) ban(trie, &trie->nodes[i], mask);
+            i = node->skip;
+            continue;
+        }
+        w->state_at[depth] = to;
+        w->mark_at[depth] = w->items->at;
+        CN_TRY(check_tokens(w, node, to, mask));
+        i++;
+    }
+    return CN_OK;
+}
+
+cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
+{
+    if (!cn_automaton_has_unique(m->automaton)) return CN_OK;
+    const cn_items_mark mark = m->items.at;
+    walk *w = make_walk(m->automaton, &m->items);
+    if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
+    w->mark_at[0] = mark;
+    w->state_at[0] = m->state;
+    cn_status status = walk_trie(w, mask);
+    cn_unique_items_back(&m->items, &mark);
+    w->steps += m->items.steps;
+    if (status == CN_OK && w->steps > CN_UNIQUE_MAX_STEPS)
+        status = cn_fail(CN_ERR_ARG,
+                         "uniqueItems: the tokens that may follow take more than %d "
+                         "automaton steps",
+                         CN_UNIQUE_MAX_STEPS);
+    *steps += w->steps;
+    cn_free(w);
+    return status;
+}
+
+/* ---- arrays ---- */
+
+/* Fills an array that has begun with different items until it may end. */
+static cn_status fill(walk *w, uint32_t state)
+{
+    outcome found = FOUND;
+    bool same;
+    CN_TRY(cn_unique_items_read(w->items, '[', true, &same));
+    while (found == FOUND && w->items->at.place != CN_ITEMS_NONE)
+        CN_TRY(find_end(w, &state, true, &found));
+    if (found != NOT_FOUND) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "uniqueItems: expected a minItems of at most %u, because there are "
+                   "no more different items",
+                   w->items->at.n - w->items->at.base);
+}
+
+cn_status cn_automaton_check_unique(cn_automaton *a)
+{
+    cn_unique_items items = {0};
+    uint32_t state = CN_STATE_NONE;
+    cn_status status = CN_OK;
+    if (!cn_automaton_has_unique(a)) return CN_OK;
+    walk *w = make_walk(a, &items);
+    if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
+    for (uint32_t node = 0; status == CN_OK; node++) {
+        status = cn_automaton_next_unique(a, &node, &state);
+        if (status != CN_OK || state == CN_STATE_NONE) break;
+        status = fill(w, state);
+        cn_unique_items_back(&items, &(cn_items_mark){0});
+    }
+    cn_free(w);
+    cn_unique_items_free(&items);
+    return status;
+}
