@@ -1,6 +1,6 @@
-/* engine_probe.h - measurements for benchmarks and comparisons, beyond the engine's statistics: the
- * bytes that a step must read, the limits of its device, the time that requests waited for
- * compression, and what selectors choose.
+/* engine_probe.h - checks and figures beyond the engine's statistics: whether requests can run
+ * together, the bytes that a step must read, the time that requests waited for compression, and
+ * what selectors choose.
  *
  * Owner: cn_engine. Thread: the engine's. Stage: between steps, never inside one. */
 #ifndef CN_ENGINE_PROBE_H
@@ -8,7 +8,6 @@
 
 #include "compress/events.h"
 #include "engine/engine.h"
-#include "engine/home/home.h"
 #include "engine/select/select_probe.h"
 
 /* CN_ERR_ARG when the engine would refuse every request with these parameters. */
@@ -43,27 +42,6 @@ uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv);
 
 /* Entries of the exchange area of a request, over all layers and kv heads; 0 with home `device`. */
 uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv);
-
-/* Bytes per second at which the device reads the KV pool in one pass (op mem_sum); the best of 3
- * passes. 0 for a backend without the op. Waits for all work. */
-cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);
-
-/* Seconds that the matrix products of a prefill of n_tokens tokens take, and nothing else of it.
- * The prefill is split into steps as by the scheduler and has one row of logits. The best of 3
- * runs. Waits for all work. */
-cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *seconds);
-
-/* From now on times the exchanges of steps with a home, or no longer. Costs two timed fences for
- * each pack of a step, and four more for each home. CN_ERR_DEVICE when the engine has no home, or a
- * backend no timed fences. */
-cn_status cn_engine_time_exchanges(cn_engine *e, bool on);
-/* Sums over the timed steps whose tokens have been read. */
-cn_exchange_times cn_engine_exchange_times(const cn_engine *e);
-
-/* Seconds of the last launched step without host work between steps: replays its graph n times in a
- * row. 0 when it ran op by op. The requests of the step can continue, but their KV and output are
- * invalid afterwards. Waits for all work. */
-cn_status cn_engine_replay_time(cn_engine *e, uint32_t n, double *seconds);
 
 /* Totals since the engine's start; zeros if no declared policy compresses. */
 const cn_event_stats *cn_engine_event_stats(const cn_engine *e);

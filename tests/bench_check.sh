@@ -106,6 +106,15 @@ done
 [ "$(grep -c '"arm": "tls:64:select_tiles=4"' "$dir/out")" = 2 ] || fail "arms of each batch"
 grep -q '^decode, batch 3, 600 resident, ds:64: [0-9.]* ms per step' "$dir/line" || fail "no arm"
 
+# Requests with another home: their exchanges are timed too.
+"$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
+    --block-size 64 --resident 300 --batches 2 --decode-steps 8 --select-dense-layers 0 --packs 2 \
+    --kv-home peer --cache-device cpu --home-space 0.2 --kv-select spade --select-tokens 64 \
+    --max-num-seqs 4 --max-model-len 1024 >"$dir/line"
+for want in '"attended": 222.0' '"moved_share": 0.125' '"exchange_ms": ' '"stall_ms": '; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+
 # The bars of bench/gpu_select.sh: S0 4 ms, 1 GB of selection and 2 of 36 layers of 18 GB.
 row() { printf '  {\n   "batch": 8,\n   "resident": %s,\n   "ms_per_step": %s,\n   "bytes_per_step": %s,\n   "arm": "%s"\n  },\n' "$@"; }
 {

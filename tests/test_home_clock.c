@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "engine/home/home.h"
+#include "engine/bench/exchange_clock.h"
 #include "tests/lib/paged_batch.h"
 
 static double busy(const double ranks[][2], const double pushes[][2], uint32_t n)

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 
 #include "engine/bench/bench.h"
+#include "engine/bench/device_times.h"
+#include "engine/bench/exchange_clock.h"
 
 enum {
     LEAD_STEPS = 8,   /* steps until the batch is in its steady state */
@@ -67,6 +69,7 @@ typedef struct decode {
     uint64_t *requests; /* [max_num_seqs] */
     uint32_t resident; /* of the current batch */
     double read_bytes_s; /* bytes per second; 0: unknown */
+    cn_exchange_clock *clock; /* NULL: no exchange has been timed */
 } decode;
 
 typedef struct batch_time {
@@ -200,12 +203,13 @@ static cn_status time_exchanges(decode *d, uint32_t batch, batch_time *t)
     cn_engine *e = d->b->engine;
     cn_stats before, after;
     cn_engine_stats(e, &before);
-    const cn_exchange_times began = cn_engine_exchange_times(e);
-    CN_TRY(cn_engine_time_exchanges(e, true));
+    if (!d->clock) CN_TRY(cn_exchange_clock_create(&d->clock, e));
+    const cn_exchange_times began = cn_exchange_clock_times(d->clock);
+    cn_exchange_clock_run(d->clock, true);
     CN_TRY(run_batch(d, batch, steps));
-    CN_TRY(cn_engine_time_exchanges(e, false));
+    cn_exchange_clock_run(d->clock, false);
     cn_engine_stats(e, &after);
-    const cn_exchange_times ended = cn_engine_exchange_times(e);
+    const cn_exchange_times ended = cn_exchange_clock_times(d->clock);
     const double n = (double)(after.exchanges - before.exchanges);
     const double n_steps = (double)(ended.n_steps - began.n_steps);
     t->is_away = n > 0 && n_steps > 0;
@@ -336,6 +340,7 @@ static cn_status time_decode(cn_bench *b, json_t *json)
                                  : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
     cn_tokens_free(&d.tokens);
     cn_free(d.requests);
+    cn_exchange_clock_free(d.clock);
     json_object_set_new(json, "decode", rows);
     json_object_set_new(json, "weight_bytes",
                         json_integer((json_int_t)cn_engine_step_weight_bytes(b->engine)));

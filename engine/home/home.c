@@ -1,8 +1,6 @@
 /* home.c - see home.h. */
 #include "engine/home/home.h"
 
-#include <math.h>
-
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/home/home_memory.h"
@@ -459,103 +457,6 @@ cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
         for (uint32_t p = 0; p < hs->packs.n; p++)
             CN_TRY(hs->o.model_be->fence_wait(s, h->done[p]));
-    return CN_OK;
-}
-
-/* ---- the clock ---- */
-
-cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out)
-{
-    cn_backend *model_be = hs->o.model_be;
-    *out = NULL;
-    if (!model_be->timed_fence_create)
-        return cn_fail(CN_ERR_DEVICE, "the %s backend does not time exchanges", model_be->name);
-    cn_home_clock *c = cn_calloc(1, sizeof *c);
-    if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for the times of exchanges");
-    *out = c;
-    for (uint32_t p = 0; p < hs->packs.n; p++) {
-        CN_TRY(model_be->timed_fence_create(model_be, &c->waits[p]));
-        CN_TRY(model_be->timed_fence_create(model_be, &c->goes[p]));
-        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-            cn_home_span *span = &c->spans[kind_of(hs, h)];
-            for (int i = 0; i < CN_HOME_WORKS; i++) {
-                CN_TRY(h->be->timed_fence_create(h->be, &span->begins[i][p]));
-                CN_TRY(h->be->timed_fence_create(h->be, &span->ends[i][p]));
-            }
-        }
-    }
-    return CN_OK;
-}
-
-void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
-{
-    if (!c) return;
-    for (uint32_t p = 0; p < hs->packs.n; p++) {
-        free_fence(hs->o.model_be, c->waits[p]);
-        free_fence(hs->o.model_be, c->goes[p]);
-        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-            const cn_home_span *span = &c->spans[kind_of(hs, h)];
-            for (int i = 0; i < CN_HOME_WORKS; i++) {
-                free_fence(h->be, span->begins[i][p]);
-                free_fence(h->be, span->ends[i][p]);
-            }
-        }
-    }
-    cn_free(c);
-}
-
-double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs)
-{
-    uint32_t next[CN_HOME_WORKS] = {0};
-    double busy_s = 0, until = -INFINITY; /* all work that begins before `until` is counted to it */
-    for (uint32_t i = 0; i < CN_HOME_WORKS * n_packs; i++) {
-        int first = -1;
-        for (int w = 0; w < CN_HOME_WORKS; w++)
-            if (next[w] < n_packs &&
-                (first < 0 || t->begins[w][next[w]] < t->begins[first][next[first]]))
-                first = w;
-        const double begin = t->begins[first][next[first]], end = t->ends[first][next[first]];
-        if (end > until) {
-            busy_s += end - (begin > until ? begin : until);
-            until = end;
-        }
-        next[first]++;
-    }
-    return busy_s;
-}
-
-/* Adds the time of the exchanges of one home. */
-static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
-{
-    cn_home_times t;
-    if (!span->recorded) return CN_OK;
-    for (uint32_t p = 0; p < hs->packs.n; p++)
-        for (int i = 0; i < CN_HOME_WORKS; i++) {
-            cn_fence *start = span->begins[CN_HOME_RANKS][0];
-            CN_TRY(h->be->fence_sync(span->ends[i][p])); /* a push may outlast the step */
-            CN_TRY(h->be->fence_seconds(start, span->begins[i][p], &t.begins[i][p]));
-            CN_TRY(h->be->fence_seconds(start, span->ends[i][p], &t.ends[i][p]));
-        }
-    hs->times.exchange_s += cn_home_busy_s(&t, hs->packs.n);
-    return CN_OK;
-}
-
-cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c)
-{
-    bool exchanged = false;
-    for (uint32_t p = 0; c->waited && p < hs->packs.n; p++) {
-        double waited_s;
-        CN_TRY(hs->o.model_be->fence_seconds(c->waits[p], c->goes[p], &waited_s));
-        hs->times.stall_s += waited_s;
-    }
-    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        cn_home_span *span = &c->spans[kind_of(hs, h)];
-        CN_TRY(read_span(hs, h, span));
-        exchanged |= span->recorded;
-        span->recorded = false;
-    }
-    hs->times.n_steps += exchanged;
-    c->waited = false;
     return CN_OK;
 }
 

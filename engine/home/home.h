@@ -18,13 +18,6 @@
 #include "engine/start/planner.h"
 #include "scheduler/scheduler.h"
 
-/* Sums over the timed steps, in seconds of the devices. */
-typedef struct cn_exchange_times {
-    uint64_t n_steps;
-    double stall_s;    /* the model's stream waited for exchanges of the step before */
-    double exchange_s; /* ranks or pushes of a home ran; homes are added up */
-} cn_exchange_times;
-
 /* What is fixed at start; borrowed. */
 typedef struct cn_home_opts {
     cn_backend *model_be;
@@ -53,21 +46,20 @@ typedef struct cn_home_span {
     bool recorded;
 } cn_home_span;
 
-/* When the ranks and the pushes of one step with one home ran, in seconds from one instant on. The
- * packs of each follow one another. */
-typedef struct cn_home_times {
-    double begins[CN_HOME_WORKS][CN_MAX_PACKS], ends[CN_HOME_WORKS][CN_MAX_PACKS];
-} cn_home_times;
-
-/* Returns for how many seconds ranks, pushes or both ran. */
-double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs);
-
 /* Timed fences of one step, for benchmarks. */
 typedef struct cn_home_clock {
     cn_fence *waits[CN_MAX_PACKS], *goes[CN_MAX_PACKS]; /* of pack p: before and behind its wait */
     bool waited;                                        /* they are recorded */
     cn_home_span spans[CN_N_HOMES];
 } cn_home_clock;
+
+/* Times steps, for benchmarks. `begin` returns the fences that a step with exchanges records, or
+ * NULL. `end` gets them when the tokens and the counts of the step have been read. */
+typedef struct cn_home_timer {
+    cn_home_clock *(*begin)(void *ctx);
+    cn_status (*end)(void *ctx, cn_home_clock *clock);
+    void *ctx;
+} cn_home_timer;
 
 /* One home: `peer` or `host`. */
 typedef struct cn_home {
@@ -102,10 +94,9 @@ typedef struct cn_homes {
     /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
     cn_home_step *steps;
     cn_home_clock *clock; /* NULL: the step is not timed */
-    bool times_steps;     /* steps that begin now are timed */
+    const cn_home_timer *timer; /* NULL: no step is timed */
     cn_layer_hook hook;
     double stall_s; /* of the host, in the hook's `enter` */
-    cn_exchange_times times;
 } cn_homes;
 
 /* Returns true when a home besides the device is declared. */
@@ -151,12 +142,6 @@ void cn_home_end_step(cn_homes *hs);
  * starts the pack's exchange with each home that the step has rows of. Errors are those of the
  * backends. */
 const cn_layer_hook *cn_home_hook(const cn_homes *hs); /* NULL: no home is declared */
-/* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
-cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);
-void cn_home_clock_free(cn_homes *hs, cn_home_clock *c);
-/* Adds the times of a step to hs->times. Its tokens and counts have been read. */
-cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c);
-
 /* Lets a stream of model_be wait for the exchanges of the last step. */
 cn_status cn_home_wait(cn_homes *hs, cn_stream *s);
 

@@ -32,7 +32,6 @@ void cn_home_flight_free(cn_home_flight *f, cn_homes *hs)
         cn_free(st->seqs);
         *st = (cn_home_step){.counts = st->counts};
     }
-    cn_home_clock_free(hs, f->clock);
 }
 
 /* ---- the plan ---- */
@@ -71,8 +70,8 @@ cn_status cn_home_flight_begin(cn_homes *hs, cn_home_flight *f, const cn_plan *p
     for (int h = 0; h < CN_N_HOMES; h++)
         if (hs->at[h].be) take_rows(hs, &hs->at[h], &f->at[h], plan);
     if (recorded) return cn_home_wait(hs, hs->o.model_stream);
-    f->timed = hs->times_steps;
-    return cn_home_begin_step(hs, f->at, f->timed ? f->clock : NULL);
+    if (hs->timer) f->clock = hs->timer->begin(hs->timer->ctx);
+    return cn_home_begin_step(hs, f->at, f->clock);
 }
 
 void cn_home_flight_end(cn_homes *hs) { cn_home_end_step(hs); }
@@ -86,8 +85,8 @@ cn_status cn_home_flight_land(cn_homes *hs, cn_home_flight *f)
         if (st->rows.n_rows > 0) CN_TRY(hs->at[h].be->fence_sync(st->read));
         st->n_counted = 0;
     }
-    if (f->timed) CN_TRY(cn_home_clock_read(hs, f->clock));
-    f->timed = false;
+    if (f->clock) CN_TRY(hs->timer->end(hs->timer->ctx, f->clock));
+    f->clock = NULL;
     return CN_OK;
 }
 

@@ -11,8 +11,7 @@
 
 typedef struct cn_home_flight {
     cn_home_step at[CN_N_HOMES]; /* by cn_kv_home */
-    cn_home_clock *clock;        /* NULL: its exchanges were never timed */
-    bool timed;                  /* the step records it */
+    cn_home_clock *clock;        /* of the step; NULL: it is not timed */
 } cn_home_flight;
 
 /* Allocates the host arrays; the start plan allocates `counts`. CN_ERR_MEMORY. Free also after an
