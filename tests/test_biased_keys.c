@@ -72,13 +72,13 @@ static void write_channels(const scratch_dir *d, const uint8_t *channels, const 
     snprintf(path, sizeof path, "%s/" CN_SELECT_FILE, d->path);
     assert_int_equal(cn_model_config_load(&m, d->path), CN_OK);
     assert_int_equal(cn_select_channels_n(&m), N);
-    assert_int_equal(cn_select_channels_write(path, &m, channels, offsets, "max", 1), CN_OK);
+    assert_int_equal(cn_select_channels_write(path, &m, channels, offsets, 1), CN_OK);
 }
 
 static void calibrate(const scratch_dir *d, uint8_t *channels, float *offsets)
 {
     cn_calibrator *c;
-    assert_int_equal(cn_calibrator_create(&c, d->path, CN_OPT_IMPORTANCE_MAX, WINDOW), CN_OK);
+    assert_int_equal(cn_calibrator_create(&c, d->path, WINDOW), CN_OK);
     assert_int_equal(cn_calibrator_add(c, tokens, WINDOW), CN_OK);
     cn_calibrator_result(c, channels, offsets);
     cn_calibrator_free(c);

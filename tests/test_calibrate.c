@@ -62,13 +62,13 @@ static double mean_of(const cn_model_config *m, uint32_t layer, uint32_t head, u
     return sum / (to - from);
 }
 
-static double importance(const cn_model_config *m, cn_opt_importance rule, uint32_t layer,
-                         uint32_t head, uint32_t channel)
+static double importance(const cn_model_config *m, uint32_t layer, uint32_t head,
+                         uint32_t channel)
 {
     const uint32_t group = m->n_heads / m->n_kv_heads, d = m->head_dim;
     double sum = 0;
     for (uint32_t g = 0; g < group; g++) {
-        double most = 0, q_sum = 0, k_sum = 0;
+        double most = 0;
         for (uint32_t t = 0; t < N_TOKENS; t++) {
             const size_t row = (size_t)layer * N_TOKENS + t;
             const double q = seen.q[(row * m->n_heads + head * group + g) * d + channel];
@@ -76,21 +76,19 @@ static double importance(const cn_model_config *m, cn_opt_importance rule, uint3
             const double k =
                 key_at(m, layer, t, head, channel) - mean_of(m, layer, head, channel, from, to);
             most = fmax(most, fabs(q * k));
-            q_sum += fabs(q) / N_TOKENS;
-            k_sum += fabs(k) / N_TOKENS;
         }
-        sum += rule == CN_OPT_IMPORTANCE_MAX ? most : q_sum * k_sum;
+        sum += most;
     }
     return sum;
 }
 
 /* Every chosen channel must be at least as important as every other one. */
-static void check_head(const cn_model_config *m, cn_opt_importance rule, uint32_t layer,
-                       uint32_t head, const uint8_t *channels)
+static void check_head(const cn_model_config *m, uint32_t layer, uint32_t head,
+                       const uint8_t *channels)
 {
     double least = INFINITY, most = 0;
     for (uint32_t c = 0, i = 0; c < m->head_dim; c++) {
-        const double value = importance(m, rule, layer, head, c);
+        const double value = importance(m, layer, head, c);
         if (i < m->head_dim / 4 && channels[i] == c) {
             least = fmin(least, value);
             i++;
@@ -111,7 +109,7 @@ static void check_offsets(const cn_model_config *m, uint32_t layer, uint32_t hea
     }
 }
 
-static void check_model(const char *dir, cn_opt_importance rule)
+static void check_model(const char *dir)
 {
     uint32_t tokens[N_TOKENS];
     model_rig *r = model_rig_open(&(model_rig_opts){.dir = dir, .n_threads = 1,
@@ -124,7 +122,7 @@ static void check_model(const char *dir, cn_opt_importance rule)
     seen.rope_store = r->be->rope_store;
     r->be->rope_store = record;
     cn_calibrator *c;
-    assert_int_equal(cn_calibrator_create(&c, dir, rule, WINDOW), CN_OK);
+    assert_int_equal(cn_calibrator_create(&c, dir, WINDOW), CN_OK);
     for (seen.first = 0; seen.first < N_TOKENS; seen.first += WINDOW) {
         const uint32_t n = cn_min_u32(WINDOW, N_TOKENS - seen.first);
         model_rig_reset(r, 0);
@@ -138,7 +136,7 @@ static void check_model(const char *dir, cn_opt_importance rule)
     for (uint32_t l = 0, n = m.head_dim / 4; l < m.n_layers; l++)
         for (uint32_t h = 0; h < m.n_kv_heads; h++) {
             const uint32_t first = (l * m.n_kv_heads + h) * n;
-            check_head(&m, rule, l, h, channels + first);
+            check_head(&m, l, h, channels + first);
             check_offsets(&m, l, h, channels + first, offsets + first);
         }
     cn_free(channels);
@@ -156,8 +154,7 @@ static void the_most_important_channels_are_chosen(void **state)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char dir[128];
         snprintf(dir, sizeof dir, "tests/golden/models/%s", models[i]);
-        check_model(dir, CN_OPT_IMPORTANCE_MAX);
-        check_model(dir, CN_OPT_IMPORTANCE_MEAN);
+        check_model(dir);
     }
 }
 
@@ -167,14 +164,11 @@ static void keys_that_overflow_are_refused(void **state)
     static const uint32_t tokens[4] = {5, 6, 7, 8};
     scratch_dir dir;
     overflow_model_open(&dir);
-    for (int i = 0; i < 2; i++) {
-        cn_calibrator *c;
-        const cn_opt_importance rule = i ? CN_OPT_IMPORTANCE_MEAN : CN_OPT_IMPORTANCE_MAX;
-        assert_int_equal(cn_calibrator_create(&c, dir.path, rule, WINDOW), CN_OK);
-        assert_int_equal(cn_calibrator_add(c, tokens, 4), CN_ERR_MODEL);
-        assert_non_null(strstr(cn_last_error(), "layer 1, kv head 0: a query or key is infinite"));
-        cn_calibrator_free(c);
-    }
+    cn_calibrator *c;
+    assert_int_equal(cn_calibrator_create(&c, dir.path, WINDOW), CN_OK);
+    assert_int_equal(cn_calibrator_add(c, tokens, 4), CN_ERR_MODEL);
+    assert_non_null(strstr(cn_last_error(), "layer 1, kv head 0: a query or key is infinite"));
+    cn_calibrator_free(c);
     scratch_dir_close(&dir);
 }
 
@@ -183,10 +177,10 @@ static void windows_above_the_context_are_refused(void **state)
     (void)state;
     cn_calibrator *c;
     const char *dir = "examples/tiny-reasoner";
-    assert_int_equal(cn_calibrator_create(&c, dir, CN_OPT_IMPORTANCE_MAX, 9000), CN_ERR_ARG);
+    assert_int_equal(cn_calibrator_create(&c, dir, 9000), CN_ERR_ARG);
     assert_null(c);
     assert_non_null(strstr(cn_last_error(), "--calibrate-len 9000 exceeds the context length"));
-    assert_int_equal(cn_calibrator_create(&c, "/nowhere", CN_OPT_IMPORTANCE_MAX, 16), CN_ERR_IO);
+    assert_int_equal(cn_calibrator_create(&c, "/nowhere", 16), CN_ERR_IO);
     assert_null(c);
 }
 
@@ -214,7 +208,7 @@ static void what_is_written_is_read_back(void **state)
     uint8_t channels[N] = {0};
     float offsets[N];
     open_folder(&f);
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "max", 4711), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, 4711), CN_OK);
     assert_int_equal(cn_select_channels_load(f.dir, &shape, channels, offsets), CN_OK);
     assert_memory_equal(channels, good, N);
     assert_memory_equal(offsets, shifts, sizeof shifts);
@@ -229,7 +223,7 @@ static void what_is_written_is_read_back(void **state)
     assert_int_equal(n, 8 + length + sizeof shifts + N);
     text[8 + length] = '\0';
     assert_non_null(strstr(text + 8, "{\"importance\":\"max\",\"tokens\":\"4711\"}"));
-    assert_int_equal(cn_select_channels_write("/nowhere/x", &shape, good, shifts, "max", 1),
+    assert_int_equal(cn_select_channels_write("/nowhere/x", &shape, good, shifts, 1),
                      CN_ERR_IO);
     remove_folder(f.dir);
 }
@@ -298,10 +292,10 @@ static void wrong_files_are_refused(void **state)
     expect_refusal(&f, &shape, "expected U8 [2, 2, 4], got U8 [4, 4]");
     put_tensor(&f, "channels", "U8", "2,2,4,1", N);
     expect_refusal(&f, &shape, "got U8 [2, 2, 4, 1]");
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "max", 1), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, 1), CN_OK);
     float bad[N] = {0};
     bad[5] = NAN;
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, bad, "max", 1), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, bad, 1), CN_OK);
     expect_refusal(&f, &shape, "offsets: element 5 is infinite or NaN");
     cn_model_config other = shape;
     other.head_dim = 32;
@@ -331,7 +325,7 @@ static void wrong_channels_are_refused(void **state)
         uint8_t bad[N];
         memcpy(bad, good, N);
         bad[faults[i].at] = faults[i].value;
-        assert_int_equal(cn_select_channels_write(f.path, &shape, bad, shifts, "max", 1), CN_OK);
+        assert_int_equal(cn_select_channels_write(f.path, &shape, bad, shifts, 1), CN_OK);
         expect_refusal(&f, &shape, faults[i].words);
     }
     remove_folder(f.dir);
@@ -343,7 +337,7 @@ static void damaged_files_are_refused(void **state)
     (void)state;
     folder f;
     open_folder(&f);
-    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, "mean", 99), CN_OK);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, shifts, 99), CN_OK);
     unsigned char image[1024];
     FILE *file = fopen(f.path, "rb");
     assert_non_null(file);

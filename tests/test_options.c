@@ -175,7 +175,6 @@ static void enum_names_match_their_enums(void **state)
         {"progress", "none", CN_OPT_PROGRESS_NONE},
         {"loop-rescue", "full", CN_OPT_RESCUE_FULL},
         {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},
-        {"importance", "mean", CN_OPT_IMPORTANCE_MEAN},
     };
     size_t n, n_enums = 0;
     const cn_option *o = cn_options(&n);
@@ -351,13 +350,16 @@ static void removed_options_have_their_old_default_or_are_named(void **state)
     const cn_removed_option *o = cn_removed_options(&n);
     for (size_t i = 0; i < n; i++) assert_null(cn_option_find(o[i].name));
     static const char *const fine[] = {"--no-tail-relaxation", "--no_tail_relaxation --seed 3",
-                                       "--tail-relaxation=false"};
+                                       "--tail-relaxation=false", "--importance max"};
     for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
         assert_int_equal(parse_line(c, ALL_SECTIONS, fine[i], NULL, NULL), CN_OK);
     assert_int_equal(c->seed, 3);
     expect_refused(ALL_SECTIONS, "--tail-relaxation",
                    "--tail-relaxation true: the option no longer exists, and cinch does as with "
                    "false: leave it out");
+    expect_refused(ALL_SECTIONS, "--importance mean", "--importance mean: the option no longer");
+    expect_refused(ALL_SECTIONS, "--importance", "needs a value");
+    expect_refused(ALL_SECTIONS, "--no-importance", "only a switch");
     expect_refused(ALL_SECTIONS, "--tail-relaxation=maybe", "--tail-relaxation maybe");
     expect_refused(ALL_SECTIONS, "--no-tail-relaxation=true", "only a switch");
     assert_int_equal(cn_config_set(c, "tail_relaxation", "false"), CN_OK);

@@ -100,7 +100,7 @@ cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uin
 
 cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
                                    const uint8_t *channels, const float *offsets,
-                                   const char *importance, uint64_t n_tokens)
+                                   uint64_t n_tokens)
 {
     char header[HEADER_BYTES];
     const size_t n_elems = cn_select_channels_n(m), n_offsets = n_elems * sizeof *offsets;
@@ -108,11 +108,11 @@ cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
     /* The offsets come first, so that they are aligned. */
     size_t n = (size_t)snprintf(
         header, sizeof header,
-        "{\"__metadata__\":{\"importance\":\"%s\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
+        "{\"__metadata__\":{\"importance\":\"max\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
         "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[%zu,%zu]},\"offsets\":{"
         "\"dtype\":\"F32\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
-        importance, n_tokens, m->n_layers, m->n_kv_heads, n_each, n_offsets, n_offsets + n_elems,
-        m->n_layers, m->n_kv_heads, n_each, n_offsets);
+        n_tokens, m->n_layers, m->n_kv_heads, n_each, n_offsets, n_offsets + n_elems, m->n_layers,
+        m->n_kv_heads, n_each, n_offsets);
     CN_ASSERT(n + HEADER_STEP <= sizeof header);
     while (n % HEADER_STEP) header[n++] = ' ';
     const uint64_t length = n;

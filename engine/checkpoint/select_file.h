@@ -5,8 +5,8 @@
  *
  * The file has two tensors. `channels` U8 [n_layers, n_kv_heads, head_dim / 4] has for each head
  * different channel numbers, ascending. `offsets` F32 of the same shape has a number for each of
- * them; a file without it has offsets 0. Its metadata name the importance that ranked the channels
- * and the number of tokens it was measured on. */
+ * them; a file without it has offsets 0. Its metadata have the rule that ranked the channels,
+ * `max`, and the number of tokens it was measured on. */
 #ifndef CN_SELECT_FILE_H
 #define CN_SELECT_FILE_H
 
@@ -27,9 +27,9 @@ static inline size_t cn_select_channels_n(const cn_model_config *m)
 cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels,
                                   float *offsets);
 
-/* Writes such a file. `importance` and n_tokens go into the metadata. CN_ERR_IO names the path. */
+/* Writes such a file. n_tokens goes into the metadata. CN_ERR_IO names the path. */
 cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
                                    const uint8_t *channels, const float *offsets,
-                                   const char *importance, uint64_t n_tokens);
+                                   uint64_t n_tokens);
 
 #endif

@@ -52,8 +52,6 @@ static cn_status add_file(job *j, const char *path)
 
 static cn_status write_channels(const job *j)
 {
-    static const char *const names[] = {[CN_OPT_IMPORTANCE_MAX] = "max",
-                                        [CN_OPT_IMPORTANCE_MEAN] = "mean"};
     const cn_model_config *m = cn_calibrator_config(j->calibrator);
     cn_buf path = {0};
     uint8_t *channels = cn_calloc(cn_select_channels_n(m), 1);
@@ -65,7 +63,7 @@ static cn_status write_channels(const job *j)
         status = j->c->calibrate_output ? cn_buf_addf(&path, "%s", j->c->calibrate_output)
                                         : cn_buf_addf(&path, "%s/" CN_SELECT_FILE, j->c->model);
     if (status == CN_OK)
-        status = cn_select_channels_write(path.data, m, channels, offsets, names[j->c->importance],
+        status = cn_select_channels_write(path.data, m, channels, offsets,
                                           cn_calibrator_tokens(j->calibrator));
     if (status == CN_OK)
         cn_log(CN_LOG_INFO, "%s: %u of %u channels for each of %u kv heads in %u layers",
@@ -92,7 +90,7 @@ static cn_status run(job *j, char **more, int n_more)
     const cn_config *c = j->c;
     CN_TRY(choose_len(j));
     CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
-    CN_TRY(cn_calibrator_create(&j->calibrator, c->model, c->importance, j->len));
+    CN_TRY(cn_calibrator_create(&j->calibrator, c->model, j->len));
     CN_TRY(add_file(j, c->calibrate_text));
     for (int i = 0; i < n_more; i++) CN_TRY(add_file(j, more[i]));
     if (cn_calibrator_tokens(j->calibrator) == 0)

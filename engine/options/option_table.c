@@ -551,9 +551,6 @@ static const cn_option options[] = {
         .help = "file to write; select.safetensors beside the model when unset"),
     ROW(CALIBRATE, "calibrate-len", U32, calibrate_len, "2048", .min = 16, .max = TOKENS_MAX,
         .help = "tokens of a window; a longer text is cut into windows"),
-    ROW(CALIBRATE, "importance", ENUM, importance, "max", .values = "max|mean",
-        .help = "what ranks the channels of a kv head, summed over the query heads of its group: "
-                "the maximum over tokens of |q * k|, or mean |q| * mean |k|"),
 };
 
 _Static_assert(sizeof options / sizeof *options <= CN_OPTION_MAX, "raise CN_OPTION_MAX");
@@ -561,7 +558,8 @@ _Static_assert(sizeof(cn_opt_grade) == sizeof(int) && sizeof(cn_kv_policy) == si
                "enumerated options are stored as int");
 
 static const cn_removed_option removed[] = {
-    {"tail-relaxation", "false", .is_switch = true},
+    {.name = "tail-relaxation", .fallback = "false", .is_switch = true},
+    {.name = "importance", .fallback = "max"},
 };
 
 const cn_removed_option *cn_removed_options(size_t *n)

@@ -75,11 +75,6 @@ typedef enum cn_opt_json_whitespace {
 
 typedef enum cn_opt_unknown { CN_OPT_UNKNOWN_WARN, CN_OPT_UNKNOWN_REFUSE } cn_opt_unknown;
 
-typedef enum cn_opt_importance {
-    CN_OPT_IMPORTANCE_MAX, /* sum over the group's heads of max over t of |q_t * k_t| */
-    CN_OPT_IMPORTANCE_MEAN /* sum over the group's heads of mean |q| * mean |k| */
-} cn_opt_importance;
-
 enum { CN_OPTION_MAX = 192, CN_MAX_PACKS = 64 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
@@ -228,7 +223,6 @@ struct cn_config {
     char *calibrate_text;
     char *calibrate_output; /* NULL = select.safetensors in the directory of the model */
     uint32_t calibrate_len;
-    cn_opt_importance importance;
 
     bool given[CN_OPTION_MAX]; /* by row: whether the user set the option */
 };

@@ -17,7 +17,6 @@
 struct cn_calibrator {
     cn_batch_view batch; /* first: rope_store finds the calibrator by its batch */
     cn_model_config config;
-    cn_opt_importance importance;
     uint32_t max_tokens;
     cn_backend *backend;
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a); /* the backend's */
@@ -28,9 +27,9 @@ struct cn_calibrator {
     cn_pools pools;
     uint32_t *ids;       /* the arrays of batch */
     int32_t *unobserved; /* [max_tokens] */
-    /* k is a key less the mean of its window. By (layer, query head, channel): the maximum of
-     * |q * k|, or the sum of |q|. With the second, the sum of |k| by (layer, kv head, channel). */
-    double *by_query, *by_key;
+    /* [layer, query head, channel] the maximum of |q * k|, where k is a key less the mean of its
+     * window. */
+    double *most;
     double *key_sum; /* [layer, kv head, channel] the sum of keys */
     double *mean;    /* [head_dim] of the window */
     uint64_t n_tokens;
@@ -38,15 +37,10 @@ struct cn_calibrator {
 
 /* ---- the sums ---- */
 
-static void add_head(cn_calibrator *c, double *sums, const float *q, const float *k)
+static void add_head(const cn_calibrator *c, double *most, const float *q, const float *k)
 {
-    for (uint32_t i = 0; i < c->config.head_dim; i++) {
-        const double product = fabs((double)q[i] * ((double)k[i] - c->mean[i]));
-        if (c->importance == CN_OPT_IMPORTANCE_MEAN)
-            sums[i] += fabs((double)q[i]);
-        else if (product > sums[i])
-            sums[i] = product;
-    }
+    for (uint32_t i = 0; i < c->config.head_dim; i++)
+        most[i] = fmax(most[i], fabs((double)q[i] * ((double)k[i] - c->mean[i])));
 }
 
 static bool are_finite(const float *p, uint32_t n)
@@ -97,11 +91,9 @@ static void add_products(cn_calibrator *c, const cn_rope_store_args *a, uint32_t
 {
     const uint32_t d = c->config.head_dim, group = c->config.n_heads / c->config.n_kv_heads;
     const float *k = key_of(c, a, t, kv_head);
-    double *sums = c->by_key + ((size_t)a->layer * c->config.n_kv_heads + kv_head) * d;
-    for (uint32_t i = 0; i < d; i++) sums[i] += fabs((double)k[i] - c->mean[i]);
     for (uint32_t g = 0; g < group; g++) {
         const uint32_t head = kv_head * group + g;
-        add_head(c, c->by_query + ((size_t)a->layer * c->config.n_heads + head) * d,
+        add_head(c, c->most + ((size_t)a->layer * c->config.n_heads + head) * d,
                  query_of(a, t, head), k);
     }
 }
@@ -117,6 +109,7 @@ static cn_status observe(cn_stream *s, const cn_rope_store_args *a)
     return CN_OK;
 }
 
+/* The sum of the maxima over the query heads of the group. */
 static double importance_of(const cn_calibrator *c, uint32_t layer, uint32_t kv_head,
                             uint32_t channel)
 {
@@ -124,9 +117,8 @@ static double importance_of(const cn_calibrator *c, uint32_t layer, uint32_t kv_
     const uint32_t d = c->config.head_dim, group = n_heads / n_kv;
     const size_t head = (size_t)layer * n_heads + (size_t)kv_head * group;
     double sum = 0;
-    for (uint32_t g = 0; g < group; g++) sum += c->by_query[(head + g) * d + channel];
-    if (c->importance == CN_OPT_IMPORTANCE_MAX) return sum;
-    return sum * c->by_key[((size_t)layer * n_kv + kv_head) * d + channel];
+    for (uint32_t g = 0; g < group; g++) sum += c->most[(head + g) * d + channel];
+    return sum;
 }
 
 static void choose(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uint8_t *out)
@@ -217,11 +209,10 @@ static cn_status make_batch(cn_calibrator *c)
     CN_TRY(be->mem_alloc(be, cn_kv_pool_bytes(&c->pools.layout), &c->pools.kv));
     c->ids = cn_calloc((size_t)c->max_tokens + n_blocks, sizeof *c->ids);
     c->unobserved = cn_calloc(c->max_tokens, sizeof *c->unobserved);
-    c->by_query = cn_calloc((size_t)m->n_layers * m->n_heads * m->head_dim, sizeof(double));
-    c->by_key = cn_calloc((size_t)m->n_layers * m->n_kv_heads * m->head_dim, sizeof(double));
+    c->most = cn_calloc((size_t)m->n_layers * m->n_heads * m->head_dim, sizeof(double));
     c->key_sum = cn_calloc((size_t)m->n_layers * m->n_kv_heads * m->head_dim, sizeof(double));
     c->mean = cn_calloc(m->head_dim, sizeof(double));
-    if (!c->ids || !c->unobserved || !c->by_query || !c->by_key || !c->key_sum || !c->mean)
+    if (!c->ids || !c->unobserved || !c->most || !c->key_sum || !c->mean)
         return cn_fail(CN_ERR_MEMORY, "out of memory for windows of %u tokens", c->max_tokens);
     for (uint32_t t = 0; t < c->max_tokens; t++) {
         c->ids[t] = t;
@@ -252,13 +243,11 @@ static cn_status build(cn_calibrator *c, const char *dir)
     return make_batch(c);
 }
 
-cn_status cn_calibrator_create(cn_calibrator **out, const char *dir, cn_opt_importance importance,
-                               uint32_t max_tokens)
+cn_status cn_calibrator_create(cn_calibrator **out, const char *dir, uint32_t max_tokens)
 {
     cn_calibrator *c = cn_calloc(1, sizeof *c);
     *out = NULL;
     if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for a calibration");
-    c->importance = importance;
     c->max_tokens = max_tokens;
     cn_status status = build(c, dir);
     if (status == CN_OK)
@@ -282,8 +271,7 @@ void cn_calibrator_free(cn_calibrator *c)
     }
     cn_free(c->ids);
     cn_free(c->unobserved);
-    cn_free(c->by_query);
-    cn_free(c->by_key);
+    cn_free(c->most);
     cn_free(c->key_sum);
     cn_free(c->mean);
     cn_free(c);

@@ -14,8 +14,7 @@ typedef struct cn_calibrator cn_calibrator;
 
 /* Loads the model. max_tokens is the largest window. CN_ERR_ARG when it exceeds the model's context
  * length; other errors are those of the checkpoint. */
-cn_status cn_calibrator_create(cn_calibrator **out, const char *dir, cn_opt_importance importance,
-                               uint32_t max_tokens);
+cn_status cn_calibrator_create(cn_calibrator **out, const char *dir, uint32_t max_tokens);
 void cn_calibrator_free(cn_calibrator *c); /* NULL is fine */
 
 /* Runs the model over one window of 1 to max_tokens tokens and adds its queries and keys, both
@@ -26,7 +25,8 @@ const cn_model_config *cn_calibrator_config(const cn_calibrator *c);
 uint64_t cn_calibrator_tokens(const cn_calibrator *c); /* added so far */
 
 /* Writes the channels with the largest importance, ascending, and the mean of each of them over all
- * tokens, to arrays [n_layers, n_kv_heads, head_dim / 4]. Ties: the lower channel. */
+ * tokens, to arrays [n_layers, n_kv_heads, head_dim / 4]. Ties: the lower channel. Importance is
+ * the sum over the query heads of a group of the maximum over tokens of |q * k|. */
 void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets);
 
 #endif
