@@ -93,7 +93,7 @@ done <<T
 --kv-budget needs --kv-policy window|plan $model --kv-budget 2048
 --kv-budget needs --kv-policy window|run-batch $model -i examples/prompts.jsonl -o $dir/o --kv-budget 384 --kv-select ds
 --kv-window needs --kv-policy zip|serve $model --kv-window 32 --kv-policies full,window
---kv-sinks needs --kv-policy window, or --kv-select oracle|bench throughput $model --kv-sinks 8
+--kv-sinks needs --kv-policy window|bench throughput $model --kv-sinks 8
 --kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
 --sync-compression needs --kv-policy window|bench throughput $model --sync-compression
 --hybrid-scheduling needs --kv-policy window|serve $model --no-hybrid-scheduling

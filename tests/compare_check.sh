@@ -154,7 +154,7 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
     refuse "--arms is missing" $input
-    refuse "dance: expected a policy, one of full|window|zip, or a selector" $input --arms full,dance:384
+    refuse "dance: expected a policy, one of full|window|zip" $input --arms full,dance:384
     refuse "unknown key 'windov': expected one of policy, budget, window" $input --arms zip:windov=4
     refuse "--no-window-baseline has no effect: no arm" $input --arms full --no-window-baseline
     refuse "beside zip:4:window=2; --no-window-baseline leaves it out: --arms window:4: kv sinks of 4" \
