@@ -3,13 +3,25 @@
 
 #include <string.h>
 
-enum { BYTES = 256, N_FIRST = 3, MAX_DEPTH = 1024 /* bytes that a search reads */ };
+enum {
+    BYTES = 256,
+    N_FIRST = 3,
+    MAX_DEPTH = 1024, /* bytes that a search reads */
+    N_SEEN = 2048,
+    MAX_SEARCHES = 1 << 14 /* whose results are remembered */
+};
 
 /* A text that a search has read, and the bytes that it has tried after it. */
 typedef struct level {
     cn_items_mark mark;
     uint32_t state, n_tried;
 } level;
+
+/* A text that a search has met, by its hash: other ways to it need not be taken. */
+typedef struct seen_text {
+    uint64_t key;
+    uint32_t search;
+} seen_text;
 
 typedef struct walk {
     cn_automaton *automaton;
@@ -18,6 +30,9 @@ typedef struct walk {
     level levels[MAX_DEPTH];
     cn_items_mark mark_at[CN_TRIE_MAX_DEPTH + 1]; /* at each depth of the trie */
     uint32_t state_at[CN_TRIE_MAX_DEPTH + 1];
+    seen_text seen[N_SEEN];
+    uint64_t failed[MAX_SEARCHES / 64]; /* searches that found no end: bits */
+    uint32_t search, begin_len; /* the number of this one; bytes of the items' text at first */
     uint64_t steps;
 } walk;
 
@@ -35,8 +50,43 @@ static walk *make_walk(cn_automaton *a, cn_unique_items *items)
     for (const char *c = spaces; *c; c++) w->order[n++] = (uint8_t)*c;
     w->automaton = a;
     w->items = items;
+    w->begin_len = items->at.len;
     items->steps = 0;
     return w;
+}
+
+/* ---- searches ---- */
+
+/* A text is its state and what was added to the items since the walk began. */
+static uint64_t key_of(const walk *w, uint32_t state)
+{
+    const cn_items_mark *at = &w->items->at;
+    const bool is_old = at->begin < w->begin_len; /* the item in progress was there at first */
+    const uint64_t key =
+        cn_hash64(((uint64_t)state << 4 | at->place) << 1 | is_old, at->escape, at->n_escape);
+    const size_t n = at->len > w->begin_len ? at->len - w->begin_len : 0;
+    return cn_hash64(key ^ at->n, n > 0 ? w->items->text.data + w->begin_len : "", n) | 1;
+}
+
+/* Whether this search was at the text already, or an earlier one has found no end from there. */
+static bool is_seen(walk *w, uint32_t state)
+{
+    const uint64_t key = key_of(w, state);
+    seen_text *s = &w->seen[key / 2 % N_SEEN];
+    w->steps++;
+    if (s->key == key && s->search == w->search) return true;
+    if (s->key == key && s->search < MAX_SEARCHES &&
+        w->failed[s->search / 64] >> s->search % 64 & 1)
+        return true;
+    *s = (seen_text){key, w->search};
+    return false;
+}
+
+static void end_search(walk *w, bool failed)
+{
+    if (failed && w->search < MAX_SEARCHES)
+        w->failed[w->search / 64] |= UINT64_C(1) << w->search % 64;
+    w->search++;
 }
 
 /* The next byte to try: those that may end the item or the array come first. */
@@ -61,6 +111,12 @@ static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, ui
     return CN_OK;
 }
 
+static bool is_end(const cn_unique_items *u, uint32_t n_before, bool exact)
+{
+    if (u->at.place == CN_ITEMS_NONE || u->at.n > n_before) return true;
+    return !exact && u->at.place == CN_ITEMS_STRING && u->at.is_new;
+}
+
 /* Searches for a text that ends the item in progress, or the next one, or the array. A string that
  * begins like no other item can be ended, because every state can be completed: unless `exact`,
  * that is enough. If an end is found, items and *state are those after it; else items are as they
@@ -71,25 +127,27 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
     const uint32_t n_before = u->at.n;
     uint32_t depth = 0, to;
     w->levels[0] = (level){.mark = u->at, .state = *state};
-    for (*out = UNKNOWN; w->steps <= CN_UNIQUE_MAX_STEPS;) {
+    *out = is_seen(w, *state) ? NOT_FOUND : UNKNOWN;
+    while (*out == UNKNOWN && w->steps <= CN_UNIQUE_MAX_STEPS) {
         level *l = &w->levels[depth];
         bool same;
         if (l->n_tried == BYTES - 1) { /* no byte 0 */
-            *out = NOT_FOUND;
-            if (depth-- == 0) break;
-            *out = UNKNOWN;
+            if (depth-- == 0) *out = NOT_FOUND;
             continue;
         }
         CN_TRY(read_byte(w, l->state, &l->mark, next_byte(w, l), &to, &same));
         if (to == CN_STATE_NONE) continue;
         *state = to;
-        *out = FOUND;
-        if (u->at.place == CN_ITEMS_NONE || u->at.n > n_before) break;
-        if (!exact && u->at.place == CN_ITEMS_STRING && u->at.is_new) break;
-        *out = UNKNOWN;
-        if (depth + 1 == MAX_DEPTH) break;
-        w->levels[++depth] = (level){.mark = u->at, .state = to};
+        if (is_end(u, n_before, exact))
+            *out = FOUND;
+        else if (is_seen(w, to))
+            continue;
+        else if (depth + 1 == MAX_DEPTH)
+            break;
+        else
+            w->levels[++depth] = (level){.mark = u->at, .state = to};
     }
+    end_search(w, *out == NOT_FOUND);
     if (*out != FOUND) cn_unique_items_back(u, &w->levels[0].mark);
     return CN_OK;
 }
