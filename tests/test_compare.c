@@ -310,14 +310,22 @@ static void the_table_has_a_row_per_arm_in_columns(void **state)
     free(text);
 }
 
-/* The longest line of the table; *n_titles counts its columns. */
-static size_t table_width(const cn_compare_report *r, uint32_t *n_titles)
+/* The caller frees it. */
+static char *table_text(const cn_compare_report *r)
 {
     char *text = NULL;
-    size_t size = 0, width = 0;
+    size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     cn_compare_print(f, r, 0);
     fclose(f);
+    return text;
+}
+
+/* The longest line of the table; *n_titles counts its columns. */
+static size_t table_width(const cn_compare_report *r, uint32_t *n_titles)
+{
+    char *text = table_text(r);
+    size_t width = 0;
     *n_titles = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         if (strlen(line) > width) width = strlen(line);
@@ -340,6 +348,9 @@ static void the_table_fits_100_columns_unless_wide(void **state)
     x->arms.arms[1].label = longest;
     assert_true(table_width(&r, &few) <= 100);
     assert_true(few >= 4);
+    char *text = table_text(&r);
+    assert_non_null(strstr(text, "| zip:384:window=48...:pooling=never:move=fill |"));
+    free(text);
     x->config->wide = true;
     assert_true(table_width(&r, &all) > 150);
     assert_int_equal(all, 15);

@@ -60,9 +60,13 @@ static void print_row(FILE *f, const cn_text_table *t, const widths *w, uint32_t
 {
     char cell[CN_TEXT_CELL_BYTES];
     const char *label = t->label(t->data, row);
-    const bool cut = strlen(label) > w->label;
-    const int width = (int)w->label - (cut ? 3 : 0);
-    fprintf(f, "\n| %-*.*s%s |", width, width, label, cut ? "..." : "");
+    const size_t n = strlen(label);
+    /* Arms of one table often begin alike: a long label is cut in the middle. */
+    const int head = (int)w->label * 2 / 5, tail = (int)w->label - head - 3;
+    if (n > w->label)
+        fprintf(f, "\n| %.*s...%s |", head, label, label + n - tail);
+    else
+        fprintf(f, "\n| %-*s |", (int)w->label, label);
     for (uint32_t c = 0; c < t->n_columns; c++) {
         if (!w->column[c]) continue;
         t->cell(t->data, row, c, cell);
