@@ -52,7 +52,8 @@ void cn_prompt_piece_declare(cn_start_plan *p, cn_prompt_piece *piece)
 }
 
 /* Copies the results of n rows. */
-static void take(cn_prompt_scores *s, const cn_prompt_piece *p, uint32_t n, uint32_t vocab)
+static void take_piece_scores(cn_prompt_scores *s, const cn_prompt_piece *p, uint32_t n,
+                              uint32_t vocab)
 {
     const uint32_t n_top = cn_min_u32(s->n_top, vocab);
     for (uint32_t i = 0; i < n; i++, s->n++) {
@@ -104,7 +105,7 @@ static cn_status score(cn_engine *e, cn_prompt_scores *s, const uint32_t *prompt
     CN_TRY(be->mem_read(e->stream, p->host_top, p->top, n * CN_MAX_LOGPROBS * sizeof *p->top));
     CN_TRY(be->fence_record(p->fence, e->stream));
     CN_TRY(be->fence_sync(p->fence));
-    take(s, p, n, a.vocab);
+    take_piece_scores(s, p, n, a.vocab);
     return CN_OK;
 }
 

@@ -166,7 +166,7 @@ static bool chosen_before(const cn_scheduler *s, const cn_seq *a, const cn_seq *
 
 /* Returns the sequence of a queue that is admitted next (DESIGN.md §3.1). One that must yield to an
  * aged sequence is not chosen. NULL: none. */
-static cn_seq *choose(const cn_scheduler *s, const cn_queue *waiting)
+static cn_seq *choose_waiting(const cn_scheduler *s, const cn_queue *waiting)
 {
     cn_seq *best = cn_queue_peek(waiting);
     if (!best || s->n_owners <= 1) return best && !must_yield(s, best) ? best : NULL;
@@ -187,7 +187,7 @@ static cn_class next_class(const cn_scheduler *s)
 {
     if (s->waiting[CN_CLASS_INTERACTIVE].n == 0) return CN_CLASS_BATCH;
     if (s->o.batch_floor == 0 || s->n_passed < s->o.batch_floor) return CN_CLASS_INTERACTIVE;
-    bool ready = s->swap.queue.n > 0 || choose(s, &s->waiting[CN_CLASS_BATCH]);
+    bool ready = s->swap.queue.n > 0 || choose_waiting(s, &s->waiting[CN_CLASS_BATCH]);
     return ready ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
 }
 
@@ -201,7 +201,7 @@ static void count_passing(cn_scheduler *s, cn_class admitted)
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
     if (budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
-    cn_seq *first = choose(s, &s->waiting[CN_CLASS_INTERACTIVE]);
+    cn_seq *first = choose_waiting(s, &s->waiting[CN_CLASS_INTERACTIVE]);
     if (first) cn_sched_choose_home(s, first);
     cn_class klass = next_class(s);
     /* Swapped sequences keep their home blocks. The one that lacks them waits until these sequences
@@ -209,7 +209,7 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
     if (s->swap.queue.n > 0 && first && cn_sched_lacks_home(first)) klass = CN_CLASS_BATCH;
     const bool swapped = klass == CN_CLASS_BATCH && s->swap.queue.n > 0;
     cn_queue *waiting = swapped ? &s->swap.queue : &s->waiting[klass];
-    cn_seq *q = swapped ? cn_queue_peek(waiting) : choose(s, waiting);
+    cn_seq *q = swapped ? cn_queue_peek(waiting) : choose_waiting(s, waiting);
     if (!q) return NULL;
     if (!(swapped ? cn_sched_try_swap_in(s, q) : try_admit(s, q, budget_tokens))) return NULL;
     cn_queue_remove(waiting, q);
@@ -229,7 +229,7 @@ cn_seq *cn_sched_next_interactive(const cn_scheduler *s)
 {
     const cn_queue *waiting = &s->waiting[CN_CLASS_INTERACTIVE];
     if (waiting->n == 0 || next_class(s) != CN_CLASS_INTERACTIVE) return NULL;
-    cn_seq *q = choose(s, waiting);
+    cn_seq *q = choose_waiting(s, waiting);
     return q && q->n_pending == 0 ? q : NULL;
 }
 

@@ -116,7 +116,7 @@ static void set_span(const cn_scheduler *s, cn_plan_row *row)
 }
 
 /* Adds a row of n_new tokens for q. */
-static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
+static void emit_row(cn_scheduler *s, cn_seq *q, uint32_t n_new)
 {
     CN_ASSERT(s->n_rows < s->o.max_seqs && n_new > 0);
     CN_ASSERT(q->n_resident + n_new <= q->n_blocks * s->o.block_tokens);
@@ -163,7 +163,7 @@ static void add_decode_rows(cn_scheduler *s)
         uint32_t n_ready = count_ready(s, q);
         if (q->state == CN_SEQ_RUNNING && n_ready == 0)
             s->n_blocked += !q->paused && q->n_computed < cn_seq_end(q);
-        if (n_ready == 1) emit(s, q, 1);
+        if (n_ready == 1) emit_row(s, q, 1);
     }
 }
 
@@ -174,7 +174,7 @@ static bool try_chunk(cn_scheduler *s, cn_seq *q)
     uint32_t ready = count_ready(s, q), budget = s->o.max_batched_tokens - s->n_tokens;
     if (ready == 0) return true;
     if (budget == 0 || (ready > budget && !s->o.chunked_prefill)) return false;
-    emit(s, q, cn_min_u32(ready, budget));
+    emit_row(s, q, cn_min_u32(ready, budget));
     return true;
 }
 

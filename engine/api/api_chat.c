@@ -7,7 +7,7 @@
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 128, MAX_ARGUMENT_DEPTH = 32 };
 
-static cn_status put(json_t *object, const char *key, json_t *value)
+static cn_status put_chat_key(json_t *object, const char *key, json_t *value)
 {
     return json_object_set_new(object, key, value) == 0
                ? CN_OK
@@ -96,8 +96,8 @@ static cn_status read_reasoning(const char *where, json_t *message, json_t *out)
         found = v;
     }
     if (!found) return CN_OK;
-    CN_TRY(put(out, "reasoning_content", json_incref(found)));
-    return put(out, "reasoning", json_incref(found));
+    CN_TRY(put_chat_key(out, "reasoning_content", json_incref(found)));
+    return put_chat_key(out, "reasoning", json_incref(found));
 }
 
 static cn_status read_content(const char *where, json_t *content, json_t *out)
@@ -115,7 +115,7 @@ static cn_status read_content(const char *where, json_t *content, json_t *out)
     if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
     if (!json_is_string(content) && !json_is_array(content))
         return cn_api_refuse(where, "content as a string or text parts", content);
-    return put(out, "content", json_incref(content));
+    return put_chat_key(out, "content", json_incref(content));
 }
 
 static cn_status read_string(const char *where, json_t *object, const char *key, json_t *out)
@@ -124,7 +124,8 @@ static cn_status read_string(const char *where, json_t *object, const char *key,
     json_t *v = json_object_get(object, key);
     if (!v || json_is_null(v)) return CN_OK;
     snprintf(place, sizeof place, "%s.%s", where, key);
-    return json_is_string(v) ? put(out, key, json_incref(v)) : cn_api_refuse(place, "a string", v);
+    return json_is_string(v) ? put_chat_key(out, key, json_incref(v))
+                             : cn_api_refuse(place, "a string", v);
 }
 
 /* Arguments are sent as JSON text. Templates expect the object. A model may have written text that
@@ -141,7 +142,7 @@ static cn_status read_arguments(const char *where, json_t *arguments, json_t *fu
              cn_json_parse(&value, json_string_value(arguments), json_string_length(arguments),
                            where, SIZE_MAX, MAX_ARGUMENT_DEPTH, CN_ERR_ARG) != CN_OK)
         value = json_incref(arguments);
-    return put(function, "arguments", value);
+    return put_chat_key(function, "arguments", value);
 }
 
 static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
@@ -150,13 +151,13 @@ static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
     json_t *name = json_object_get(function, "name");
     const json_t *type = json_object_get(call, "type");
     const char *type_name = json_string_value(type);
-    CN_TRY(put(out, "type", json_string("function")));
-    CN_TRY(put(out, "function", copy));
+    CN_TRY(put_chat_key(out, "type", json_string("function")));
+    CN_TRY(put_chat_key(out, "function", copy));
     if (type && !json_is_null(type) && (!type_name || strcmp(type_name, "function") != 0))
         return cn_api_refuse(where, "type \"function\"", type);
     if (!json_is_string(name)) return cn_api_refuse(where, "a function with a name", call);
     CN_TRY(read_string(where, call, "id", out));
-    CN_TRY(put(copy, "name", json_incref(name)));
+    CN_TRY(put_chat_key(copy, "name", json_incref(name)));
     return read_arguments(where, json_object_get(function, "arguments"), copy);
 }
 
@@ -168,7 +169,7 @@ static cn_status read_tool_calls(const char *message, json_t *calls, json_t *out
         json_decref(list);
         return CN_OK;
     }
-    CN_TRY(put(out, "tool_calls", list));
+    CN_TRY(put_chat_key(out, "tool_calls", list));
     if (!json_is_array(calls)) return cn_api_refuse(message, "tool_calls as an array", calls);
     json_array_foreach(calls, i, call)
     {
@@ -199,7 +200,7 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
         return cn_api_refuse(
             where, "role \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"", sent);
     CN_TRY(check_members(where, message, role->bit, unknown, warnings));
-    CN_TRY(put(out, "role", json_string(role->is)));
+    CN_TRY(put_chat_key(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
     const json_t *content = json_object_get(message, "content");
     const bool is_answer = role->bit == ASSISTANT, is_empty = !content || json_is_null(content);
@@ -207,7 +208,7 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
                            !is_nothing(json_object_get(message, "reasoning")) ||
                            !is_nothing(json_object_get(message, "reasoning_content"));
     if (is_answer && is_empty)
-        CN_TRY(put(out, "content", has_other ? json_null() : json_string("")));
+        CN_TRY(put_chat_key(out, "content", has_other ? json_null() : json_string("")));
     else
         CN_TRY(read_content(where, json_object_get(message, "content"), out));
     CN_TRY(read_string(where, message, "name", out));
@@ -221,7 +222,7 @@ cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v,
                                cn_api_unknown *unknown, json_t **warnings)
 {
     json_t *list = json_array();
-    CN_TRY(put(variables, "messages", list));
+    CN_TRY(put_chat_key(variables, "messages", list));
     if (json_array_size(v) == 0) return cn_api_refuse(key, "an array of messages, at least one", v);
     for (size_t i = 0; i < json_array_size(v); i++)
         CN_TRY(read_message(list, i, json_array_get(v, i), unknown, warnings));
@@ -237,13 +238,13 @@ cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v)
     if (!json_is_array(v)) return cn_api_refuse(key, "an array of objects", v);
     json_array_foreach(v, i, document) if (!json_is_object(document)) return cn_api_refuse(
         key, "an array of objects", document);
-    return put(variables, "documents", json_incref(v));
+    return put_chat_key(variables, "documents", json_incref(v));
 }
 
 cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v)
 {
     if (!json_is_boolean(v)) return cn_api_refuse(key, "true or false", v);
-    return put(variables, key, json_incref(v));
+    return put_chat_key(variables, key, json_incref(v));
 }
 
 /* Variables that only some templates have, such as enable_thinking. */
@@ -264,7 +265,7 @@ cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v)
         if (json_is_null(value)) continue;
         if (strcmp(name, "enable_thinking") == 0 && !json_is_boolean(value))
             return cn_api_refuse("chat_template_kwargs.enable_thinking", "true or false", value);
-        CN_TRY(put(variables, name, json_incref(value)));
+        CN_TRY(put_chat_key(variables, name, json_incref(value)));
     }
     return CN_OK;
 }
@@ -290,7 +291,7 @@ cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v)
         if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
             return cn_api_refuse(where, "parameters as a JSON schema", parameters);
     }
-    return put(variables, "tools", json_incref(v));
+    return put_chat_key(variables, "tools", json_incref(v));
 }
 
 cn_status cn_api_chat_check(const json_t *variables)

@@ -8,7 +8,10 @@ static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
 
 static bool is_space(char c) { return is_one_of(c, " \n\r\t"); }
 
-static cn_status put(cn_buf *out, const char *text) { return cn_buf_add(out, text, strlen(text)); }
+static cn_status put_python_text(cn_buf *out, const char *text)
+{
+    return cn_buf_add(out, text, strlen(text));
+}
 
 /* ---- strings ---- */
 
@@ -29,7 +32,7 @@ static cn_status put_code(cn_buf *out, const char *digits)
 {
     const unsigned long code = strtoul(digits, NULL, 16);
     if (code < 0x10000) return cn_buf_addf(out, "\\u%04lx", code);
-    if (code > 0x10ffff) return put(out, "\\ufffd");
+    if (code > 0x10ffff) return put_python_text(out, "\\ufffd");
     return cn_buf_addf(out, "\\u%04lx\\u%04lx", 0xd800 + ((code - 0x10000) >> 10),
                        0xdc00 + (code & 0x3ff));
 }
@@ -68,7 +71,7 @@ static cn_status add_escaped(cn_python_args *p, char c, cn_buf *out, bool *again
 static cn_status end_string(cn_python_args *p, cn_buf *out)
 {
     p->quote = 0;
-    return put(out, "\"");
+    return put_python_text(out, "\"");
 }
 
 /* Takes a byte of a string. *again: the string ended before it. */
@@ -101,7 +104,7 @@ static cn_status put_comma(cn_python_args *p, cn_buf *out)
 {
     const bool comma = p->comma;
     p->comma = false;
-    return comma ? put(out, ", ") : CN_OK;
+    return comma ? put_python_text(out, ", ") : CN_OK;
 }
 
 static cn_status end_word(cn_python_args *p, cn_buf *out)
@@ -111,7 +114,7 @@ static cn_status end_word(cn_python_args *p, cn_buf *out)
     p->n_word = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strlen(names[i][0]) == n && memcmp(names[i][0], p->word, n) == 0)
-            return put(out, names[i][1]);
+            return put_python_text(out, names[i][1]);
     return cn_buf_add(out, p->word, n);
 }
 
@@ -131,7 +134,7 @@ static cn_status begin_string(cn_python_args *p, char quote, cn_buf *out)
     p->n_close = 0;
     p->triple = false;
     CN_TRY(put_comma(p, out));
-    return put(out, "\"");
+    return put_python_text(out, "\"");
 }
 
 static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
@@ -149,16 +152,16 @@ static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
     if (!is_space(c) && !is_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
     CN_TRY(end_word(p, out));
     if (is_space(c)) return CN_OK;
-    if (c == ':') return put(out, ": ");
+    if (c == ':') return put_python_text(out, ": ");
     if (is_one_of(c, "[{(")) {
         CN_TRY(put_comma(p, out));
         p->depth++;
-        return put(out, c == '{' ? "{" : "[");
+        return put_python_text(out, c == '{' ? "{" : "[");
     }
     p->comma = c == ',';
     if (c == ',' || p->depth == 0) return CN_OK;
     p->depth--;
-    return put(out, c == '}' ? "}" : "]");
+    return put_python_text(out, c == '}' ? "}" : "]");
 }
 
 /* Takes a byte before the value of an argument. */
@@ -168,11 +171,11 @@ static cn_status add_to_key(cn_python_args *p, char c, cn_buf *out)
     if (c == '=' && p->in_key) {
         p->in_key = false;
         p->in_value = true;
-        return put(out, "\": ");
+        return put_python_text(out, "\": ");
     }
     if (!p->in_key) {
         CN_TRY(put_comma(p, out));
-        CN_TRY(put(out, "\""));
+        CN_TRY(put_python_text(out, "\""));
     }
     p->in_key = true;
     return put_character(out, c);
@@ -181,7 +184,7 @@ static cn_status add_to_key(cn_python_args *p, char c, cn_buf *out)
 cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended)
 {
     *ended = false;
-    if (!p->begun) CN_TRY(put(out, "{"));
+    if (!p->begun) CN_TRY(put_python_text(out, "{"));
     p->begun = true;
     if (p->quote) {
         bool again = false;
@@ -191,7 +194,7 @@ cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended
     *ended = c == ')' && p->depth == 0;
     if (*ended) {
         CN_TRY(end_word(p, out));
-        return put(out, p->in_key ? "\": null}" : "}");
+        return put_python_text(out, p->in_key ? "\": null}" : "}");
     }
     if (!p->in_value) return add_to_key(p, c, out);
     if (c == ',' && p->depth == 0) p->in_value = false;

@@ -20,7 +20,7 @@ static cn_status out_of_memory(void)
     return cn_fail(CN_ERR_MEMORY, "out of memory for the input");
 }
 
-static cn_status put(json_t *object, const char *key, json_t *value)
+static cn_status put_input_key(json_t *object, const char *key, json_t *value)
 {
     return json_object_set_new(object, key, value) == 0 ? CN_OK : out_of_memory();
 }
@@ -139,7 +139,7 @@ static cn_status set_content(reader *in, const char *item, const char *member, j
     snprintf(where, sizeof where, "%s.%s", item, member);
     if (!v) return cn_fail(CN_ERR_ARG, "%s: missing", where);
     const cn_status status = read_content(in, where, v, &content);
-    if (status == CN_OK) return put(message, "content", content);
+    if (status == CN_OK) return put_input_key(message, "content", content);
     json_decref(content);
     return status;
 }
@@ -156,7 +156,7 @@ static cn_status add_text(json_t *message, const char *key, const char *between,
         status = cn_buf_add(&all, json_string_value(old), json_string_length(old));
     if (status == CN_OK && all.len > 0) status = cn_buf_add(&all, between, strlen(between));
     if (status == CN_OK && text->len > 0) status = cn_buf_add(&all, text->data, text->len);
-    if (status == CN_OK) status = put(message, key, json_stringn(all.data, all.len));
+    if (status == CN_OK) status = put_input_key(message, key, json_stringn(all.data, all.len));
     cn_buf_free(&all);
     return status;
 }
@@ -233,7 +233,7 @@ static cn_status take_call(reader *in, const char *where, json_t *item)
     if (!in->turn) CN_TRY(add_message(in, "assistant", &in->turn));
     calls = json_object_get(in->turn, "tool_calls");
     if (!calls) {
-        CN_TRY(put(in->turn, "tool_calls", json_array()));
+        CN_TRY(put_input_key(in->turn, "tool_calls", json_array()));
         calls = json_object_get(in->turn, "tool_calls");
     }
     json_t *call =
@@ -249,7 +249,7 @@ static cn_status take_output(reader *in, const char *where, json_t *item)
     if (id && !json_is_string(id) && !json_is_null(id))
         return cn_api_refuse(where, "call_id as a string", id);
     CN_TRY(add_message(in, "tool", &message));
-    if (json_is_string(id)) CN_TRY(put(message, "tool_call_id", json_incref(id)));
+    if (json_is_string(id)) CN_TRY(put_input_key(message, "tool_call_id", json_incref(id)));
     return set_content(in, where, "output", json_object_get(item, "output"), message);
 }
 
@@ -355,11 +355,11 @@ static cn_status take_input(reader *in, json_t *instructions, json_t *input)
             return cn_fail_param("instructions", "instructions: expected a string, got %s",
                                  cn_json_describe(instructions, shown, sizeof shown));
         CN_TRY(add_message(in, "system", &message));
-        CN_TRY(put(message, "content", json_incref(instructions)));
+        CN_TRY(put_input_key(message, "content", json_incref(instructions)));
     }
     if (json_is_string(input)) {
         CN_TRY(add_message(in, "user", &message));
-        return put(message, "content", json_incref(input));
+        return put_input_key(message, "content", json_incref(input));
     }
     if (!json_is_array(input))
         return cn_api_refuse("input", "a string or an array of items", input);

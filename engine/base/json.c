@@ -445,7 +445,7 @@ static cn_status refuse(const cn_json_at *a, const char *key, const char *want, 
 }
 
 /* Finds a key. *v is NULL when it is absent and optional. */
-static cn_status find(const cn_json_at *a, const char *key, cn_json_presence p, json_t **v)
+static cn_status find_member(const cn_json_at *a, const char *key, cn_json_presence p, json_t **v)
 {
     CN_ASSERT(json_is_object(a->object));
     *v = cn_json_find(a, key);
@@ -475,7 +475,7 @@ cn_status cn_json_i64(const cn_json_at *a, const char *key, cn_json_presence p, 
                       int64_t max, int64_t *out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v || cn_json_as_i64(v, min, max, out)) return CN_OK;
     char want[DESCRIBE_BYTES];
     snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min, (long long)max);
@@ -495,7 +495,7 @@ cn_status cn_json_f64(const cn_json_at *a, const char *key, cn_json_presence p, 
                       double max, double *out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
     double x = json_number_value(v);
     if (json_is_number(v) && x >= min && x <= max) {
@@ -510,7 +510,7 @@ cn_status cn_json_f64(const cn_json_at *a, const char *key, cn_json_presence p, 
 cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p, bool *out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
     if (!json_is_boolean(v)) return refuse(a, key, "true or false", v);
     *out = json_is_true(v);
@@ -520,7 +520,7 @@ cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p,
 cn_status cn_json_str(const cn_json_at *a, const char *key, cn_json_presence p, const char **out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
     if (!json_is_string(v)) return refuse(a, key, "a string", v);
     if (cn_json_refuse_nul(v, key, a->error) != CN_OK)
@@ -532,7 +532,7 @@ cn_status cn_json_str(const cn_json_at *a, const char *key, cn_json_presence p, 
 cn_status cn_json_obj(const cn_json_at *a, const char *key, cn_json_presence p, json_t **out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
     if (!json_is_object(v)) return refuse(a, key, "an object", v);
     *out = v;
@@ -542,7 +542,7 @@ cn_status cn_json_obj(const cn_json_at *a, const char *key, cn_json_presence p, 
 cn_status cn_json_arr(const cn_json_at *a, const char *key, cn_json_presence p, json_t **out)
 {
     json_t *v;
-    CN_TRY(find(a, key, p, &v));
+    CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
     if (!json_is_array(v)) return refuse(a, key, "an array", v);
     *out = v;

@@ -86,7 +86,7 @@ static cn_status make_room(cn_line_reader *r)
 }
 
 /* Reads more bytes. *waiting: no bytes are available yet. */
-static cn_status fill(cn_line_reader *r, int wait_ms, bool *waiting)
+static cn_status fill_line_buffer(cn_line_reader *r, int wait_ms, bool *waiting)
 {
     *waiting = false;
     CN_TRY(make_room(r));
@@ -178,7 +178,7 @@ cn_status cn_line_reader_next(cn_line_reader *r, int wait_ms, cn_line *line, cn_
             return CN_OK;
         }
         bool waiting;
-        CN_TRY(fill(r, wait_ms, &waiting));
+        CN_TRY(fill_line_buffer(r, wait_ms, &waiting));
         if (waiting) {
             *state = CN_LINE_WAIT;
             return CN_OK;

@@ -34,7 +34,7 @@ static bool is_full(const loader *l)
 }
 
 /* Adds a prompt and takes ownership of its tokens. Drops a prompt that does not fit. */
-static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
+static cn_status add_bench_prompt(loader *l, cn_tokens *tokens, uint32_t output_len)
 {
     cn_bench_dataset *d = l->out;
     if (tokens->len == 0 || tokens->len + output_len > l->m->max_model_len) {
@@ -103,7 +103,7 @@ static cn_status load_random(loader *l)
             const uint32_t token = (uint32_t)(draw(c->seed, at++) % vocab);
             status = cn_tokens_add(&tokens, &token, 1);
         }
-        if (status == CN_OK) status = add(l, &tokens, out);
+        if (status == CN_OK) status = add_bench_prompt(l, &tokens, out);
         cn_tokens_free(&tokens);
         CN_TRY(status);
     }
@@ -129,7 +129,7 @@ static cn_status add_conversation(loader *l, const json_t *entry)
     const bool fits = asked.len >= SHAREGPT_MIN_TOKENS && output_len >= SHAREGPT_MIN_TOKENS &&
                       asked.len <= SHAREGPT_MAX_PROMPT &&
                       asked.len + output_len <= SHAREGPT_MAX_TOTAL;
-    if (status == CN_OK && fits) status = add(l, &asked, (uint32_t)output_len);
+    if (status == CN_OK && fits) status = add_bench_prompt(l, &asked, (uint32_t)output_len);
     cn_tokens_free(&asked);
     cn_tokens_free(&said);
     return status;
@@ -186,7 +186,7 @@ static cn_status add_custom(loader *l, const cn_json_at *at)
         CN_TRY(cn_json_u32(at, "output_tokens", CN_JSON_OPTIONAL, 1, INT32_MAX, &output_len));
     cn_tokens tokens = {0};
     cn_status status = encode(l, prompt, &tokens);
-    if (status == CN_OK) status = add(l, &tokens, output_len);
+    if (status == CN_OK) status = add_bench_prompt(l, &tokens, output_len);
     cn_tokens_free(&tokens);
     return status;
 }
@@ -201,12 +201,12 @@ static cn_status add_lengths(loader *l, const cn_json_at *at)
     CN_TRY(cn_json_u32(at, "output_tokens", CN_JSON_REQUIRED, 1, INT32_MAX, &output_len));
     CN_TRY(cn_json_u32(at, "prefix", CN_JSON_OPTIONAL, 0, INT32_MAX, &prefix));
     CN_TRY(cn_json_u32(at, "prefix_tokens", CN_JSON_OPTIONAL, 0, n, &n_prefix));
-    if (n > longest) n = n_prefix = 0; /* no work for a prompt that add() will drop */
+    if (n > longest) n = n_prefix = 0; /* no work for a prompt that add_bench_prompt() will drop */
     cn_tokens tokens = {0};
     const uint64_t own = OWN_STREAMS + l->out->n;
     cn_status status = add_random(l, PREFIX_STREAMS + prefix, n_prefix, &tokens);
     if (status == CN_OK) status = add_random(l, own, n - n_prefix, &tokens);
-    if (status == CN_OK) status = add(l, &tokens, output_len);
+    if (status == CN_OK) status = add_bench_prompt(l, &tokens, output_len);
     cn_tokens_free(&tokens);
     return status;
 }

@@ -16,7 +16,7 @@ typedef struct values {
 typedef enum metric { TTFT, TPOT, ITL, E2EL, N_METRICS } metric;
 static const char *const names[N_METRICS] = {"ttft", "tpot", "itl", "e2el"};
 
-static bool add(values *a, double v)
+static bool add_measured(values *a, double v)
 {
     if (a->n == a->cap) {
         const size_t cap = a->cap ? 2 * a->cap : 1024;
@@ -31,12 +31,12 @@ static bool add(values *a, double v)
 
 static bool gather(const cn_served *r, values m[N_METRICS])
 {
-    bool ok = add(&m[TTFT], 1e3 * (r->first_s - r->sent_s)) &&
-              add(&m[E2EL], 1e3 * (r->last_s - r->sent_s));
+    bool ok = add_measured(&m[TTFT], 1e3 * (r->first_s - r->sent_s)) &&
+              add_measured(&m[E2EL], 1e3 * (r->last_s - r->sent_s));
     if (r->output_tokens > 1)
-        ok = ok && add(&m[TPOT],
-                       1e3 * (r->last_s - r->first_s) / (double)(r->output_tokens - 1));
-    for (uint32_t i = 0; i < r->n_gaps && ok; i++) ok = add(&m[ITL], 1e3 * r->gaps_s[i]);
+        ok = ok && add_measured(&m[TPOT],
+                                1e3 * (r->last_s - r->first_s) / (double)(r->output_tokens - 1));
+    for (uint32_t i = 0; i < r->n_gaps && ok; i++) ok = add_measured(&m[ITL], 1e3 * r->gaps_s[i]);
     return ok;
 }
 
@@ -106,7 +106,8 @@ static bool set_concurrency(json_t *o, const cn_served *r, uint32_t n)
     values sent = {0}, ended = {0};
     bool ok = true;
     uint32_t most = 0;
-    for (uint32_t i = 0; i < n && ok; i++) ok = add(&sent, r[i].sent_s) && add(&ended, r[i].end_s);
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = add_measured(&sent, r[i].sent_s) && add_measured(&ended, r[i].end_s);
     if (ok) {
         qsort(sent.v, n, sizeof *sent.v, by_value);
         qsort(ended.v, n, sizeof *ended.v, by_value);

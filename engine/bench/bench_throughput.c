@@ -94,7 +94,7 @@ static cn_status check_fit(const cn_bench *b, const cn_bench_dataset *d)
 }
 
 /* Keeps the engine's queue full until all requests have ended. */
-static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
+static cn_status run_throughput(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
 {
     const double began_s = cn_now_s();
     uint32_t next = 0;
@@ -159,7 +159,7 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
     };
     CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
     cn_status status = check_fit(b, &d);
-    if (status == CN_OK) status = run(b, &d, &elapsed_s);
+    if (status == CN_OK) status = run_throughput(b, &d, &elapsed_s);
     if (status == CN_OK) count_partial(b, d.n);
     cn_bench_dataset_free(&d);
     CN_TRY(status);

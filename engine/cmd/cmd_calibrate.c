@@ -85,7 +85,7 @@ static cn_status choose_len(job *j)
     return CN_OK;
 }
 
-static cn_status run(job *j, char **more, int n_more)
+static cn_status run_calibrate(job *j, char **more, int n_more)
 {
     const cn_config *c = j->c;
     CN_TRY(choose_len(j));
@@ -108,7 +108,7 @@ int cn_cmd_calibrate(int argc, char **argv)
     cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
     if (!c) return exit_code;
     job j = {.c = c};
-    cn_status status = run(&j, argv + first, argc - first);
+    cn_status status = run_calibrate(&j, argv + first, argc - first);
     exit_code = cn_command_end("calibrate", status);
     cn_calibrator_free(j.calibrator);
     cn_tokenizer_free(j.tokenizer);

@@ -251,7 +251,7 @@ static cn_status load_tokenizer(job *j, const char *dir)
     return status;
 }
 
-static cn_status run(job *j)
+static cn_status run_tokenize(job *j)
 {
     const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
     CN_TRY(load_tokenizer(j, dir));
@@ -266,7 +266,7 @@ int cn_cmd_tokenize(int argc, char **argv)
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
     job j = {.c = c};
-    cn_status status = run(&j);
+    cn_status status = run_tokenize(&j);
     exit_code = cn_command_end("tokenize", status);
     cn_chat_template_free(j.chat);
     cn_tokenizer_free(j.tokenizer);

@@ -34,7 +34,7 @@ static double dot(const float *a, const float *b, uint32_t d)
 }
 
 /* G and b of the queries rows[n + 1, d], newest first. */
-static void fill(regression *g, const float *rows, uint32_t d, double eps)
+static void fill_regression(regression *g, const float *rows, uint32_t d, double eps)
 {
     double trace = 0;
     for (uint32_t i = 0; i < g->n; i++) {
@@ -91,7 +91,7 @@ static void coefficients(float *c, uint32_t n, const float *rows, uint32_t d, fl
                          cn_select_weights weights, double *scratch)
 {
     regression g = {.n = n, .factor = scratch};
-    fill(&g, rows, d, (double)eps);
+    fill_regression(&g, rows, d, (double)eps);
     if (!factor(&g)) { /* all queries are zero, or not finite */
         memset(c, 0, n * sizeof *c);
         c[0] = 1;

@@ -9,7 +9,7 @@
 
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-static vec8 *at(float *p) { return (vec8 *)p; }
+static vec8 *vec8_at(float *p) { return (vec8 *)p; }
 static const vec8 *from(const float *p) { return (const vec8 *)p; }
 
 /* RoPE, rotate-half: pairs are (i, i + d/2). `out` may be x. */
@@ -20,8 +20,8 @@ static void rotate(float *out, const float *x, const float *cos_row, const float
     for (uint32_t i = 0; i < half; i += 8) {
         vec8 a = *from(x + i), b = *from(x + half + i);
         vec8 c = *from(cos_row + i), s = *from(sin_row + i);
-        *at(out + i) = a * c - b * s;
-        *at(out + half + i) = b * c + a * s;
+        *vec8_at(out + i) = a * c - b * s;
+        *vec8_at(out + half + i) = b * c + a * s;
     }
 }
 

@@ -32,7 +32,7 @@ static uint16_t lowest_selected(const uint16_t *score, uint32_t n, uint32_t k)
 
 /* Writes the numbers of the best k candidates, ascending, 1 <= k <= n: all above the lowest
  * selected score, and the newest of those equal to it. */
-static void take(uint32_t *list, const uint16_t *score, uint32_t n, uint32_t k)
+static void take_from_threshold(uint32_t *list, const uint16_t *score, uint32_t n, uint32_t k)
 {
     const uint16_t lowest = lowest_selected(score, n, k);
     const uint32_t n_above =
@@ -62,7 +62,7 @@ static void select_task(void *ctx, uint32_t task, uint32_t worker)
     const uint32_t n_forced = a->tokens ? a->n_forced[seq] : 0;
     for (uint32_t i = 0; i < n_forced; i++) list[i] = i;
     list += n_forced;
-    if (k > 0) take(list, score, n, k);
+    if (k > 0) take_from_threshold(list, score, n, k);
     if (!a->tokens) {
         for (uint32_t i = 0; i < k; i++) list[i] += base >> log2;
         return;

@@ -60,7 +60,7 @@ static cn_status parse_class(cn_productions *p, uint32_t *out)
     return cn_item_set(p, &set, out);
 }
 
-static cn_status parse_either(cn_productions *p, uint32_t depth, uint32_t *out);
+static cn_status parse_gbnf_either(cn_productions *p, uint32_t depth, uint32_t *out);
 
 static cn_status parse_group(cn_productions *p, uint32_t depth, uint32_t *out)
 {
@@ -68,7 +68,7 @@ static cn_status parse_group(cn_productions *p, uint32_t depth, uint32_t *out)
     if (depth == CN_GRAMMAR_MAX_GROUPS)
         return cn_productions_wrong(p, begin, "expected at most %d groups inside one another",
                                     CN_GRAMMAR_MAX_GROUPS);
-    CN_TRY(parse_either(p, depth + 1, out));
+    CN_TRY(parse_gbnf_either(p, depth + 1, out));
     if (!is_at(p, ')')) return cn_productions_wrong(p, begin, "the group has no closing )");
     p->at++;
     return CN_OK;
@@ -146,7 +146,7 @@ static cn_status parse_then(cn_productions *p, uint32_t depth, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status parse_either(cn_productions *p, uint32_t depth, uint32_t *out)
+static cn_status parse_gbnf_either(cn_productions *p, uint32_t depth, uint32_t *out)
 {
     CN_TRY(cn_item_new(p, (cn_item){.kind = CN_ITEM_EITHER}, out));
     for (bool more = true; more;) {
@@ -168,7 +168,7 @@ static cn_status parse_all(cn_productions *p)
         if (n == 0) return cn_productions_wrong(p, p->at, "expected the name of a rule and ::=");
         CN_TRY(cn_production_find(p, name, n, &production));
         p->at = skip(p->at + n, p->end) + 3;
-        CN_TRY(parse_either(p, 0, &item));
+        CN_TRY(parse_gbnf_either(p, 0, &item));
         if (is_at(p, ')')) return cn_productions_wrong(p, p->at, "expected ( before )");
         CN_TRY(cn_production_define(p, production, name, item));
     }

@@ -135,7 +135,7 @@ bool cn_form_equal(const cn_form *a, const cn_form *b)
            strcmp(a->structure.text, b->structure.text) == 0;
 }
 
-static cn_grammar *find(const cn_list *list, const cn_form *f)
+static cn_grammar *find_grammar(const cn_list *list, const cn_form *f)
 {
     for (cn_list_node *at = list->head; at; at = at->next) {
         cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
@@ -194,7 +194,7 @@ void cn_grammars_make_room(cn_grammars *g)
 
 cn_status cn_grammars_begin(cn_grammars *g, const cn_form *f)
 {
-    if (find(&g->making, f)) return CN_OK;
+    if (find_grammar(&g->making, f)) return CN_OK;
     if (!g->compiler) CN_TRY(cn_compiler_create(&g->compiler, &g->vocabulary));
     cn_grammar *grammar = cn_calloc(1, sizeof *grammar);
     if (!grammar) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
@@ -212,7 +212,7 @@ cn_status cn_grammars_begin(cn_grammars *g, const cn_form *f)
 
 void cn_grammars_cancel(cn_grammars *g, const cn_form *f)
 {
-    cn_grammar *grammar = find(&g->making, f);
+    cn_grammar *grammar = find_grammar(&g->making, f);
     if (!grammar || !cn_compiler_try_cancel(g->compiler, &grammar->job)) return;
     cn_list_remove(&g->making, &grammar->node);
     free_grammar(grammar);
@@ -270,7 +270,7 @@ static cn_status tell_refusal(cn_grammars *g, cn_grammar *grammar)
 
 cn_status cn_grammars_open(cn_grammars *g, const cn_form *f, cn_grammar **out)
 {
-    cn_grammar *refused = find(&g->refused, f), *grammar = find(&g->made, f);
+    cn_grammar *refused = find_grammar(&g->refused, f), *grammar = find_grammar(&g->made, f);
     *out = NULL;
     if (refused) return tell_refusal(g, refused);
     if (!grammar) return CN_OK;

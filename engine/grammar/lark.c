@@ -240,7 +240,7 @@ static cn_status parse_regex(parser *l, uint32_t *out)
 
 /* ---- rules ---- */
 
-static cn_status parse_either(parser *l, uint32_t depth, uint32_t *out);
+static cn_status parse_lark_either(parser *l, uint32_t depth, uint32_t *out);
 
 static cn_status parse_group(parser *l, uint32_t depth, uint32_t *out)
 {
@@ -250,7 +250,7 @@ static cn_status parse_group(parser *l, uint32_t depth, uint32_t *out)
     if (depth == CN_GRAMMAR_MAX_GROUPS)
         return cn_productions_wrong(p, begin, "expected at most %d groups inside one another",
                                     CN_GRAMMAR_MAX_GROUPS);
-    CN_TRY(parse_either(l, depth + 1, out));
+    CN_TRY(parse_lark_either(l, depth + 1, out));
     if (!is_at(l, close))
         return cn_productions_wrong(p, begin, "the group has no closing %c", close);
     p->at++;
@@ -349,7 +349,7 @@ static cn_status parse_then(parser *l, uint32_t depth, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status parse_either(parser *l, uint32_t depth, uint32_t *out)
+static cn_status parse_lark_either(parser *l, uint32_t depth, uint32_t *out)
 {
     CN_TRY(cn_item_new(&l->p, (cn_item){.kind = CN_ITEM_EITHER}, out));
     for (bool more = true; more;) {
@@ -428,7 +428,7 @@ static cn_status parse_ignore(parser *l)
 {
     uint32_t either;
     l->in_rule = false;
-    CN_TRY(parse_either(l, 0, &either));
+    CN_TRY(parse_lark_either(l, 0, &either));
     if (!l->ignored) return l->ignored = either, CN_OK;
     cn_item_add(&l->p, l->ignored, either);
     return CN_OK;
@@ -491,7 +491,7 @@ static cn_status parse_definition(parser *l)
     CN_TRY(check_attributes(l, name + len));
     l->in_rule = !is_terminal(name, len);
     CN_TRY(cn_production_find(p, name, len, &production));
-    CN_TRY(parse_either(l, 0, &item));
+    CN_TRY(parse_lark_either(l, 0, &item));
     return cn_production_define(p, production, name, item);
 }
 

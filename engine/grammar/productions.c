@@ -354,7 +354,7 @@ static uint32_t rule_of(cn_productions *p, uint32_t production)
     return of->rule;
 }
 
-static void emit(cn_productions *p, uint32_t item, uint32_t from, uint32_t to);
+static void emit_item(cn_productions *p, uint32_t item, uint32_t from, uint32_t to);
 
 static void emit_text(const cn_productions *p, const cn_item *it, uint32_t from, uint32_t to)
 {
@@ -390,7 +390,7 @@ static void emit_counted(cn_productions *p, cn_item *it, uint32_t from, uint32_t
     it->rule = cn_net_rule_new(p->net);
     if (p->net->status != CN_OK) return;
     const cn_net_rule rule = p->net->rules[it->rule];
-    emit(p, it->first, rule.start, rule.end);
+    emit_item(p, it->first, rule.start, rule.end);
     if (p->net->status != CN_OK) return;
     cn_net_empty(p->net, cn_net_repeat(p->net, from, it->rule, it->least, it->most), to);
 }
@@ -405,11 +405,11 @@ static void emit_repeat(cn_productions *p, cn_item *it, uint32_t from, uint32_t 
     if (it->most > 1) {
         const uint32_t loop = cn_net_node_new(p->net), back = cn_net_node_new(p->net);
         cn_net_empty(p->net, from, loop);
-        emit(p, it->first, loop, back);
+        emit_item(p, it->first, loop, back);
         cn_net_empty(p->net, back, loop);
         cn_net_empty(p->net, back, to);
     } else if (it->most == 1) {
-        emit(p, it->first, from, to);
+        emit_item(p, it->first, from, to);
     }
     if (it->least == 0) cn_net_empty(p->net, from, to);
 }
@@ -425,7 +425,7 @@ static void emit_regex(cn_productions *p, const cn_item *it, uint32_t from, uint
     p->net->status = status == CN_ERR_ARG ? cn_productions_wrong(p, at, "%s", why) : status;
 }
 
-static void emit(cn_productions *p, uint32_t item, uint32_t from, uint32_t to)
+static void emit_item(cn_productions *p, uint32_t item, uint32_t from, uint32_t to)
 {
     cn_item *it = &p->items[item];
     cn_net *net = p->net;
@@ -442,13 +442,13 @@ static void emit(cn_productions *p, uint32_t item, uint32_t from, uint32_t to)
     case CN_ITEM_RULE: cn_net_call(net, from, to, rule_of(p, it->value)); break;
     case CN_ITEM_REPEAT: emit_repeat(p, it, from, to); break;
     case CN_ITEM_EITHER:
-        for (uint32_t i = it->first; i; i = p->items[i].next) emit(p, i, from, to);
+        for (uint32_t i = it->first; i; i = p->items[i].next) emit_item(p, i, from, to);
         break;
     case CN_ITEM_THEN:
         if (!it->first) cn_net_empty(net, from, to);
         for (uint32_t i = it->first; i; i = p->items[i].next) {
             const uint32_t next = p->items[i].next ? cn_net_node_new(net) : to;
-            emit(p, i, from, next);
+            emit_item(p, i, from, next);
             from = next;
         }
         break;
@@ -469,7 +469,7 @@ cn_status cn_productions_emit(cn_productions *p, const char *root)
     for (uint32_t i = 0; i < p->n_made && p->net->status == CN_OK; i++) {
         const cn_production *at = &p->list[p->made[i]];
         const cn_net_rule rule = p->net->rules[at->rule];
-        emit(p, at->item, rule.start, rule.end);
+        emit_item(p, at->item, rule.start, rule.end);
     }
     return p->net->status;
 }

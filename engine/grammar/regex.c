@@ -203,7 +203,7 @@ static cn_status parse_class(parser *p, uint32_t *out)
 
 /* ---- the grammar of expressions ---- */
 
-static cn_status parse_either(parser *p, uint32_t depth, uint32_t *out);
+static cn_status parse_regex_either(parser *p, uint32_t depth, uint32_t *out);
 
 static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
 {
@@ -213,7 +213,7 @@ static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
             return wrong(p, "only groups (...) and (?:...) are supported");
         p->at += 2;
     }
-    CN_TRY(parse_either(p, depth + 1, out));
+    CN_TRY(parse_regex_either(p, depth + 1, out));
     if (p->at == p->end) return wrong(p, "expected )");
     p->at++;
     return CN_OK;
@@ -326,7 +326,7 @@ static cn_status parse_then(parser *p, uint32_t depth, uint32_t *out)
     return ends ? CN_OK : new_item(p, (item){.kind = THEN, .a = *out, .b = p->any}, out);
 }
 
-static cn_status parse_either(parser *p, uint32_t depth, uint32_t *out)
+static cn_status parse_regex_either(parser *p, uint32_t depth, uint32_t *out)
 {
     CN_TRY(parse_then(p, depth, out));
     while (p->at < p->end && *p->at == '|') {
@@ -357,32 +357,32 @@ static void emit_set(parser *p, item *set, uint32_t from, uint32_t to)
     cn_net_call(p->net, from, to, set->rule);
 }
 
-static uint32_t emit(parser *p, uint32_t at, uint32_t from);
+static uint32_t emit_node(parser *p, uint32_t at, uint32_t from);
 
 static uint32_t emit_repeat(parser *p, const item *r, uint32_t from)
 {
     cn_net *net = p->net;
     const uint32_t least = r->least, most = r->most, what = r->a;
-    for (uint32_t i = 0; i < least && net->status == CN_OK; i++) from = emit(p, what, from);
+    for (uint32_t i = 0; i < least && net->status == CN_OK; i++) from = emit_node(p, what, from);
     const uint32_t end = cn_net_node_new(net);
     if (most == UINT32_MAX) {
         /* A node of its own, so that no other edge enters the loop. */
         const uint32_t loop = cn_net_node_new(net);
         cn_net_empty(net, from, loop);
-        cn_net_empty(net, emit(p, what, loop), loop);
+        cn_net_empty(net, emit_node(p, what, loop), loop);
         cn_net_empty(net, loop, end);
         return end;
     }
     for (uint32_t i = least; i < most && net->status == CN_OK; i++) {
         cn_net_empty(net, from, end);
-        from = emit(p, what, from);
+        from = emit_node(p, what, from);
     }
     cn_net_empty(net, from, end);
     return end;
 }
 
 /* Returns the node after the item. THEN leans to the left, so a loop follows long sequences. */
-static uint32_t emit(parser *p, uint32_t at, uint32_t from)
+static uint32_t emit_node(parser *p, uint32_t at, uint32_t from)
 {
     const item it = p->items[at];
     uint32_t to = from;
@@ -394,9 +394,9 @@ static uint32_t emit(parser *p, uint32_t at, uint32_t from)
         to = cn_net_node_new(p->net);
         emit_set(p, &p->items[at], from, to);
         break;
-    case THEN: to = emit(p, it.b, emit(p, it.a, from)); break;
+    case THEN: to = emit_node(p, it.b, emit_node(p, it.a, from)); break;
     case EITHER: {
-        const uint32_t a = emit(p, it.a, from), b = emit(p, it.b, from);
+        const uint32_t a = emit_node(p, it.a, from), b = emit_node(p, it.b, from);
         to = cn_net_node_new(p->net);
         cn_net_empty(p->net, a, to);
         cn_net_empty(p->net, b, to);
@@ -422,10 +422,10 @@ cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_
                 .net = net,
                 .any = NO_ITEM};
     uint32_t root = 0;
-    cn_status status = parse_either(&p, 0, &root);
+    cn_status status = parse_regex_either(&p, 0, &root);
     if (status == CN_OK && p.at < p.end) status = wrong(&p, "expected ( before )");
     if (status == CN_OK) {
-        cn_net_empty(net, emit(&p, root, from), to);
+        cn_net_empty(net, emit_node(&p, root, from), to);
         status = net->status;
         if (status == CN_ERR_ARG)
             cn_fail_within(status, "regular expression, byte %u", p.failed_at);

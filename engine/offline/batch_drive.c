@@ -7,7 +7,7 @@ enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* the output has all of them *
 
 /* ---- the port to the engine ---- */
 
-static cn_status submit(void *drive, cn_batch_job *job)
+static cn_status submit_to_engine(void *drive, cn_batch_job *job)
 {
     cn_batch_drive *d = drive;
     if (!job->result)
@@ -48,7 +48,7 @@ static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, cons
 static void open_port(cn_batch_drive *d, const cn_config *c)
 {
     d->port = (cn_batch_port){.user = d,
-                              .submit = submit,
+                              .submit = submit_to_engine,
                               .cancel = cancel,
                               .n_tokens = n_tokens,
                               .interrupted = interrupted,

@@ -337,7 +337,7 @@ static bool is_worth_waiting(const cn_batch_run *run)
 static void conclude(cn_batch_run *run, cn_batch_job *job);
 
 /* Submits the job, keeps it as waiting, or ends it: with an error line, or by draining the run. */
-static void submit(cn_batch_run *run, cn_batch_job *job)
+static void submit_line(cn_batch_run *run, cn_batch_job *job)
 {
     cn_status status = submit_request(run, job);
     if (status == CN_OK) return;
@@ -582,7 +582,7 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     }
     if (status == CN_OK) status = prepare(run, job, &format, &code);
     if (status == CN_OK) {
-        submit(run, job);
+        submit_line(run, job);
         return;
     }
     if (status == CN_ERR_ARG) {
@@ -611,7 +611,7 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
     if (run->waiting && !run->paused) {
         cn_batch_job *job = run->waiting;
         run->waiting = NULL;
-        submit(run, job);
+        submit_line(run, job);
     }
     while (run->state == CN_BATCH_RUNNING && !run->paused && !run->input_ended && !run->waiting &&
            !port->interrupted(port->user) && cn_batch_run_has_room(run)) {

@@ -46,7 +46,7 @@ bool cn_id_parse(const char *text, cn_id *out)
 }
 
 /* Index of the slot of id, or of the free slot where it belongs. */
-static size_t find(const cn_id_set *s, cn_id id)
+static size_t find_id(const cn_id_set *s, cn_id id)
 {
     size_t i = (size_t)id.hi & (s->cap - 1);
     for (const cn_id *at; (at = &s->slots[i].id)->lo & MARK_BITS;) {
@@ -66,7 +66,7 @@ static cn_status grow(cn_id_set *s)
         cn_id id = s->slots[i].id;
         if (!(id.lo & MARK_BITS)) continue;
         id.lo &= ~(uint64_t)MARK_BITS;
-        wider.slots[find(&wider, id)] = s->slots[i];
+        wider.slots[find_id(&wider, id)] = s->slots[i];
     }
     cn_free(s->slots);
     *s = wider;
@@ -75,13 +75,13 @@ static cn_status grow(cn_id_set *s)
 
 unsigned cn_id_set_marks(const cn_id_set *s, cn_id id)
 {
-    return s->cap ? (unsigned)(s->slots[find(s, id)].id.lo & MARK_BITS) : 0;
+    return s->cap ? (unsigned)(s->slots[find_id(s, id)].id.lo & MARK_BITS) : 0;
 }
 
 cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark)
 {
     if (4 * (s->len + 1) > 3 * s->cap) CN_TRY(grow(s));
-    cn_id *slot = &s->slots[find(s, id)].id;
+    cn_id *slot = &s->slots[find_id(s, id)].id;
     if (!(slot->lo & MARK_BITS)) {
         *slot = id;
         s->len++;
@@ -93,12 +93,12 @@ cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark)
 void cn_id_set_put_hash(cn_id_set *s, cn_id id, uint64_t request_hash)
 {
     CN_ASSERT(cn_id_set_marks(s, id));
-    s->slots[find(s, id)].request_hash = request_hash;
+    s->slots[find_id(s, id)].request_hash = request_hash;
 }
 
 uint64_t cn_id_set_hash(const cn_id_set *s, cn_id id)
 {
-    return cn_id_set_marks(s, id) ? s->slots[find(s, id)].request_hash : 0;
+    return cn_id_set_marks(s, id) ? s->slots[find_id(s, id)].request_hash : 0;
 }
 
 void cn_id_set_free(cn_id_set *s)

@@ -197,7 +197,7 @@ static cn_status run_changed(const cn_jinja *program, const json_t *all, unsigne
 }
 
 /* The error is that of the first rendering. */
-static cn_status run(const cn_jinja *program, const json_t *all, cn_buf *out)
+static cn_status run_template(const cn_jinja *program, const json_t *all, cn_buf *out)
 {
     char why[512];
     bool exceeded = false;
@@ -223,7 +223,7 @@ cn_status cn_chat_template_render(const cn_chat_template *t, const json_t *varia
     const bool continues = json_is_true(json_object_get(all, "continue_final_message"));
     json_object_del(all, "continue_final_message");
     cn_status status = add_variables(t, program, all);
-    if (status == CN_OK) status = run(program, all, out);
+    if (status == CN_OK) status = run_template(program, all, out);
     if (status == CN_OK && continues)
         status = cut_after_final(json_object_get(all, "messages"), out, start);
     if (status != CN_OK) cut(out, start);

@@ -81,7 +81,10 @@ static const struct {
     "\\x{1E95E}-\\x{1E95F}"
 #define OLD_PUNCTUATION "!-/:-@\\[-`{-~\\x{166D}\\x{111C9}"
 
-static cn_status add(cn_buf *out, const char *text) { return cn_buf_add(out, text, strlen(text)); }
+static cn_status add_split_text(cn_buf *out, const char *text)
+{
+    return cn_buf_add(out, text, strlen(text));
+}
 
 static bool is_one_of(const char *const *list, const char *name)
 {
@@ -107,20 +110,20 @@ static cn_status add_property(cn_buf *out, const char *name)
     for (size_t i = 0; i < sizeof young / sizeof *young; i++)
         if (is_script ? strcmp(young[i].category, name) == 0
                       : strlen(young[i].category) == 2 && strncmp(young[i].category, name, n) == 0)
-            CN_TRY(add(out, young[i].members));
+            CN_TRY(add_split_text(out, young[i].members));
     return CN_OK;
 }
 
 cn_status cn_split_regex_add_numeric(cn_buf *out)
 {
-    CN_TRY(add(out, "["));
+    CN_TRY(add_split_text(out, "["));
     CN_TRY(add_property(out, "N"));
-    return add(out, YOUNGEST_NUMBERS "]");
+    return add_split_text(out, YOUNGEST_NUMBERS "]");
 }
 
 cn_status cn_split_regex_add_punctuation(cn_buf *out)
 {
-    return add(out, "(?![" NOT_PUNCTUATION "])[\\p{P}" OLD_PUNCTUATION "]");
+    return add_split_text(out, "(?![" NOT_PUNCTUATION "])[\\p{P}" OLD_PUNCTUATION "]");
 }
 
 cn_status cn_split_regex_quote(cn_buf *out, const char *text, size_t n)
@@ -239,7 +242,7 @@ static cn_status read_character(reader *r, meaning *m)
 static cn_status add_members(reader *r, const meaning *m)
 {
     const bool is_space = strcmp(m->set, "s") == 0;
-    if (is_space) return add(r->out, m->is_negated ? NOT_SPACE : SPACE);
+    if (is_space) return add_split_text(r->out, m->is_negated ? NOT_SPACE : SPACE);
     if (m->is_negated) return not_supported(r, "a negated property inside a class");
     return add_property(r->out, m->set);
 }
@@ -270,9 +273,9 @@ static cn_status add_class_item(reader *r)
 static cn_status add_class(reader *r)
 {
     uint32_t depth = 1;
-    CN_TRY(add(r->out, "["));
+    CN_TRY(add_split_text(r->out, "["));
     if (peek(r, 0) == '^') {
-        CN_TRY(add(r->out, "^"));
+        CN_TRY(add_split_text(r->out, "^"));
         r->at++;
     }
     if (peek(r, 0) == ']') return not_supported(r, "']' at the start of a class");
@@ -290,7 +293,7 @@ static cn_status add_class(reader *r)
             CN_TRY(add_class_item(r));
         }
     }
-    return add(r->out, "]");
+    return add_split_text(r->out, "]");
 }
 
 static cn_status add_escape(reader *r)
@@ -299,10 +302,10 @@ static cn_status add_escape(reader *r)
     r->at++;
     CN_TRY(read_escape(r, &m));
     if (!m.is_set) return cn_buf_addf(r->out, "\\x{%X}", m.character);
-    CN_TRY(add(r->out, m.is_negated ? "[^" : "["));
+    CN_TRY(add_split_text(r->out, m.is_negated ? "[^" : "["));
     m.is_negated = false;
     CN_TRY(add_members(r, &m));
-    return add(r->out, "]");
+    return add_split_text(r->out, "]");
 }
 
 static cn_status open_group(reader *r)
@@ -317,7 +320,7 @@ static cn_status open_group(reader *r)
     if (r->depth == MAX_DEPTH) return not_supported(r, "a group in 32 others");
     r->group[r->depth++] = r->out->len;
     r->at += strlen(kind);
-    return add(r->out, strcmp(kind, "(") == 0 ? "(?:" : kind);
+    return add_split_text(r->out, strcmp(kind, "(") == 0 ? "(?:" : kind);
 }
 
 static cn_status close_group(reader *r)
@@ -325,7 +328,7 @@ static cn_status close_group(reader *r)
     if (r->depth == 0) return not_supported(r, "')' without '('");
     r->item = r->group[--r->depth];
     r->at++;
-    return add(r->out, ")");
+    return add_split_text(r->out, ")");
 }
 
 /* Length of "{n}", "{n,}" or "{n,m}" at r->at; 0 for anything else. */
@@ -343,7 +346,7 @@ static size_t interval_len(const reader *r)
 static cn_status add_before_item(reader *r, const char *text)
 {
     const size_t n = strlen(text), moved = r->out->len - r->item;
-    CN_TRY(add(r->out, text));
+    CN_TRY(add_split_text(r->out, text));
     memmove(r->out->data + r->item + n, r->out->data + r->item, moved);
     memcpy(r->out->data + r->item, text, n);
     return CN_OK;
@@ -359,7 +362,7 @@ static cn_status add_repeated_interval(reader *r, size_t n)
     if (least <= 1) return cn_buf_addf(r->out, "{%lu,}", least);
     CN_TRY(cn_buf_add(r->out, interval, n));
     CN_TRY(add_before_item(r, "(?:"));
-    return add(r->out, ")+");
+    return add_split_text(r->out, ")+");
 }
 
 /* Reads a quantifier of n bytes and its suffix. */
@@ -403,7 +406,7 @@ cn_status cn_split_regex_translate(cn_buf *out, const char *regex)
 {
     reader r = {.at = regex, .end = regex + strlen(regex), .out = out};
     /* The same matches, but a long run of white space takes linear time. */
-    if (strcmp(regex, "\\s+$") == 0) return add(out, "(?<![" SPACE "])[" SPACE "]+$");
+    if (strcmp(regex, "\\s+$") == 0) return add_split_text(out, "(?<![" SPACE "])[" SPACE "]+$");
     while (r.at < r.end) CN_TRY(add_next(&r));
     if (r.depth > 0) return not_supported(&r, "a group without an end");
     return CN_OK;

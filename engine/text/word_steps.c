@@ -147,7 +147,7 @@ bool cn_word_steps_has_byte_level(const cn_word_steps *w) { return w->has_byte_l
 
 static cn_status run_from(word_run *r, uint32_t index, const char *text, size_t n);
 
-static cn_status emit(word_run *r, const char *text, size_t n)
+static cn_status emit_word(word_run *r, const char *text, size_t n)
 {
     if (!r->w->is_mapped) return r->each(r->context, text, n);
     cn_buf_clear(&r->word);
@@ -257,7 +257,7 @@ static cn_status run_bytes(word_run *r, uint32_t index, const char *text, size_t
 
 static cn_status run_from(word_run *r, uint32_t index, const char *text, size_t n)
 {
-    if (index == r->w->n) return emit(r, text, n);
+    if (index == r->w->n) return emit_word(r, text, n);
     switch (r->w->steps[index].kind) {
     case STEP_RULE: return run_rule(r, index, text, n);
     case STEP_SPLIT: return run_split(r, index, text, n);

@@ -158,7 +158,7 @@ static cn_status submit_prompts(cn_service *s, cn_call *call)
     return status;
 }
 
-static cn_status submit(cn_service *s, cn_call *call)
+static cn_status submit_call(cn_service *s, cn_call *call)
 {
     const uint32_t n = call->request->params.sampling.n * call->request->n_prompts;
     cn_api_result *result;
@@ -180,7 +180,7 @@ void cn_engine_thread_take(cn_mail *mail)
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
     s->untrimmed = true;
-    cn_status status = submit(s, call);
+    cn_status status = submit_call(s, call);
     cn_call_free_tokens(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;

@@ -47,7 +47,7 @@ static void signal_first(cn_mailbox *box)
     CN_ASSERT(n == sizeof one);
 }
 
-static bool put(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
+static bool put_mail(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
 {
     CN_ASSERT(mail->open && lane < CN_N_LANES);
     pthread_mutex_lock(&box->lock);
@@ -62,12 +62,12 @@ static bool put(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
 
 bool cn_mailbox_try_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
 {
-    return put(box, lane, mail, box->capacity);
+    return put_mail(box, lane, mail, box->capacity);
 }
 
 void cn_mailbox_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
 {
-    const bool fits = put(box, lane, mail, UINT32_MAX);
+    const bool fits = put_mail(box, lane, mail, UINT32_MAX);
     CN_ASSERT(fits);
 }
 

@@ -167,7 +167,7 @@ static void on_update(void *user, cn_call *call)
     cn_call_release(call);
 }
 
-static cn_status submit(void *part, cn_batch_job *job, const char *owner)
+static cn_status submit_job(void *part, cn_batch_job *job, const char *owner)
 {
     cn_spool_part *p = part;
     cn_call_opts o = {.request = &job->attempt,
@@ -254,7 +254,7 @@ static cn_status open_batches(cn_spool_part *p)
         .cost = cn_service_step_cost(p->service),
         .user = p,
         .defaults = *cn_service_defaults(p->service),
-        .submit = submit,
+        .submit = submit_job,
         .cancel = cancel,
         .n_tokens = n_tokens,
         .is_accepted = is_accepted,

@@ -75,7 +75,7 @@ static uint32_t count_unfinished(const cn_batches *b)
 }
 
 /* Takes over the record, even on failure. */
-static cn_status add(cn_batches *b, cn_batch_record *record)
+static cn_status add_batch_record(cn_batches *b, cn_batch_record *record)
 {
     cn_batch *batch = cn_calloc(1, sizeof *batch);
     if (batch && b->n == b->cap) {
@@ -130,7 +130,7 @@ static cn_status take_name(void *user, const char *name)
         status = cn_batch_record_read(&record, &id, o);
         json_decref(o);
     }
-    if (status == CN_OK) return add(b, &record);
+    if (status == CN_OK) return add_batch_record(b, &record);
     cn_log(CN_LOG_WARN, "spool: ignored batch %s, whose record must be repaired or removed: %s",
            id.text, cn_last_error());
     b->n_unread++;
@@ -478,7 +478,7 @@ static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, j
         return status;
     }
     forget_old(b, r.owner);
-    CN_TRY(add(b, &r));
+    CN_TRY(add_batch_record(b, &r));
     cn_batch *made = b->all[b->n - 1];
     if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show(made, batch);
     cn_buf why = {0};

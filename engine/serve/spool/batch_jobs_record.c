@@ -85,20 +85,20 @@ static json_t *usage_json(const cn_batch_counts *c)
                      (json_int_t)(c->input_tokens + c->output_tokens));
 }
 
-static bool put(json_t *o, const char *key, json_t *value)
+static bool put_record_key(json_t *o, const char *key, json_t *value)
 {
     return json_object_set_new(o, key, value) == 0;
 }
 
 static bool put_times(json_t *o, const cn_batch_record *r)
 {
-    bool ok = put(o, "created_at", json_integer((json_int_t)r->created_at)) &&
-              put(o, "expires_at", json_integer((json_int_t)r->expires_at));
+    bool ok = put_record_key(o, "created_at", json_integer((json_int_t)r->created_at)) &&
+              put_record_key(o, "expires_at", json_integer((json_int_t)r->expires_at));
     for (int i = 0; i < CN_BATCH_N_STATUSES; i++)
         if (statuses[i].at)
-            ok = ok && put(o, statuses[i].at,
-                           r->began_at[i] ? json_integer((json_int_t)r->began_at[i])
-                                          : json_null());
+            ok = ok && put_record_key(o, statuses[i].at,
+                                      r->began_at[i] ? json_integer((json_int_t)r->began_at[i])
+                                                     : json_null());
     return ok;
 }
 
@@ -109,13 +109,14 @@ json_t *cn_batch_record_public(const cn_batch_record *r, const cn_batch_counts *
                           "batch", "endpoint", cn_api_endpoint_path(r->endpoint), "model", model,
                           "input_file_id", r->input.text, "completion_window", r->window,
                           "status", statuses[r->status].name);
-    bool ok = o && put(o, "errors", faults_json(r)) &&
-              put(o, "output_file_id", text_or_null(r->has_output ? r->output.text : NULL)) &&
-              put(o, "error_file_id", text_or_null(r->has_errors ? r->errors.text : NULL)) &&
-              put_times(o, r) && put(o, "request_counts", counts_json(counts)) &&
-              put(o, "usage", usage_json(counts)) &&
-              put(o, "metadata", r->metadata ? json_incref(r->metadata) : json_null());
-    if (ok && paused) ok = put(o, "paused", json_string(paused));
+    bool ok =
+        o && put_record_key(o, "errors", faults_json(r)) &&
+        put_record_key(o, "output_file_id", text_or_null(r->has_output ? r->output.text : NULL)) &&
+        put_record_key(o, "error_file_id", text_or_null(r->has_errors ? r->errors.text : NULL)) &&
+        put_times(o, r) && put_record_key(o, "request_counts", counts_json(counts)) &&
+        put_record_key(o, "usage", usage_json(counts)) &&
+        put_record_key(o, "metadata", r->metadata ? json_incref(r->metadata) : json_null());
+    if (ok && paused) ok = put_record_key(o, "paused", json_string(paused));
     if (ok) return o;
     json_decref(o);
     return NULL;
@@ -129,7 +130,7 @@ json_t *cn_batch_record_json(const cn_batch_record *r)
     json_t *own = json_pack("{s:I, s:s, s:s, s:s, s:s?}", "order", (json_int_t)r->order, "owner",
                             r->owner, "output", r->output.text, "errors", r->errors.text,
                             "run_record", r->run_record);
-    if (o && own && put(o, "cinch", own)) return o;
+    if (o && own && put_record_key(o, "cinch", own)) return o;
     json_decref(o);
     return NULL;
 }

@@ -23,14 +23,17 @@ struct cn_files {
 size_t cn_files_count(const cn_files *f) { return f->n; }
 const cn_file *cn_files_at(const cn_files *f, size_t i) { return &f->all[i]; }
 
-static cn_file *find(const cn_files *f, const cn_spool_id *id)
+static cn_file *find_spool_file(const cn_files *f, const cn_spool_id *id)
 {
     for (size_t i = 0; i < f->n; i++)
         if (strcmp(f->all[i].id.text, id->text) == 0) return &f->all[i];
     return NULL;
 }
 
-const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id) { return find(f, id); }
+const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id)
+{
+    return find_spool_file(f, id);
+}
 
 static uint64_t taken_bytes(const cn_files *f)
 {
@@ -57,7 +60,7 @@ static void free_texts(cn_file *file)
 }
 
 /* Takes over the file's texts. */
-static cn_status add(cn_files *f, const cn_file *file)
+static cn_status add_spool_file(cn_files *f, const cn_file *file)
 {
     if (f->n == f->cap) {
         const size_t cap = f->cap ? 2 * f->cap : 64;
@@ -142,7 +145,7 @@ static cn_status load(cn_files *f, const cn_spool_id *id)
     if (status == CN_OK) status = read_record(&file, record);
     if (fd >= 0) close(fd);
     json_decref(record);
-    if (status == CN_OK) status = add(f, &file);
+    if (status == CN_OK) status = add_spool_file(f, &file);
     if (status != CN_OK) free_texts(&file);
     return status;
 }
@@ -301,7 +304,7 @@ void cn_upload_drop(cn_files *f, cn_upload *u)
 static cn_status make_file(cn_files *f, cn_file *file)
 {
     cn_status status = put_record(f, file);
-    if (status == CN_OK) status = add(f, file);
+    if (status == CN_OK) status = add_spool_file(f, file);
     return status;
 }
 
@@ -343,7 +346,7 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const cha
 cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *owner,
                            const char *filename, uint64_t bytes)
 {
-    if (find(f, id)) return CN_OK;
+    if (find_spool_file(f, id)) return CN_OK;
     cn_file file = {.id = *id,
                     .filename = cn_strdup(filename),
                     .owner = cn_strdup(owner),
@@ -360,7 +363,7 @@ cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *owner
 
 cn_status cn_files_remove(cn_files *f, const cn_spool_id *id)
 {
-    cn_file *file = find(f, id);
+    cn_file *file = find_spool_file(f, id);
     CN_TRY(cn_spool_remove_record(f->spool, CN_SPOOL_FILES, id));
     if (file) forget(f, file);
     return cn_spool_remove(f->spool, CN_SPOOL_FILES, id->text);

@@ -207,7 +207,7 @@ static cn_status map(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 }
 
 /* select, reject, selectattr and rejectattr. */
-static cn_status choose(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status choose_items(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     bool keeps = c->name[0] == 's', by_attribute = strstr(c->name, "attr") != NULL;
     cn_jlist *items;
@@ -387,10 +387,10 @@ const cn_jbuiltin cn_jseq_filters[] = {
     {"join", "d attribute", join},
     {"sum", "attribute start", sum},
     {"map", "*", map},
-    {"select", "*", choose},
-    {"reject", "*", choose},
-    {"selectattr", "*", choose},
-    {"rejectattr", "*", choose},
+    {"select", "*", choose_items},
+    {"reject", "*", choose_items},
+    {"selectattr", "*", choose_items},
+    {"rejectattr", "*", choose_items},
     {"sort", "reverse case_sensitive attribute", sort},
     {"dictsort", "case_sensitive by reverse", dictsort},
     {"min", "case_sensitive attribute", smallest_or_largest},

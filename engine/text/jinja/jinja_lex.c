@@ -10,7 +10,7 @@
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/base/utf8.h"
 
-static char at(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
+static char lex_char(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
 
 static cn_jtext rest(const cn_jlex *l, size_t i) { return (cn_jtext){l->src + i, l->n - i}; }
 
@@ -38,8 +38,8 @@ cn_status cn_jlex_open(cn_jlex *l, cn_jarena *arena, const char *source, size_t 
 
 static bool is_open(const cn_jlex *l, size_t i)
 {
-    char c = at(l, i + 1);
-    return at(l, i) == '{' && (c == '{' || c == '%' || c == '#');
+    char c = lex_char(l, i + 1);
+    return lex_char(l, i) == '{' && (c == '{' || c == '%' || c == '#');
 }
 
 static size_t skip_space(const cn_jlex *l, size_t i)
@@ -57,7 +57,7 @@ static cn_jtext strip_before(const cn_jlex *l, size_t open)
 {
     cn_jtext text = {l->src + l->at, open - l->at};
     if (open == l->n) return text;
-    char kind = at(l, open + 1), sign = at(l, open + 2);
+    char kind = lex_char(l, open + 1), sign = lex_char(l, open + 2);
     if (sign == '-') return cn_pystrip(text, (cn_jtext){0}, CN_PY_RIGHT);
     if (sign == '+' || kind == '{') return text;
     size_t line = text.n;
@@ -71,11 +71,11 @@ static cn_jtext strip_before(const cn_jlex *l, size_t open)
 /* Ends a tag whose closing sign ('-', '+' or none) and mark of two bytes begin at `end`. */
 static void close_tag(cn_jlex *l, size_t end, bool trims_newline)
 {
-    char sign = at(l, end);
+    char sign = lex_char(l, end);
     size_t to = end + 2 + (sign == '-' || sign == '+');
     if (sign == '-')
         to = skip_space(l, to);
-    else if (sign != '+' && trims_newline && at(l, to) == '\n')
+    else if (sign != '+' && trims_newline && lex_char(l, to) == '\n')
         to++;
     advance(l, to);
     l->line_start = to > 0 && l->src[to - 1] == '\n';
@@ -85,8 +85,8 @@ static void close_tag(cn_jlex *l, size_t end, bool trims_newline)
 
 static bool is_close(const cn_jlex *l, size_t i, char mark)
 {
-    size_t sign = at(l, i) == '-' || (at(l, i) == '+' && mark != '}');
-    return at(l, i + sign) == mark && at(l, i + sign + 1) == '}';
+    size_t sign = lex_char(l, i) == '-' || (lex_char(l, i) == '+' && mark != '}');
+    return lex_char(l, i + sign) == mark && lex_char(l, i + sign + 1) == '}';
 }
 
 static cn_status skip_comment(cn_jlex *l)
@@ -103,8 +103,8 @@ static cn_status skip_comment(cn_jlex *l)
  * of its closing. */
 static size_t find_word_tag(const cn_jlex *l, size_t i, const char *word, size_t *close)
 {
-    if (at(l, i) != '{' || at(l, i + 1) != '%') return 0;
-    bool sign = at(l, i + 2) == '-' || at(l, i + 2) == '+';
+    if (lex_char(l, i) != '{' || lex_char(l, i + 1) != '%') return 0;
+    bool sign = lex_char(l, i + 2) == '-' || lex_char(l, i + 2) == '+';
     i += sign ? 3 : 2;
     i = skip_space(l, i);
     size_t n = strlen(word);
@@ -116,7 +116,7 @@ static size_t find_word_tag(const cn_jlex *l, size_t i, const char *word, size_t
 /* {% raw %} ... {% endraw %}, whose opening is at l->at. */
 static cn_status read_raw(cn_jlex *l, size_t close, cn_jtoken *out)
 {
-    char sign = at(l, close);
+    char sign = lex_char(l, close);
     size_t start = close + 2 + (sign == '-' || sign == '+');
     if (sign == '-') start = skip_space(l, start);
     advance(l, start);
@@ -141,15 +141,15 @@ static cn_status read_data(cn_jlex *l, cn_jtoken *out)
     l->line_start = false;
     if (open == l->n) return CN_OK;
     size_t close;
-    char kind = at(l, open + 1);
-    if (kind == '%' && find_word_tag(l, open, "raw", &close) && at(l, close) != '+') {
+    char kind = lex_char(l, open + 1);
+    if (kind == '%' && find_word_tag(l, open, "raw", &close) && lex_char(l, close) != '+') {
         if (out->text.n) {
             l->line_start = false; /* the text is a token; the next call finds the tag again */
             return CN_OK;
         }
         return read_raw(l, close, out);
     }
-    advance(l, open + 2 + (at(l, open + 2) == '-' || at(l, open + 2) == '+'));
+    advance(l, open + 2 + (lex_char(l, open + 2) == '-' || lex_char(l, open + 2) == '+'));
     if (kind == '#') return skip_comment(l);
     l->tag = kind;
     l->opened = true;
@@ -240,8 +240,8 @@ static bool is_name_char(char c)
 /* Copies digits and their underscores from l->src at *i. */
 static void copy_digits(const cn_jlex *l, size_t *i, char *text, size_t *len, size_t cap)
 {
-    while (is_digit(at(l, *i)) || (at(l, *i) == '_' && is_digit(at(l, *i + 1)))) {
-        if (at(l, *i) != '_' && *len < cap) text[(*len)++] = at(l, *i);
+    while (is_digit(lex_char(l, *i)) || (lex_char(l, *i) == '_' && is_digit(lex_char(l, *i + 1)))) {
+        if (lex_char(l, *i) != '_' && *len < cap) text[(*len)++] = lex_char(l, *i);
         (*i)++;
     }
 }
@@ -252,17 +252,17 @@ static cn_status read_number(cn_jlex *l, cn_jtoken *out)
     size_t i = l->at, len = 0, cap = sizeof text - 4;
     bool real = false;
     copy_digits(l, &i, text, &len, cap);
-    if (!l->after_dot && at(l, i) == '.' && is_digit(at(l, i + 1))) {
+    if (!l->after_dot && lex_char(l, i) == '.' && is_digit(lex_char(l, i + 1))) {
         real = true;
         text[len++] = '.';
         i++;
         copy_digits(l, &i, text, &len, cap);
     }
-    size_t sign = at(l, i + 1) == '-' || at(l, i + 1) == '+';
-    if (!l->after_dot && (at(l, i) | 32) == 'e' && is_digit(at(l, i + 1 + sign))) {
+    size_t sign = lex_char(l, i + 1) == '-' || lex_char(l, i + 1) == '+';
+    if (!l->after_dot && (lex_char(l, i) | 32) == 'e' && is_digit(lex_char(l, i + 1 + sign))) {
         real = true;
         if (len < cap) text[len++] = 'e';
-        if (sign && len < cap) text[len++] = at(l, i + 1);
+        if (sign && len < cap) text[len++] = lex_char(l, i + 1);
         i += 1 + sign;
         copy_digits(l, &i, text, &len, cap);
     }
@@ -283,7 +283,7 @@ static cn_status read_sign(cn_jlex *l, cn_jtoken *out)
     char c = l->src[l->at];
     size_t len = 1;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        if (c == pairs[i][0] && at(l, l->at + 1) == pairs[i][1]) len = 2;
+        if (c == pairs[i][0] && lex_char(l, l->at + 1) == pairs[i][1]) len = 2;
     if (len == 1 && !strchr("+-/*%~[](){}>=<.:|,", c)) {
         char shown[8];
         snprintf(shown, sizeof shown, c > 32 && c < 127 ? "%c" : "\\x%02x", (unsigned char)c);
@@ -317,7 +317,7 @@ static cn_status read_word(cn_jlex *l, cn_jtoken *out)
         return CN_OK;
     }
     if (!is_name_char(c)) return read_sign(l, out);
-    while (is_name_char(at(l, l->at))) l->at++;
+    while (is_name_char(lex_char(l, l->at))) l->at++;
     out->kind = CN_JT_NAME;
     out->text = (cn_jtext){l->src + start, l->at - start};
     return CN_OK;

@@ -156,7 +156,7 @@ static cn_status remove_affix(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-static cn_status find(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status method_find(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jtext t = c->self.text, part;
     int64_t from = 0;
@@ -331,10 +331,10 @@ static const cn_jbuiltin str_methods[] = {
     {"lower", "", as_filter},
     {"title", "", as_filter},
     {"capitalize", "", as_filter},
-    {"find", "sub start", find},
-    {"rfind", "sub start", find},
-    {"index", "sub start", find},
-    {"rindex", "sub start", find},
+    {"find", "sub start", method_find},
+    {"rfind", "sub start", method_find},
+    {"index", "sub start", method_find},
+    {"rindex", "sub start", method_find},
     {"count", "sub", count},
     {"join", "iterable", join},
     {"isdigit", "", is_class},
