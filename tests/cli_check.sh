@@ -85,7 +85,8 @@ done <<T
 --output-json $dir/no/x: No such file|bench serve $model --output-json $dir/no/x
 --summary-json $dir: Is a directory|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json $dir
 --json $dir/no/x: No such file|compare $model -i examples/prompts.jsonl --arms zip --json $dir/no/x
---plot /proc/version/x: Not a directory|compare $model -i examples/prompts.jsonl --arms zip --plot /proc/version/x
+--json /proc/version/x: Not a directory|compare $model -i examples/prompts.jsonl --arms zip --json /proc/version/x
+--plot p.svg: the option no longer exists: write --json FILE|compare $model -i examples/prompts.jsonl --arms zip --plot p.svg
 --input-file $dir/no/x: No such file|run-batch $model -i $dir/no/x -o $dir/o
 --input-file $dir: Is a directory|compare $model -i $dir --arms zip
 --retry-errors needs --resume|run-batch $model -i examples/prompts.jsonl -o $dir/o --retry-errors
@@ -214,8 +215,7 @@ done <<T
 --summary-json $in is the same file as --chat-template|run-batch $model -i examples/prompts.jsonl -o $new --chat-template $in --summary-json $in
 --output-file $dir/files/link is the same file as --input-file|$batch -o $dir/files/link
 --json $in is the same file as --input-file|compare $model -i $in --arms zip --json $in
---plot $in is the same file as an input file|compare $model -i examples/prompts.jsonl $in --arms zip --plot $in
---json $new is the same file as --plot|compare $model -i $in --arms zip --json $new --plot $new
+--json $in is the same file as an input file|compare $model -i examples/prompts.jsonl $in --arms zip --json $in
 --output-file $in is the same file as --text|calibrate $model --text $in -o $in
 --output-file $dir/model/model-00001-of-00002.safetensors is a file of the checkpoint|calibrate --model $dir/model --text $in -o $dir/model/model-00001-of-00002.safetensors
 --output-file $dir/model/tokenizer.json is a file of the checkpoint|calibrate --model $dir/model --text $in -o $dir/model/tokenizer.json

@@ -358,26 +358,6 @@ static void the_table_fits_100_columns_unless_wide(void **state)
     x->arms.arms[1].label = label;
 }
 
-static void the_plot_names_every_arm(void **state)
-{
-    fixture *x = *state;
-    scratch_dir dir;
-    char path[sizeof dir.path + 16];
-    scratch_dir_open(&dir);
-    snprintf(path, sizeof path, "%s/out.svg", dir.path);
-    const cn_compare_report r = report_of(x, N_ARMS);
-    assert_int_equal(cn_compare_write_plot(&r, path), CN_OK);
-    static char svg[65536];
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    svg[fread(svg, 1, sizeof svg - 1, f)] = '\0';
-    fclose(f);
-    for (uint32_t a = 0; a < N_ARMS; a++) assert_non_null(strstr(svg, x->arms.arms[a].label));
-    assert_non_null(strstr(svg, "</svg>"));
-    scratch_dir_put(&dir, "out.svg", NULL, 0);
-    scratch_dir_close(&dir);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -390,7 +370,6 @@ int main(void)
         cmocka_unit_test(json_holds_the_figures),
         cmocka_unit_test(the_table_has_a_row_per_arm_in_columns),
         cmocka_unit_test(the_table_fits_100_columns_unless_wide),
-        cmocka_unit_test(the_plot_names_every_arm),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

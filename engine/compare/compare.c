@@ -131,7 +131,6 @@ static cn_status compare(comparison *c, char **more, uint32_t n_more)
     if (c->config->continue_field) return force(c, more, n_more);
     CN_TRY(begin(c, more, n_more));
     for (uint32_t i = 0; i < c->n_tasks; i++) CN_TRY(run_task(c, i));
-    if (c->config->plot) CN_TRY(cn_compare_write_plot(&c->report, c->config->plot));
     if (c->written == CN_OK) return CN_OK;
     return cn_fail(c->written, "--json %s: not written", c->config->compare_json);
 }

@@ -6,10 +6,8 @@
 #include <string.h>
 
 #include "compress/policy.h"
-#include "engine/compare/svg_plot.h"
 #include "engine/compare/text_table.h"
 #include "engine/base/json.h"
-#include "engine/base/replace_file.h"
 
 static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
 {
@@ -231,55 +229,4 @@ static json_t *report_json(const cn_compare_report *r)
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path)
 {
     return cn_json_write_file(report_json(r), path);
-}
-
-/* ---- the plot ---- */
-
-static cn_status draw(const cn_compare_report *r, cn_svg_panel *panels, cn_svg_point *points,
-                      cn_buf *out)
-{
-    const char *policies[CN_N_POLICIES];
-    for (int i = 0; i < CN_N_POLICIES; i++) policies[i] = cn_kv_policy_name((cn_kv_policy)i);
-    const bool graded = r->config->grade != CN_OPT_GRADE_NONE;
-    for (uint32_t t = 0; t < r->n_tasks; t++) {
-        panels[t] = (cn_svg_panel){.title = r->tasks[t].name, .points = points};
-        for (uint32_t a = 0; a < r->arms->n && figures_of(r, t, a); a++) {
-            const cn_compare_figures *f = figures_of(r, t, a);
-            const double y = graded ? (double)f->matched / f->graded
-                                    : cn_agreement_share(&f->agreement);
-            if (isnan(y)) continue; /* nothing was compared */
-            *points++ = (cn_svg_point){
-                .label = r->arms->arms[a].label,
-                .x = f->peak_tokens,
-                .y = y,
-                .low = graded ? f->low : y,
-                .high = graded ? f->high : y,
-                .series = f->kv.policy,
-            };
-            panels[t].n_points++;
-        }
-    }
-    const cn_svg_plot plot = {
-        .x_title = "peak KV tokens of a request, mean",
-        .y_title = graded ? "exact match, 95 % interval" : "agreement with full KV",
-        .series = policies,
-        .n_series = sizeof policies / sizeof *policies,
-        .panels = panels,
-        .n_panels = r->n_tasks,
-    };
-    return cn_svg_plot_write(out, &plot);
-}
-
-cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path)
-{
-    cn_buf svg = {0};
-    cn_svg_panel *panels = cn_calloc(r->n_tasks, sizeof *panels);
-    cn_svg_point *points = cn_calloc((size_t)r->n_tasks * r->arms->n, sizeof *points);
-    cn_status status = panels && points ? draw(r, panels, points, &svg)
-                                        : cn_fail(CN_ERR_MEMORY, "out of memory for the plot");
-    if (status == CN_OK) status = cn_replace_file(path, svg.data, svg.len);
-    cn_free(panels);
-    cn_free(points);
-    cn_buf_free(&svg);
-    return status;
 }

@@ -1,4 +1,4 @@
-/* compare_report.h - the figures of a comparison as a table, as JSON and as a plot.
+/* compare_report.h - the figures of a comparison as a table and as JSON.
  *
  * Owner: cinch compare. Thread: main. Stage: after an arm has run. */
 #ifndef CN_COMPARE_REPORT_H
@@ -21,9 +21,5 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task);
 
 /* Writes all figures so far, replacing the file's contents. CN_ERR_IO names the path. */
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path);
-
-/* Writes an SVG file with a panel per task: exact match (without grading, agreement with full KV)
- * over the peak KV tokens of a request. Arms without either have no point. */
-cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path);
 
 #endif

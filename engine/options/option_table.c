@@ -454,8 +454,6 @@ static const cn_option options[] = {
         .help = "share of the outputs that are replayed with full KV, teacher-forced"),
     ROW(COMPARE, "json", STRING, compare_json, NULL, .flags = WRITTEN | USUAL,
         .help = "also write the results to this file"),
-    ROW(COMPARE, "plot", STRING, plot, NULL, .flags = WRITTEN | USUAL,
-        .help = "draw quality against KV kept to this SVG file"),
     ROW(COMPARE, "wide", BOOL, wide, "false",
         .flags = USUAL,
         .help = "print all columns of the table, also beyond 100 characters"),
@@ -560,6 +558,7 @@ _Static_assert(sizeof(cn_opt_grade) == sizeof(int) && sizeof(cn_kv_policy) == si
 static const cn_removed_option removed[] = {
     {.name = "tail-relaxation", .fallback = "false", .is_switch = true},
     {.name = "importance", .fallback = "max"},
+    {.name = "plot", .instead = "write --json FILE, and draw it with bench/plot.py compare FILE"},
 };
 
 const cn_removed_option *cn_removed_options(size_t *n)

@@ -188,7 +188,7 @@ struct cn_config {
     uint32_t select_probe; /* probe steps at multiples of this position; 0 = none */
     uint32_t limit; /* lines of each file; 0 = all */
     float compare_audit_percent;
-    char *compare_json, *plot; /* paths or NULL */
+    char *compare_json; /* path or NULL */
     bool wide;
 
     /* bench */

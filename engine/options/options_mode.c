@@ -20,7 +20,7 @@ static const struct {
     [CN_MODE_COMPARE] = {"cinch compare", 0, ARM_OPTIONS, ARM_REASON},
     [CN_MODE_BENCH_ARMS] = {"bench throughput --arms", 0, ARM_OPTIONS, ARM_REASON},
     [CN_MODE_FORCED] = {"a forced continuation", CN_SECTION_SAMPLING | CN_SECTION_BODIES,
-                        "answer-field grade plot audit " CHAT_OPTIONS,
+                        "answer-field grade audit " CHAT_OPTIONS,
                         "leave out one of this option and --continue-field"},
     [CN_MODE_BENCH_THROUGHPUT] = {"bench throughput", 0,
                                   "max-tokens ignore-eos served-model-name " CHAT_OPTIONS,
