@@ -4,7 +4,8 @@
  *   size      function 70 lines, file 800 lines, line 100 columns (characters, not bytes). A CUDA
  *             kernel may be longer when the comment above it says why: "Long: <reason>".
  *   layers    a folder may include only what the table `layers` lists; every folder may include
- *             the leaves (is_leaf()). No header includes itself through others.
+ *             the leaves (is_leaf()). No header includes itself through others. No circle of files,
+ *             a header with its source as one, leads from a folder through another and back.
  *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
  *             Makefile builds every C file; every header is included by some file.
  *   citations every file that a comment or document cites exists, and every section of the rules
@@ -31,6 +32,7 @@ enum {
     MAX_FILE_LINES = 800,
     MAX_COLUMNS = 100,
     MAX_FILES = 1024,
+    MAX_HEADERS = 64, /* of a file */
     MAX_PATH = 512
 };
 
@@ -44,6 +46,10 @@ typedef struct source {
     size_t n_lines;
     bool included; /* some other file includes it */
     enum { NEW, ON_PATH, DONE } visit; /* used by check_circles */
+    struct source *twin; /* a.h of a.c, and the reverse; NULL: none */
+    struct source *headers[MAX_HEADERS]; /* that it includes */
+    size_t n_headers;
+    bool seen; /* used by leads_to */
 } source;
 
 static source files[MAX_FILES];
@@ -382,6 +388,59 @@ static void check_circles(source *f)
     f->visit = DONE;
 }
 
+/* Length of a path without its ending. */
+static size_t stem_length(const source *f) { return (size_t)(strrchr(f->path, '.') - f->path); }
+
+/* Finds the twin of each file and the headers that it includes. */
+static void link_files(void)
+{
+    for (size_t i = 0; i < n_files; i++) {
+        source *f = &files[i];
+        const size_t n = stem_length(f);
+        for (size_t k = 0; k < n_files && !is_document(f->name); k++)
+            if (k != i && stem_length(&files[k]) == n && !strncmp(files[k].path, f->path, n) &&
+                !is_document(files[k].name))
+                f->twin = &files[k];
+        for (size_t k = 0; k < f->n_lines; k++) {
+            char header[MAX_PATH];
+            source *h = includes(f, k, header) ? find_source(header) : NULL;
+            if (!h) continue;
+            if (f->n_headers < MAX_HEADERS)
+                f->headers[f->n_headers++] = h;
+            else
+                fault(f, k + 1, "more than %d includes", MAX_HEADERS);
+        }
+    }
+}
+
+/* Whether includes lead from a file, or from its twin, to another file or to its twin. */
+static bool leads_to(source *from, const source *to)
+{
+    if (from == to || from == to->twin) return true;
+    if (from->seen) return false;
+    from->seen = true;
+    for (size_t i = 0; i < from->n_headers; i++)
+        if (leads_to(from->headers[i], to)) return true;
+    return from->twin && leads_to(from->twin, to);
+}
+
+static bool same_folder(const source *a, const source *b)
+{
+    const size_t n = (size_t)(a->name - a->path);
+    return n == (size_t)(b->name - b->path) && !strncmp(a->path, b->path, n);
+}
+
+static void check_folder_circles(const source *f)
+{
+    for (size_t i = 0; i < f->n_headers; i++) {
+        if (same_folder(f, f->headers[i])) continue;
+        for (size_t k = 0; k < n_files; k++) files[k].seen = false;
+        if (leads_to(f->headers[i], f))
+            fault(f, 1, "%s, which it includes, needs this file: a circle through two folders",
+                  f->headers[i]->path);
+    }
+}
+
 /* ---- files ---- */
 
 /* The places where the Makefile finds C files: a folder and the start of a name. */
@@ -658,7 +717,11 @@ int main(int argc, char **argv)
         check_text(&files[i]);
         check_includes(&files[i]);
     }
-    for (size_t i = 0; i < n_files; i++) check_circles(&files[i]);
+    link_files();
+    for (size_t i = 0; i < n_files; i++) {
+        check_circles(&files[i]);
+        check_folder_circles(&files[i]);
+    }
     check_files();
     for (size_t i = 0; i < n_files; i++) {
         free(files[i].text);

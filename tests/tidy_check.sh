@@ -77,6 +77,10 @@ expect engine/old/older/oldest/z.c:1 "no rule"
 printf '/* x.h - a header. */\n#include "engine/y.h"\n' >"$dir/t/engine/x.h"
 printf '/* y.h - a header. */\n#include "engine/x.h"\n' >"$dir/t/engine/y.h"
 expect engine/y.h:2 "engine/x.h also includes this file"
+printf '/* y.h - a header. */\n#include "paged/z.h"\n' >"$dir/t/engine/y.h"
+printf '/* z.h - a header. */\n' >"$dir/t/paged/z.h"
+printf '/* z.c - its source. */\n#include "engine/y.h"\n' >"$dir/t/paged/z.c"
+expect engine/y.h:1 "paged/z.h, which it includes, needs this file"
 
 layer() { # layer FILE HEADER: FILE must not include HEADER
     printf '/* %s - a file. */\n#include "%s"\n' "$(basename "$1")" "$2" >"$dir/t/$1"
