@@ -1,6 +1,7 @@
 /* test_batch_output.c - an output file survives incomplete lines, a full disk and being read back.
  * A run resumes only with the configuration it began with. */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "engine/base/lock_file.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/batch_output.h"
 #include "engine/offline/fingerprint.h"
@@ -256,28 +258,41 @@ static void an_open_output_is_busy_for_another_run(void **state)
     cn_batch_output_close(b);
 }
 
+/* A clock whose pauses take no time. The other holder of the lock ends at `ends_s`. */
+typedef struct other_run {
+    double at_s, ends_s;
+    int fd;
+} other_run;
+
+static double other_now_s(void *ctx) { return ((const other_run *)ctx)->at_s; }
+
+static void other_pause(void *ctx, double seconds)
+{
+    other_run *r = ctx;
+    r->at_s += seconds;
+    if (r->at_s < r->ends_s || r->fd < 0) return;
+    close(r->fd);
+    r->fd = -1;
+}
+
 /* A killed run keeps its lock for a moment. */
 static void a_lock_that_is_released_soon_is_waited_for(void **state)
 {
     (void)state;
-    int opened[2];
-    char byte;
-    assert_int_equal(pipe(opened), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-        cn_batch_output *other;
-        if (cn_batch_output_open(&other, path, 0666) != CN_OK) _exit(1);
-        (void)!write(opened[1], "", 1);
-        usleep(300 * 1000);
-        _exit(0);
+    for (int soon = 0; soon < 2; soon++) {
+        other_run r = {.ends_s = soon ? 2.8 : 100};
+        r.fd = open(path, O_RDWR | O_CREAT, 0666);
+        const int fd = open(path, O_RDWR);
+        assert_true(r.fd >= 0 && fd >= 0);
+        const cn_clock clock = {other_now_s, other_pause, &r};
+        assert_true(cn_lock_file_by(r.fd, &clock));
+        assert_true(r.at_s == 0);
+        assert_int_equal(cn_lock_file_by(fd, &clock), soon);
+        if (!soon) assert_int_equal(errno, EWOULDBLOCK);
+        assert_true(soon ? r.at_s < 2.9 : r.at_s >= 3 && r.at_s < 3.1);
+        close(fd);
+        if (r.fd >= 0) close(r.fd);
     }
-    assert_int_equal(read(opened[0], &byte, 1), 1);
-    cn_batch_output_close(open_output());
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    close(opened[0]);
-    close(opened[1]);
 }
 
 static void reading_back_finds_ids_and_figures(void **state)

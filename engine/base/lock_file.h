@@ -5,10 +5,13 @@
 #define CN_LOCK_FILE_H
 
 #include "engine/base/base.h"
+#include "engine/base/clock.h"
 
 /* Locks an open file until it is closed. A killed process keeps its lock until the system has freed
  * its memory, so this waits up to three seconds. Returns false with errno: EWOULDBLOCK when another
  * process has the lock. */
 bool cn_lock_file(int fd);
+/* The same by another clock. */
+bool cn_lock_file_by(int fd, const cn_clock *clock);
 
 #endif

@@ -1,7 +1,7 @@
 /* token_forecast.h - how many output tokens a batch will still generate, and in how many steps. The
  * lengths of finished lines, and of running lines, whose final length is at least that so far, give
- * the distribution of lengths (Kaplan-Meier). Without finished lines every line counts with its
- * limit.
+ * the distribution of lengths (Kaplan-Meier). The mean of the finished lines would be too low,
+ * because short lines finish first. Without finished lines every line counts with its limit.
  *
  * Owner: the caller; plain values. Thread: any. Stage: beside all stages. */
 #ifndef CN_TOKEN_FORECAST_H
