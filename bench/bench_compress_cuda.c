@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "bench/bench_util.h"
+#include "compress/rule.h"
 #include "cuda/cuda_switches.h"
 
 enum {
@@ -26,6 +27,7 @@ enum {
     N_BLOCKS = 9,
     N_TARGET = 8,
     WINDOW = 16,
+    RING = 256, /* queries that a slot has room for */
     REQUESTS = 8,
     POOL_BLOCKS = REQUESTS * N_BLOCKS, /* and as many with copies of their contents */
     ROUNDS = 9
@@ -50,10 +52,10 @@ static void pools_open(bench *b)
     *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM,
                                                 CN_BF16),
                     .n_query_slots = REQUESTS,
-                    .window = WINDOW,
+                    .window = RING,
                     .n_heads = KV_HEADS * GROUP};
     b->pool_bytes = cn_kv_pool_bytes(&p->layout);
-    const size_t query_bytes = (size_t)LAYERS * REQUESTS * WINDOW * KV_HEADS * GROUP * DIM * 2;
+    const size_t query_bytes = (size_t)LAYERS * REQUESTS * RING * KV_HEADS * GROUP * DIM * 2;
     p->kv = bench_alloc(b->be, b->pool_bytes);
     p->score = bench_alloc(b->be, cn_kv_side_elems(&p->layout) * sizeof(float));
     p->q_window = bench_alloc(b->be, query_bytes);
@@ -82,6 +84,7 @@ static void requests_make(bench *b)
         b->reqs[i] = (cn_compress_req){.params = {.budget_tokens = N_TARGET * BLOCK,
                                                   .window_tokens = WINDOW,
                                                   .sink_tokens = 4,
+                                                  .recent = 0.125f,
                                                   .global_score = true,
                                                   .alpha = 0.8f,
                                                   .redundancy_p = 0.5f,
@@ -164,7 +167,17 @@ static double floor_bytes(const cn_kv_params *p, uint32_t n_moved)
 {
     const double units = LAYERS * KV_HEADS, row = DIM * 2, moved = 4 * row * n_moved;
     if (p->policy == CN_KV_WINDOW) return moved;
-    return moved + units * (N_BLOCKS * BLOCK * (row + 2 * sizeof(float)) + WINDOW * GROUP * row);
+    const uint32_t queries = cn_rule_counted(p, false, (N_BLOCKS - N_TARGET) * BLOCK);
+    return moved + units * (N_BLOCKS * BLOCK * (row + 2 * sizeof(float)) + queries * GROUP * row);
+}
+
+/* Sets the rule of all requests, and the queries that it observes (0: those of the window). */
+static void set_rule(bench *b, cn_kv_rule rule, uint32_t observe)
+{
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        b->reqs[i].params.rule = rule;
+        b->reqs[i].params.observe_tokens = observe;
+    }
 }
 
 static void report(bench *b, const char *name, cn_kv_policy policy, cn_kv_redundancy redundancy,
@@ -207,6 +220,14 @@ int main(int argc, char **argv)
     report(&b, "zip, lightning", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
     report(&b, "zip, lightning, fill", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_FILL);
     report(&b, "zip, flash", CN_KV_ZIP, CN_REDUNDANCY_FLASH, CN_MOVE_ORDER);
+    set_rule(&b, CN_RULE_SCALED, 0);
+    report(&b, "scaled", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
+    set_rule(&b, CN_RULE_PEAK, 0);
+    report(&b, "peak", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
+    set_rule(&b, CN_RULE_PEAK, 64);
+    report(&b, "peak, observe 64", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
+    set_rule(&b, CN_RULE_PEAK, 256);
+    report(&b, "peak, observe 256", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
     b.be->stream_free(b.stream);
     b.be->close(b.be);
     return 0;

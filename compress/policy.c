@@ -8,6 +8,22 @@
 /* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
+/* The queries of a first event must lie in the ring, and behind as many tokens. */
+static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_tokens)
+{
+    const uint32_t n = cn_rule_of(kv->rule)->observes ? kv->observe_tokens : 0;
+    if (n > max_window_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv observe of %u queries: expected at most %u; raise --kv-observe for more",
+                       n, max_window_tokens);
+    if (n > kv->budget_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv observe of %u queries: expected at most the budget of %u tokens; lower "
+                       "it or raise the budget",
+                       n, kv->budget_tokens);
+    return CN_OK;
+}
+
 /* Checks the slots that a rule keeps at both ends. The newest are the last slots, which move fill
  * must leave in token order, like the window. */
 static cn_status check_ends(const cn_kv_params *kv, uint32_t block_tokens)
@@ -76,6 +92,7 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
                        "kv window of %u tokens: with kv move fill expected at most a block of %u; "
                        "use kv move order, a smaller window or a larger --block-size",
                        kv->window_tokens, block_tokens);
+    CN_TRY(check_observe(kv, max_window_tokens));
     return cn_rule_of(kv->rule)->keeps_ends ? check_ends(kv, block_tokens) : CN_OK;
 }
 
@@ -98,7 +115,7 @@ static cn_status check_window(const cn_kv_params *kv, uint32_t block_tokens,
 
 static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
 {
-    const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
+    const uint32_t w = cn_rule_queries(&r->params), kept = r->n_target * p->layout.block_tokens;
     if (!p->q_window)
         return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, but the engine keeps "
                                    "none: declare zip with --kv-policies");
@@ -138,8 +155,8 @@ static const cn_policy table[CN_N_POLICIES] = {
                       .away = true,
                       .check = check_window},
     [CN_KV_ZIP] = {.name = "zip",
-                   .params = "budget window rule sinks recent global alpha pooling redundancy p "
-                             "tau lambda combine move",
+                   .params = "budget window rule observe sinks recent global alpha pooling "
+                             "redundancy p tau lambda combine move",
                    .keep = CN_KEEP_BEST,
                    .needs_slot = true,
                    .away = true,
@@ -220,3 +237,8 @@ uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t blo
 }
 
 bool cn_policy_needs_slot(const cn_kv_params *kv) { return cn_policy_of(kv->policy)->needs_slot; }
+
+uint32_t cn_policy_most_queries(const cn_kv_params *engine)
+{
+    return cn_max_u32(engine->window_tokens, engine->observe_tokens);
+}

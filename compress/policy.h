@@ -50,6 +50,10 @@ cn_policy_needs cn_policies_need(uint32_t policies);
  * CN_ERR_ARG names field, value and limit. max_window_tokens: rows of the engine's query ring. */
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
 
+/* Returns the most queries that a request may let count, if `engine` has the parameters of the
+ * options: rows of the ring for a policy that observes queries. */
+uint32_t cn_policy_most_queries(const cn_kv_params *engine);
+
 /* The part of the check that needs no engine: the sinks of policy `window` must be fewer than the
  * budget, which may be rounded or not. */
 cn_status cn_policy_check_sinks(const cn_kv_params *kv);

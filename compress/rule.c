@@ -5,15 +5,21 @@
 
 /* The knobs of the paper's rule. */
 #define KNOBS "budget window rule global alpha pooling redundancy p tau lambda combine move"
+#define MORE_KNOBS KNOBS " observe sinks recent"
 
 static const cn_rule table[CN_N_RULES] = {
     [CN_RULE_ZIPAGE] = {.name = "zipage", .params = KNOBS},
-    [CN_RULE_SCALED] = {.name = "scaled", .params = KNOBS, .scale = 1.7f},
+    [CN_RULE_SCALED] = {.name = "scaled",
+                        .params = MORE_KNOBS,
+                        .scale = 1.7f,
+                        .keeps_ends = true,
+                        .observes = true},
     [CN_RULE_PEAK] = {.name = "peak",
-                      .params = KNOBS " sinks recent",
+                      .params = MORE_KNOBS,
                       .form = CN_FORM_PEAK,
                       .scale = 0.76f,
-                      .keeps_ends = true},
+                      .keeps_ends = true,
+                      .observes = true},
 };
 
 const cn_rule *cn_rule_of(cn_kv_rule rule)
@@ -40,6 +46,18 @@ float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens)
 {
     const bool peak = cn_rule_of(kv->rule)->form == CN_FORM_PEAK;
     return peak ? exp2f(cn_rule_decay_log2(kv) * (float)n_tokens) : kv->alpha;
+}
+
+uint32_t cn_rule_queries(const cn_kv_params *kv)
+{
+    const uint32_t observe = cn_rule_of(kv->rule)->observes ? kv->observe_tokens : 0;
+    return cn_max_u32(kv->window_tokens, observe);
+}
+
+uint32_t cn_rule_counted(const cn_kv_params *kv, bool first_event, uint32_t n_new)
+{
+    const uint32_t queries = cn_rule_queries(kv);
+    return first_event ? queries : cn_min_u32(queries, cn_max_u32(kv->window_tokens, n_new));
 }
 
 uint32_t cn_rule_sinks(const cn_kv_params *kv)

@@ -29,6 +29,7 @@ typedef struct cn_rule {
      * subtracted; 0: they stay as they are. */
     float scale;
     bool keeps_ends; /* events always keep the sinks and the newest tokens of kv.recent */
+    bool observes;   /* more queries than those of the window may count: kv.observe */
 } cn_rule;
 
 /* Returns the row of a rule. Asserts that the value is one of cn_kv_rule. */
@@ -44,6 +45,15 @@ float cn_rule_decay_log2(const cn_kv_params *kv);
 
 /* Returns the factor by which F decays until an event that comes n_tokens after the last one. */
 float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens);
+
+/* Returns the rows of the ring of queries that a request needs: those of the observation window, or
+ * kv.observe if it is larger. The first event counts them all. */
+uint32_t cn_rule_queries(const cn_kv_params *kv);
+
+/* Returns how many of the newest queries an event counts. n_new: resident slots beside those that
+ * the last event kept, so the tokens since then; all slots at a first event. With kv.observe each
+ * query counts once, except those of the window. */
+uint32_t cn_rule_counted(const cn_kv_params *kv, bool first_event, uint32_t n_new);
 
 /* Return how many of the first and of the newest slots an event keeps whatever their score. The
  * newest are those of the observation window, or more. kv has been checked, its budget rounded. */

@@ -294,7 +294,7 @@ uint32_t cn_selector_ring_rows(const cn_kv_params *kv)
 
 uint32_t cn_ring_rows(const cn_kv_params *kv)
 {
-    return cn_policy_needs_slot(kv) ? kv->window_tokens : cn_selector_ring_rows(kv);
+    return cn_policy_needs_slot(kv) ? cn_rule_queries(kv) : cn_selector_ring_rows(kv);
 }
 
 bool cn_kv_needs_slot(const cn_kv_params *kv)

@@ -19,7 +19,7 @@ static uint64_t event_bytes(const cn_start_plan *p)
     const cn_pools pools = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, b,
                                                         m->head_dim, p->backend->kv_dtype),
                             .n_heads = m->n_heads,
-                            .window = c->kv.window_tokens};
+                            .window = cn_policy_most_queries(&c->kv)};
     const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), b);
     return p->backend->compress_scratch_bytes(p->backend, &pools, longest);
 }

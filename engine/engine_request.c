@@ -218,7 +218,7 @@ static cn_status check_kv(const cn_engine *e, const cn_kv_params *given)
                        cn_kv_select_name(kv->select));
     if ((unsigned)kv->policy >= CN_N_POLICIES || (unsigned)kv->select >= CN_N_SELECTORS)
         return CN_OK; /* the scheduler refuses it */
-    return cn_home_check_kv(c, kv, e->plan.kv.block_tokens, c->kv.window_tokens);
+    return cn_home_check_kv(c, kv, e->plan.kv.block_tokens, cn_policy_most_queries(&c->kv));
 }
 
 static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r)

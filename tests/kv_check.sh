@@ -287,6 +287,8 @@ field '{"policy": "zip", "window": 33}' 'window of 33 tokens: expected 1 to 32'
 field '{"policy": "zip", "window": 0}' 'kv.window 0'
 field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
 field '{"policy": "zip", "rule": "best"}' 'kv.rule "best": expected one of zipage|scaled|peak'
+field '{"policy": "zip", "observe": -1}' 'kv.observe -1'
+field '{"policy": "zip", "rule": "peak", "observe": 33}' 'kv observe of 33 queries: expected at most 32'
 field '{"policy": "zip", "recent": -1}' 'kv.recent -1'
 field '{"policy": "zip", "rule": "peak", "recent": 1.5}' 'kv recent 1.5: expected a share of the budget'
 field '{"policy": "zip", "rule": "peak", "recent": 61}' 'kv recent of 61 tokens and kv sinks of 4'
@@ -369,6 +371,8 @@ flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv
 flag 'kv-rule best: expected one of zipage|scaled|peak' --kv-rule best
 flag 'kv recent of 61 tokens and kv sinks of 4' --kv-policy zip --kv-rule peak --kv-budget 64 \
     --kv-recent 61
+flag 'kv observe of 80 queries: expected at most the budget of 64' --kv-policy zip \
+    --kv-rule peak --kv-budget 64 --kv-observe 80
 flag 'kv-alpha 1.5' --kv-alpha 1.5
 flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
 flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder

@@ -207,7 +207,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"full,dance:384", "dance: expected a policy", "full|window|zip"},
         {"full,dance:384", "or a selector", "one of oracle|quest|ds"},
         {"ds:x=1", "unknown key 'x'", "select_tokens"},
-        {"zip:384:windov=48", "windov", "window, rule, sinks, recent, global, alpha"},
+        {"zip:384:windov=48", "windov", "window, rule, observe, sinks, recent, global"},
         {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
         {"zip:384:window", "'window'", "window=value"},
@@ -225,7 +225,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"ds:64:sinks=1:sinks=2", "sinks=2", "sinks is given twice"},
         {"zip:64:global:no-global", "no-global", "global is given twice"},
         {"zip:policy=window", "--arms zip:policy=window", "zip does not read policy"},
-        {"zip:64:recent=8", "--arms zip:64:recent=8", "reads recent only with rule=peak before it"},
+        {"zip:64:recent=8", "--arms zip:64:recent=8", "recent only with rule=scaled before it"},
         {"full:64", "--arms full:64", "full does not read budget: it reads nothing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

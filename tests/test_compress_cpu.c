@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "compress/rule.h"
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/compress_placement.h"
@@ -60,6 +61,7 @@ static cn_kv_params params_read(const json_t *o)
         .budget_tokens = get_u32(o, "n_target") * get_u32(o, "block"),
         .window_tokens = get_u32(o, "window"),
         .sink_tokens = get_u32(o, "sinks"),
+        .observe_tokens = get_u32(o, "observe"),
         .recent = get_f32(o, "recent"),
         .rule = get_is(o, "rule", "peak")     ? CN_RULE_PEAK
                 : get_is(o, "rule", "scaled") ? CN_RULE_SCALED
@@ -209,7 +211,7 @@ static void store_rows(const world *w, const golden_case *c, const uint32_t *tab
 
 static void store_queries(const world *w, const golden_case *c, uint32_t query_slot)
 {
-    const uint32_t window = c->req.params.window_tokens;
+    const uint32_t window = cn_rule_queries(&c->req.params);
     for (uint32_t layer = 0; layer < c->layers; layer++)
         for (uint32_t u = 0; u < window; u++)
             for (uint32_t h = 0; h < c->heads; h++) {

@@ -273,6 +273,7 @@ static cn_kv_params draw_kv(scenario *x)
         .window_tokens = between(x, 1, widest),
         .sink_tokens = below(x, 5),
         .recent = (float)below(x, 13),
+        .observe_tokens = below(x, x->window + 1),
         .rule = (cn_kv_rule)below(x, CN_N_RULES),
         .global_score = chance(x, 70),
         .alpha = (float)below(x, 11) / 10,

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/options/options.h"
 
 static cn_kv_params zip(uint32_t budget)
@@ -209,10 +210,37 @@ static void peak_keeps_both_ends(void **state)
     }
     kv.recent = 61;
     refused(kv, "61", "sinks of 4");
-    kv.rule = CN_RULE_SCALED; /* which reads neither */
+    kv.rule = CN_RULE_ZIPAGE; /* which reads neither */
     assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
     assert_int_equal(cn_rule_sinks(&kv), 0);
     assert_int_equal(cn_rule_newest(&kv), 8);
+}
+
+static void observed_queries_count_once(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(64);
+    kv.window_tokens = 8;
+    kv.observe_tokens = 32;
+    assert_int_equal(cn_rule_queries(&kv), 8); /* the paper's rule has its window alone */
+    assert_int_equal(cn_rule_counted(&kv, true, 80), 8);
+    kv.rule = CN_RULE_PEAK;
+    assert_int_equal(cn_rule_queries(&kv), 32);
+    assert_int_equal(cn_ring_rows(&kv), 32);
+    assert_int_equal(cn_rule_counted(&kv, true, 80), 32);
+    assert_int_equal(cn_rule_counted(&kv, false, 16), 16);
+    assert_int_equal(cn_rule_counted(&kv, false, 64), 32);
+    assert_int_equal(cn_rule_counted(&kv, false, 1), 8); /* the window counts again */
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+    kv.observe_tokens = 33;
+    refused(kv, "observe of 33", "--kv-observe");
+    kv.budget_tokens = 32;
+    assert_int_equal(cn_policy_check(&kv, 16, 64), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "the budget of 32"));
+    kv.observe_tokens = 0;
+    assert_int_equal(cn_rule_queries(&kv), 8);
+    kv.observe_tokens = 100;
+    assert_int_equal(cn_policy_most_queries(&kv), 100);
 }
 
 static void peak_decays_by_tokens(void **state)
@@ -253,6 +281,7 @@ int main(void)
         cmocka_unit_test(a_policy_is_one_row),
         cmocka_unit_test(a_rule_is_one_row),
         cmocka_unit_test(peak_keeps_both_ends),
+        cmocka_unit_test(observed_queries_count_once),
         cmocka_unit_test(peak_decays_by_tokens),
         cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),

@@ -68,11 +68,20 @@ static size_t score_bytes(const cn_pools *p, uint32_t n, uint32_t window)
     return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t);
 }
 
+/* Queries that the event counts, and slots that the last event kept. */
+static uint32_t count_old(const cn_compress_req *r) { return r->first_event ? 0 : r->n_history; }
+
+static uint32_t count_queries(const cn_pools *p, const cn_compress_req *r)
+{
+    const uint32_t n = r->n_blocks * p->layout.block_tokens;
+    return cn_rule_counted(&r->params, r->first_event, n - count_old(r));
+}
+
 static size_t unit_bytes(const cn_pools *p, const cn_compress_req *r, uint32_t n_aside)
 {
     const uint32_t n = r->n_blocks * p->layout.block_tokens;
     const size_t scores =
-        keeps_best(&r->params) ? score_bytes(p, n, r->params.window_tokens) : 0;
+        keeps_best(&r->params) ? score_bytes(p, n, count_queries(p, r)) : 0;
     return scores + n_aside * cn_compress_aside_bytes(&p->layout);
 }
 
@@ -121,19 +130,20 @@ size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uin
 
 /* ---- groups: requests of one shape, ordered by the first request of each group ---- */
 
-static bool same_group(const cn_compress_req *a, const cn_compress_req *b)
+static bool same_group(const cn_pools *pools, const cn_compress_req *a, const cn_compress_req *b)
 {
     const cn_kv_params *p = &a->params, *q = &b->params;
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
     return !keeps_best(p) ||
-           (p->window_tokens == q->window_tokens && p->redundancy == q->redundancy &&
+           (cn_rule_queries(p) == cn_rule_queries(q) &&
+            count_queries(pools, a) == count_queries(pools, b) && p->redundancy == q->redundancy &&
             p->move == q->move && is_peak(p) == is_peak(q));
 }
 
-static bool leads_group(const cn_compress_req *reqs, uint32_t i)
+static bool leads_group(const cn_pools *pools, const cn_compress_req *reqs, uint32_t i)
 {
     for (uint32_t j = 0; j < i; j++)
-        if (same_group(&reqs[j], &reqs[i])) return false;
+        if (same_group(pools, &reqs[j], &reqs[i])) return false;
     return true;
 }
 
@@ -172,11 +182,12 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
     const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
     const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
-    const uint32_t n_history = o->global_score && !r->first_event ? r->n_history : 0;
+    const uint32_t n_history = o->global_score ? count_old(r) : 0;
     cn_compress_job j = {
         .n_target = r->n_target,
         .query_slot = r->query_slot,
-        .ring_start = best ? (r->position_end - o->window_tokens) % o->window_tokens : 0,
+        .ring_start =
+            best ? (r->position_end - count_queries(p, r)) % cn_rule_queries(o) : 0,
         .n_history = n_history,
         .n_placed = r->first_event ? 0 : r->n_history,
         .first_position = r->first_event ? 0 : r->position_end - r->n_blocks * b,
@@ -185,7 +196,7 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
         .global = keeps_scores(o),
         .pool = o->pooling == CN_POOLING_ALWAYS ||
                 (o->pooling == CN_POOLING_FIRST && r->first_event),
-        .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - n_history) : 0,
+        .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - count_old(r)) : 0,
         .decay_log2 = best ? cn_rule_decay_log2(o) : 0,
         .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,
@@ -207,9 +218,9 @@ static cn_status send_jobs(cn_stream *s, const cn_compress_args *a, const cn_com
     CN_TRY(cn_cuda_stage_take(s, &k.host));
     cn_compress_job *job = (cn_compress_job *)(void *)k.host;
     for (uint32_t i = 0; i < n; i++) {
-        if (!leads_group(reqs, i)) continue;
+        if (!leads_group(&a->pools, reqs, i)) continue;
         for (uint32_t j = i; j < n; j++)
-            if (same_group(&reqs[i], &reqs[j])) *job++ = job_of(&a->pools, &reqs[j], &k);
+            if (same_group(&a->pools, &reqs[i], &reqs[j])) *job++ = job_of(&a->pools, &reqs[j], &k);
     }
     return cn_cuda_stage_send(s, a->scratch, k.bytes);
 }
@@ -270,7 +281,9 @@ static cn_status run_group(cn_stream *s, const cn_compress_args *a, cn_compress_
 static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_req *r)
 {
     const cn_pools *p = &a->pools;
-    const uint32_t n = r->n_blocks * p->layout.block_tokens, w = r->params.window_tokens;
+    const uint32_t n = r->n_blocks * p->layout.block_tokens;
+    const bool best = keeps_best(&r->params);
+    const uint32_t w = best ? count_queries(p, r) : 0;
     return (cn_compress_chunk){
         .pools = *p,
         .keep = cn_policy_of(r->params.policy)->keep,
@@ -279,10 +292,11 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
         .n_blocks = r->n_blocks,
         .n = n,
         .window = w,
+        .ring = best ? cn_rule_queries(&r->params) : 0,
         .peak = is_peak(&r->params),
         .group = p->n_heads / p->layout.n_kv_heads,
         .n_spans = (uint32_t)cn_ceil_div(n, CN_COMPRESS_SPAN),
-        .work_words = keeps_best(&r->params) ? work_words(p, n, w) : 0,
+        .work_words = best ? work_words(p, n, w) : 0,
     };
 }
 
@@ -291,11 +305,11 @@ static cn_status run_groups(cn_stream *s, const cn_compress_args *a, const cn_co
 {
     const cn_compress_job *jobs = a->scratch;
     for (uint32_t i = 0; i < n; i++) {
-        if (!leads_group(reqs, i)) continue;
+        if (!leads_group(&a->pools, reqs, i)) continue;
         cn_compress_chunk c = chunk_of(a, &reqs[i]);
         c.jobs = jobs;
         for (uint32_t j = i; j < n; j++) {
-            if (!same_group(&reqs[i], &reqs[j])) continue;
+            if (!same_group(&a->pools, &reqs[i], &reqs[j])) continue;
             c.n_jobs++;
             c.max_target = cn_max_u32(c.max_target, reqs[j].n_target);
             c.n_aside = cn_max_u32(c.n_aside, count_aside(&reqs[j]));

@@ -38,7 +38,7 @@ typedef struct cn_compress_job {
     const uint32_t *target; /* [n_target] */
     uint32_t n_target;      /* blocks kept */
     uint32_t query_slot;
-    uint32_t ring_start; /* window query u (0 = oldest) is at ring row (ring_start + u) % window */
+    uint32_t ring_start; /* query u (0 = oldest) is at ring row (ring_start + u) % ring */
     uint32_t n_history;  /* slots [0, n_history) have a valid F; 0 without global score */
     /* P moves with slots [0, n_placed); slot i from there on has position first_position + i. */
     uint32_t n_placed, first_position;
@@ -65,7 +65,8 @@ typedef struct cn_compress_chunk {
     cn_kv_redundancy redundancy_kind;
     bool fills; /* CN_KEEP_BEST with CN_MOVE_FILL */
     uint32_t n_blocks, n; /* n = n_blocks * block_tokens resident slots */
-    uint32_t window;      /* queries */
+    uint32_t window;      /* queries that count */
+    uint32_t ring;        /* rows of the ring of queries, at least `window` */
     bool peak;            /* S is the largest decayed probability, not the mean (cn_rule_form) */
     uint32_t group;       /* query heads of a kv head */
     uint32_t n_spans;     /* of CN_COMPRESS_SPAN slots; the last may be shorter */
@@ -112,7 +113,8 @@ CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
 cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c);
 
 /* The same with the tensor cores of compute capability 9.0. It makes one pass over K, two for long
- * sequences and wide windows. cn_compress_score uses it if it fits. */
+ * sequences and wide windows. cn_compress_score uses it if it fits: if all queries of the ring
+ * count, among other things. */
 bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c);
 cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c);
 

@@ -71,7 +71,7 @@ __device__ static inline void load_queries(uint32_t to, const score_params &p,
         const uint32_t row = e / chunks, chunk = e % chunks;
         const uint32_t query = (first + row) / p.padded, head = (first + row) % p.padded;
         const bool valid = query < p.c.window && head < p.c.group;
-        const uint32_t ring = valid ? (u.job->ring_start + query) % p.c.window : 0;
+        const uint32_t ring = valid ? (u.job->ring_start + query) % p.c.ring : 0;
         const cn_bf16 *from =
             (const cn_bf16 *)pools->q_window +
             cn_query_row(pools->n_query_slots, pools->window, pools->n_heads, d, u.layer,

@@ -572,7 +572,8 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
 {
     const cn_kv_layout *l = &c->pools.layout;
     return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
-           c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH &&
+           c->ring == c->window && c->group <= MAX_GROUP &&
+           c->redundancy_kind != CN_REDUNDANCY_FLASH &&
            cn_kv_rows_of(l).total <= INT32_MAX;
 }
 

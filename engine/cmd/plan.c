@@ -149,7 +149,8 @@ static cn_status check_start(plan_report *r)
     CN_TRY(cn_start_check_selectors(&known, &r->model, r->memory.block_tokens));
     CN_TRY(cn_home_check_start(&known));
     r->kv = known.kv;
-    return cn_home_check_kv(&known, &r->kv, r->memory.block_tokens, r->kv.window_tokens);
+    return cn_home_check_kv(&known, &r->kv, r->memory.block_tokens,
+                            cn_policy_most_queries(&r->kv));
 }
 
 /* How many requests run at once by default, and how much of each is resident. */

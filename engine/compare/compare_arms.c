@@ -291,7 +291,7 @@ cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
         cap = cn_max_u32(cap, most_cap(kv));
         declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);
-        if (policy->needs_slot) window = cn_max_u32(window, kv->window_tokens);
+        if (policy->needs_slot) window = cn_max_u32(window, cn_rule_queries(kv));
         if (policy->keep == CN_KEEP_ALL) continue;
         budget = budget ? cn_min_u32(budget, kv->budget_tokens) : kv->budget_tokens;
     }

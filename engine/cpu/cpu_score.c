@@ -131,21 +131,25 @@ static void query_product(const cn_score_job *job, const float *queries, uint32_
 void cn_cpu_score_attention(const cn_score_job *job)
 {
     const cn_pools *p = job->pools;
-    const uint32_t n = job->n, d = p->layout.head_dim, w = job->req->params.window_tokens;
+    const uint32_t n = job->n, d = p->layout.head_dim;
+    const cn_compress_req *req = job->req;
+    const uint32_t n_old = req->first_event ? 0 : req->n_history;
+    const uint32_t rows = cn_rule_queries(&req->params);
+    const uint32_t w = cn_rule_counted(&req->params, req->first_event, n - n_old);
     const uint32_t group = p->n_heads / p->layout.n_kv_heads, chunk = chunk_queries(p);
     /* Base-2 logits: the factor log2(e) is part of the product's scale and costs nothing. */
     const float scale = LOG2_E / sqrtf((float)d);
     float *queries = job->work, *logits = queries + (size_t)chunk * group * d;
-    const bool peak = cn_rule_of(job->req->params.rule)->form == CN_FORM_PEAK;
-    const float decay_log2 = cn_rule_decay_log2(&job->req->params);
+    const bool peak = cn_rule_of(req->params.rule)->form == CN_FORM_PEAK;
+    const float decay_log2 = cn_rule_decay_log2(&req->params);
 
     memset(job->score, 0, n * sizeof *job->score);
     for (uint32_t u0 = 0; u0 < w; u0 += chunk) {
         uint32_t n_u = cn_min_u32(chunk, w - u0);
         for (uint32_t u = 0; u < n_u; u++) {
-            uint32_t ring_row = (job->req->position_end - w + u0 + u) % w;
+            uint32_t ring_row = (req->position_end - w + u0 + u) % rows;
             size_t at = cn_query_row(p->n_query_slots, p->window, p->n_heads, d, job->layer,
-                                     job->req->query_slot, ring_row, job->kv_head * group);
+                                     req->query_slot, ring_row, job->kv_head * group);
             memcpy(queries + (size_t)u * group * d, (const float *)p->q_window + at,
                    (size_t)group * d * sizeof *queries);
         }

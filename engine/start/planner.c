@@ -318,7 +318,7 @@ static uint32_t ring_rows(const cn_config *c)
     const bool zip = cn_policies_need(cn_config_policies(c)).slots;
     const bool away = cn_config_away(c) != 0 && (selectors & cn_away_selectors()) != 0;
     const bool ring = away || cn_selectors_need(selectors).slots;
-    return cn_max_u32(zip ? c->kv.window_tokens : 0, ring ? c->kv.select_window + 1 : 0);
+    return cn_max_u32(zip ? cn_policy_most_queries(&c->kv) : 0, ring ? c->kv.select_window + 1 : 0);
 }
 
 static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_model_config *m,

@@ -31,9 +31,17 @@ def keys_of(c, layer, head, n):
     return k.astype(np.float32).astype(np.float64)
 
 
+def counted(c):
+    """How many of the newest queries the event counts."""
+    if c["rule"] == "zipage" or c["observe"] <= c["window"]:
+        return c["window"]
+    n_new = c["block"] * c["n_blocks"] - c["n_history"]
+    return c["observe"] if c["first"] else min(c["observe"], max(c["window"], n_new))
+
+
 def queries_of(c, layer, head):
     """[w, group, d], oldest first. A value depends on its position and query head."""
-    w, d, group = c["window"], c["head_dim"], c["heads"] // c["kv_heads"]
+    w, d, group = counted(c), c["head_dim"], c["heads"] // c["kv_heads"]
     pos = c["position_end"] - w + np.arange(w)
     q_head = (pos[:, None] * c["layers"] + layer) * c["heads"] + head * group + np.arange(group)
     return c["query_scale"] * draw(c["seed"], 4, q_head[:, :, None] * d + np.arange(d))
@@ -155,7 +163,7 @@ def event(c, layer, head):
     forced = final.copy()
     keep = c["n_target"] * b
     forced[n - c["window"]:] = np.inf
-    if peak:
+    if c["rule"] != "zipage":
         forced[:c["sinks"]] = np.inf
         newest = int(c["recent"] * keep) if c["recent"] < 1 else c["recent"]
         forced[n - max(newest, c["window"]):] = np.inf
@@ -169,7 +177,8 @@ DEFAULTS = {"layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "block": 64,
             "n_target": 6, "window": 16, "ring": 48, "position_end": 1001, "first": False,
             "n_history": 0, "global": True, "alpha": 0.8, "pooling": "first",
             "redundancy": "lightning", "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex",
-            "query_scale": 2.0, "rule": "zipage", "sinks": 4, "recent": 0.125}
+            "query_scale": 2.0, "rule": "zipage", "sinks": 4, "recent": 0.125,
+            "observe": 0}
 
 CASES = {
     "bundled first event": {"first": True, "n_history": 384},
@@ -238,6 +247,11 @@ CASES = {
                                      "n_target": 5, "n_history": 80, "recent": 50, "alpha": 0.5},
     "peak, alone": {"rule": "peak", "redundancy": "none", "pooling": "never", "global": False,
                     "n_blocks": 4, "n_target": 3, "recent": 60},
+    "peak, observes, first event": {"rule": "peak", "first": True, "observe": 100, "ring": 100,
+                                    "n_blocks": 6, "n_target": 3},
+    "peak, observes, later event": {"rule": "peak", "observe": 100, "ring": 112, "n_history": 384},
+    "scaled, observes": {"rule": "scaled", "observe": 40, "ring": 40, "block": 32,
+                         "n_blocks": 7, "n_target": 6, "n_history": 192, "recent": 0.5},
     "peak, flash, alpha 0": {"rule": "peak", "redundancy": "flash", "alpha": 0.0, "n_blocks": 4,
                              "n_target": 3, "n_history": 192},
 }

@@ -199,11 +199,13 @@ void sim_device_swap(sim_device *d, const cn_copy_list *m, bool out)
 bool sim_device_compress(sim_device *d, const cn_compress_req *req, const uint64_t *resident,
                          const uint64_t *positions, const uint64_t *kept)
 {
-    const uint32_t n = req->n_blocks * d->block_tokens, w = req->params.window_tokens;
+    const uint32_t n = req->n_blocks * d->block_tokens, rows = cn_rule_queries(&req->params);
+    const uint32_t n_old = req->first_event ? 0 : req->n_history;
+    const uint32_t w = cn_rule_counted(&req->params, req->first_event, n - n_old);
     for (uint32_t p = 0; p < SIM_N_PACKS; p++) {
         if (!sim_device_read(d, p, "a compression", req->table, resident, n)) return false;
         if (req->params.policy == CN_KV_ZIP &&
-            !sim_device_read_ring(d, p, req->query_slot, w, req->position_end,
+            !sim_device_read_ring(d, p, req->query_slot, rows, req->position_end,
                                   positions + req->position_end - w, w))
             return false;
         sim_device_write(d, p, req->target, 0, kept, req->n_target * d->block_tokens);

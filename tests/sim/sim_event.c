@@ -60,7 +60,9 @@ static bool check_window(sim_world *w, const sim_seq *q, const cn_compress_req *
 {
     if (req->params.policy != CN_KV_ZIP || !q->compressed) return true;
     const uint32_t n = req->n_blocks * w->engine.block_tokens;
-    const uint32_t window = cn_rule_newest(&req->params);
+    const uint32_t n_new = n - req->n_history;
+    const uint32_t window = cn_max_u32(cn_rule_newest(&req->params),
+                                       cn_rule_counted(&req->params, false, n_new));
     const uint64_t *newest = q->positions + req->position_end - window;
     const uint64_t *last = q->resident + q->n_area + n - window;
     if (memcmp(last, newest, window * sizeof *newest) == 0) return true;
