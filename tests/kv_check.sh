@@ -103,7 +103,7 @@ most="--select-tokens 128 --select-tiles 4 --select-window 16"
 small="--block-size 64 --kv-selectors $(echo "$selectors" | tr ' ' ,) $most"
 # Each option beside a selector that reads it. spade and last select from position 256 on.
 options='ds:select_tokens=32 ds:select_group=mean ds:recent_tokens=64 ds:sinks=1 tls:select_tiles=1
-    spade:select_keys=rows spade:select_window=3 spade:select_weights=raw spade:select_rotate=false'
+    spade:select_keys=rows spade:select_window=3 spade:select_weights=softmax spade:select_rotate=false'
 
 # length SELECTOR: sets $tokens to an output length at which the selector selects.
 length() {

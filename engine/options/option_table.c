@@ -204,9 +204,11 @@ static const cn_option options[] = {
         .flags = RESULT, .json = "kv.select_window",
         .help = "past queries from which spade, or tls with --select-query predicted, predicts "
                 "the next; a request may set fewer"),
-    ROW(KV, "select-weights", ENUM, kv.select_weights, "softmax",
+    ROW(KV, "select-weights", ENUM, kv.select_weights, "raw",
         .values = "softmax|raw", .flags = RESULT, .json = "kv.select_weights",
-        .help = "weights of past queries in spade's prediction"),
+        .before = "softmax",
+        .help = "weights of past queries in spade's prediction: raw are those of the ridge "
+                "regression, softmax is AsyncSpade's"),
     ROW(KV, "select-rotate", BOOL, kv.select_rotate, "true", .flags = RESULT,
         .json = "kv.select_rotate",
         .help = "rotate past queries to the position of the step"),
