@@ -8,7 +8,7 @@
 /* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
-/* The queries of a first event must lie in the ring, and behind as many tokens. */
+/* The queries of a first event must lie in the ring. */
 static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_tokens)
 {
     const uint32_t n = cn_rule_of(kv->rule)->observes ? kv->observe_tokens : 0;
@@ -16,11 +16,6 @@ static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_token
         return cn_fail(CN_ERR_ARG,
                        "kv observe of %u queries: expected at most %u; raise --kv-observe for more",
                        n, max_window_tokens);
-    if (n > kv->budget_tokens)
-        return cn_fail(CN_ERR_ARG,
-                       "kv observe of %u queries: expected at most the budget of %u tokens; lower "
-                       "it or raise the budget",
-                       n, kv->budget_tokens);
     return CN_OK;
 }
 
@@ -115,15 +110,17 @@ static cn_status check_window(const cn_kv_params *kv, uint32_t block_tokens,
 
 static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
 {
-    const uint32_t w = cn_rule_queries(&r->params), kept = r->n_target * p->layout.block_tokens;
+    const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
+    const uint32_t rows = cn_rule_queries(&r->params);
     if (!p->q_window)
         return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, but the engine keeps "
                                    "none: declare zip with --kv-policies");
-    if (w == 0 || w > p->window || w > kept || w > r->position_end)
+    if (w == 0 || rows > p->window || w > kept || w > r->position_end)
         return cn_fail(CN_ERR_ARG,
-                       "observation window of %u tokens: expected 1 to %u (the engine's "
-                       "--kv-window), at most the budget of %u and the %u tokens so far",
-                       w, p->window, kept, r->position_end);
+                       "observation window of %u tokens, %u queries: expected 1 to %u (the "
+                       "engine's --kv-window or --kv-observe), a window of at most the budget of "
+                       "%u and the %u tokens so far",
+                       w, rows, p->window, kept, r->position_end);
     const uint32_t sinks = cn_rule_sinks(&r->params), newest = cn_rule_newest(&r->params);
     if ((uint64_t)sinks + newest > kept)
         return cn_fail(CN_ERR_ARG,

@@ -57,7 +57,7 @@ uint32_t cn_rule_queries(const cn_kv_params *kv)
 uint32_t cn_rule_counted(const cn_kv_params *kv, bool first_event, uint32_t n_new)
 {
     const uint32_t queries = cn_rule_queries(kv);
-    return first_event ? queries : cn_min_u32(queries, cn_max_u32(kv->window_tokens, n_new));
+    return cn_min_u32(queries, first_event ? n_new : cn_max_u32(kv->window_tokens, n_new));
 }
 
 uint32_t cn_rule_sinks(const cn_kv_params *kv)

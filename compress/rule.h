@@ -47,7 +47,7 @@ float cn_rule_decay_log2(const cn_kv_params *kv);
 float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens);
 
 /* Returns the rows of the ring of queries that a request needs: those of the observation window, or
- * kv.observe if it is larger. The first event counts them all. */
+ * kv.observe if it is larger. The first event counts them all, or all so far. */
 uint32_t cn_rule_queries(const cn_kv_params *kv);
 
 /* Returns how many of the newest queries an event counts. n_new: resident slots beside those that

@@ -371,8 +371,6 @@ flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv
 flag 'kv-rule best: expected one of zipage|scaled|peak' --kv-rule best
 flag 'kv recent of 61 tokens and kv sinks of 4' --kv-policy zip --kv-rule peak --kv-budget 64 \
     --kv-recent 61
-flag 'kv observe of 80 queries: expected at most the budget of 64' --kv-policy zip \
-    --kv-rule peak --kv-budget 64 --kv-observe 80
 flag 'kv-alpha 1.5' --kv-alpha 1.5
 flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
 flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder

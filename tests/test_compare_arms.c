@@ -6,6 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/policy.h"
 #include "engine/compare/compare_arms.h"
 #include "engine/options/option_value.h"
 
@@ -198,6 +199,22 @@ static void arms_may_have_a_home(void **state)
     cn_config_free(c);
 }
 
+/* An arm may observe more queries than its budget keeps: the engine has a ring for them. */
+static void the_engine_observes_what_any_arm_does(void **state)
+{
+    (void)state;
+    cn_config *c = make_config("zip:64:rule=peak:observe=300,zip:128:rule=scaled:window=48,zip:64");
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
+    assert_int_equal(cn_policy_most_queries(&c->kv), 300);
+    assert_int_equal(c->kv.window_tokens, 48);
+    assert_int_equal(cn_rule_queries(&a.arms[0].kv), 300);
+    assert_int_equal(cn_rule_queries(&a.arms[2].kv), 16);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
 static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
@@ -249,6 +266,7 @@ int main(void)
         cmocka_unit_test(one_engine_holds_all_arms),
         cmocka_unit_test(selectors_are_arms_with_full_kv),
         cmocka_unit_test(arms_may_have_a_home),
+        cmocka_unit_test(the_engine_observes_what_any_arm_does),
         cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -199,7 +199,7 @@ static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uin
                               .lambda = 0.2f,
                               .combine = (cn_kv_combine)test_rng_below(r, 2),
                               .move = (cn_kv_move)test_rng_below(r, 2)};
-    q.params.observe_tokens = test_rng_below(r, cn_min_u32(p->window, kept) + 1);
+    q.params.observe_tokens = test_rng_below(r, p->window + 1);
     q.params.recent = (float)test_rng_below(r, kept - q.params.sink_tokens + 1);
     return q;
 }

@@ -234,9 +234,10 @@ static void observed_queries_count_once(void **state)
     assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
     kv.observe_tokens = 33;
     refused(kv, "observe of 33", "--kv-observe");
-    kv.budget_tokens = 32;
-    assert_int_equal(cn_policy_check(&kv, 16, 64), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "the budget of 32"));
+    kv.observe_tokens = 100; /* more than the budget: the first event may have as many tokens */
+    assert_int_equal(cn_policy_check(&kv, 16, 100), CN_OK);
+    assert_int_equal(cn_rule_counted(&kv, true, 80), 80);
+    assert_int_equal(cn_rule_counted(&kv, true, 160), 100);
     kv.observe_tokens = 0;
     assert_int_equal(cn_rule_queries(&kv), 8);
     kv.observe_tokens = 100;

@@ -250,6 +250,8 @@ void cn_compare_arms_free(cn_compare_arms *a)
 /* The engine reserves memory for the largest sizes of the selectors. */
 static void declare_sizes(const cn_kv_params *kv, cn_kv_params *most)
 {
+    if (cn_policy_needs_slot(kv))
+        most->observe_tokens = cn_max_u32(most->observe_tokens, cn_rule_queries(kv));
     if (kv->select == CN_SELECT_NONE) return;
     most->select_tokens = cn_max_u32(most->select_tokens, kv->select_tokens);
     most->select_tiles = cn_max_u32(most->select_tiles, kv->select_tiles);
@@ -291,7 +293,7 @@ cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
         cap = cn_max_u32(cap, most_cap(kv));
         declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);
-        if (policy->needs_slot) window = cn_max_u32(window, cn_rule_queries(kv));
+        if (policy->needs_slot) window = cn_max_u32(window, kv->window_tokens);
         if (policy->keep == CN_KEEP_ALL) continue;
         budget = budget ? cn_min_u32(budget, kv->budget_tokens) : kv->budget_tokens;
     }

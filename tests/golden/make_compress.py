@@ -36,7 +36,9 @@ def counted(c):
     if c["rule"] == "zipage" or c["observe"] <= c["window"]:
         return c["window"]
     n_new = c["block"] * c["n_blocks"] - c["n_history"]
-    return c["observe"] if c["first"] else min(c["observe"], max(c["window"], n_new))
+    if c["first"]:
+        return min(c["observe"], c["block"] * c["n_blocks"])
+    return min(c["observe"], max(c["window"], n_new))
 
 
 def queries_of(c, layer, head):
@@ -250,6 +252,8 @@ CASES = {
     "peak, observes, first event": {"rule": "peak", "first": True, "observe": 100, "ring": 100,
                                     "n_blocks": 6, "n_target": 3},
     "peak, observes, later event": {"rule": "peak", "observe": 100, "ring": 112, "n_history": 384},
+    "peak, observes all": {"rule": "peak", "first": True, "observe": 100, "ring": 100, "block": 16,
+                           "n_blocks": 5, "n_target": 3, "position_end": 80},
     "scaled, observes": {"rule": "scaled", "observe": 40, "ring": 40, "block": 32,
                          "n_blocks": 7, "n_target": 6, "n_history": 192, "recent": 0.5},
     "peak, flash, alpha 0": {"rule": "peak", "redundancy": "flash", "alpha": 0.0, "n_blocks": 4,

@@ -160,8 +160,7 @@ static void draw_rule(sim_world *w, cn_kv_params *kv)
     const uint32_t room = budget - kv->sink_tokens;
     const uint32_t most = kv->move == CN_MOVE_FILL ? cn_min_u32(room, b) : room;
     kv->recent = (float)((uint32_t)(bits >> 16) % (most + 1));
-    const uint32_t queries = cn_min_u32(w->engine.window_tokens, budget);
-    kv->observe_tokens = (uint32_t)(bits >> 32) % (queries + 1);
+    kv->observe_tokens = (uint32_t)(bits >> 32) % (w->engine.window_tokens + 1);
 }
 
 static cn_kv_params draw_kv(sim_world *w)
