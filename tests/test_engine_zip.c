@@ -103,6 +103,30 @@ static void little_memory_gives_the_same_tokens(void **state)
                                       "enable-prefix-caching", "false", NULL});
 }
 
+/* Queries before the first event count, whatever the batch, chunks, hits or preemptions. */
+static void counted_queries_do_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+#define COUNTED "kv-rule", "peak", "kv-observe", "150"
+    run *want = run_policies((const char *[]){COUNTED, NULL}, zip_only, 1);
+    const char *alone[] = {COUNTED, "max-num-seqs", "1", "max-num-batched-tokens", "37", NULL};
+    const char *tight[] = {COUNTED,         "num-gpu-blocks-override", "17",
+                           "max-model-len", "272",                     "enable-prefix-caching",
+                           "false",         NULL};
+#undef COUNTED
+    const char *const *const others[] = {alone, tight};
+    for (int k = 0; k < 2; k++) {
+        run *got = run_policies(others[k], zip_only, 1);
+        for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(want, i, got, i, 0);
+        run_free(got);
+    }
+    uint32_t n_other = 0; /* the rule changes what is kept */
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        n_other += strcmp(want->samples[i][0].text.data, reference->samples[i][0].text.data) != 0;
+    assert_true(n_other > 0);
+    run_free(want);
+}
+
 static void policies_mix_in_one_batch(void **state)
 {
     (void)state;
@@ -223,6 +247,7 @@ int main(void)
         cmocka_unit_test(a_request_alone_gives_the_same_tokens),
         cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
         cmocka_unit_test(little_memory_gives_the_same_tokens),
+        cmocka_unit_test(counted_queries_do_not_depend_on_the_batch),
         cmocka_unit_test(policies_mix_in_one_batch),
         cmocka_unit_test(samples_and_shared_prefixes_give_the_same_tokens),
         cmocka_unit_test(stop_strings_and_logprobs_work_after_compressions),

@@ -625,6 +625,9 @@ static double run_long(op_env *env, uint32_t seed)
     e->reqs[0].n_target = 8;
     e->reqs[0].first_event = true;
     e->reqs[0].params.policy = CN_KV_ZIP;
+    e->reqs[0].params.budget_tokens = 8 * 256;
+    e->reqs[0].params.sink_tokens = 4;
+    e->reqs[0].params.recent = 0.125f;
     e->reqs[0].params.window_tokens = 16;
     e->reqs[0].params.global_score = true;
     e->reqs[0].params.redundancy = CN_REDUNDANCY_LIGHTNING;
