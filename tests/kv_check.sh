@@ -42,7 +42,7 @@ answer() {
 
 small="--block-size 16 --kv-window 16"
 options='alpha=0.2 pooling=always pooling=never redundancy=flash redundancy=none p=0.95 tau=9
-    lambda=0.8 combine=subtract move=fill window=3 rule=scaled rule=peak global=false budget=96 sinks=20'
+    lambda=0.8 combine=subtract move=fill window=3 rule=zipage rule=peak global=false budget=96 sinks=20'
 base='"policy": "zip", "budget": 64'
 {
     ask default 120 "{$base}"

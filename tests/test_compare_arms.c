@@ -240,7 +240,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"ds:64:sinks=1:sinks=2", "sinks=2", "sinks is given twice"},
         {"zip:64:global:no-global", "no-global", "global is given twice"},
         {"zip:policy=window", "--arms zip:policy=window", "zip does not read policy"},
-        {"zip:64:recent=8", "--arms zip:64:recent=8", "recent only with rule=scaled before it"},
+        {"zip:64:rule=zipage:recent=8", "--arms zip:64:rule=zipage:recent=8", "recent"},
         {"full:64", "--arms full:64", "full does not read budget: it reads nothing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -134,7 +134,7 @@ static const cn_option options[] = {
     ROW(KV, "kv-window", U32, kv.window_tokens, "16", .min = 1, .max = 4096, .flags = RESULT,
         .json = "kv.window",
         .help = "newest queries that score the cache; a request may set fewer"),
-    ROW(KV, "kv-rule", ENUM, kv.rule, "zipage", .values = CN_RULE_NAMES, .flags = RESULT,
+    ROW(KV, "kv-rule", ENUM, kv.rule, "scaled", .values = CN_RULE_NAMES, .flags = RESULT,
         .json = "kv.rule", .before = "zipage",
         .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
                 "each kv head to a constant sum before redundancy is subtracted; peak scores by "
