@@ -65,13 +65,16 @@ time.sleep(0.5)
 hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
 resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 get(5)
-lines = open(path).read().splitlines()
 def parses(line):
     try:
         return json.loads(line)["path"] == "/health"
     except ValueError:
         return False
-good = [parses(line) for line in lines]
+for _ in range(600): # a line is written after its reply
+    good = [parses(line) for line in open(path).read().splitlines()]
+    if all(good[-5:]):
+        break
+    time.sleep(0.1)
 assert sum(good) >= 10 and good.count(False) == 1 and all(good[-5:]), good
 metrics = urllib.request.urlopen(url + "/metrics").read().decode()
 lost = [l for l in metrics.splitlines() if l.startswith("cinch_access_log_lines_lost_total")]
