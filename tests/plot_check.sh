@@ -76,7 +76,7 @@ compare() {
     name=$1
     shift
     "$cinch" compare --model $model --prompt-field prompt --block-size 32 --limit 2 \
-        --max-tokens 40 --progress none --json "$dir/$name.json" "$@" >"$dir/log" 2>&1 ||
+        --max-tokens 40 --no-window-baseline --progress none --json "$dir/$name.json" "$@" >"$dir/log" 2>&1 ||
         { cat "$dir/log"; exit 1; }
 }
 
