@@ -117,7 +117,7 @@ static void an_answer_depends_on_what_params_name(void **state)
 static int setup(void **state)
 {
     (void)state;
-    const char *parts[2];
+    static const char *parts[2];
     assert_int_equal(run_load_prompts("story", parts, NULL, 2), 2);
     snprintf(prompt, sizeof prompt, "%s %s", parts[0], parts[1]);
     return 0;
