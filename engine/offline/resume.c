@@ -189,8 +189,16 @@ static bool same_option(const json_t *a, const json_t *b)
     return a == b || (a && b && json_equal(a, b));
 }
 
-/* Fails at the first option that differs or that only one of the two has. */
-static cn_status compare_options(json_t *then, json_t *now)
+/* Whether some request of this engine reads an option. */
+static bool is_read(const cn_config *c, const char *name)
+{
+    const cn_option *o = c ? cn_option_find(name) : NULL;
+    return !o || o->section != CN_SECTION_KV || cn_config_reads_kv(c, o);
+}
+
+/* Fails at the first option that differs or that only one of the two has, of those that requests of
+ * c read; c NULL: of all. */
+static cn_status compare_options(json_t *then, json_t *now, const cn_config *c)
 {
     const char *name;
     json_t *v;
@@ -199,7 +207,7 @@ static cn_status compare_options(json_t *then, json_t *now)
         json_object_foreach(both[i], name, v)
         {
             const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
-            if (!same_option(a, b))
+            if (!same_option(a, b) && is_read(c, name))
                 return cn_fail(CN_ERR_ARG,
                                "--%s was %s and is now %s, which changes results", name, shown(a),
                                shown(b));
@@ -221,7 +229,7 @@ static cn_status compare_inputs(const json_t *then, const json_t *now)
                    "the run reads %s, and %s is another input: its first line differs", old, path);
 }
 
-static cn_status compare(json_t *then, json_t *now)
+static cn_status compare(json_t *then, json_t *now, const cn_config *c)
 {
     const json_t *format = json_object_get(then, "cinch_run");
     const json_t *model = json_object_get(then, "model");
@@ -251,7 +259,7 @@ static cn_status compare(json_t *then, json_t *now)
         cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
                json_string_value(version), CINCH_VERSION);
     CN_TRY(drop_removed_options(options));
-    return compare_options(options, json_object_get(now, "options"));
+    return compare_options(options, json_object_get(now, "options"), c);
 }
 
 static cn_status parse_record(json_t **out, const char *text, size_t n)
@@ -260,12 +268,12 @@ static cn_status parse_record(json_t **out, const char *text, size_t n)
                          CN_ERR_ARG);
 }
 
-cn_status cn_run_record_compare(const char *then, const char *now)
+cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c)
 {
     json_t *a = NULL, *b = NULL;
     cn_status status = parse_record(&a, then, strlen(then));
     if (status == CN_OK) status = parse_record(&b, now, strlen(now));
-    if (status == CN_OK) status = compare(a, b);
+    if (status == CN_OK) status = compare(a, b, c);
     json_decref(a);
     json_decref(b);
     return status;
@@ -322,7 +330,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     }
     if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
-        status = compare(then, now);
+        status = compare(then, now, NULL);
         if (status != CN_OK)
             cn_fail_within(status,
                            "%s: cannot resume (use what the run began with, or write another "

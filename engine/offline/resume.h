@@ -35,8 +35,8 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
  * with that of others. CN_ERR_ARG: it differs. */
 cn_status cn_run_record_backend(const char *output_path, const char *backend);
 
-/* Compares two records, given as text. */
-cn_status cn_run_record_compare(const char *then, const char *now);
+/* Compares two records, given as text. Options that no request of c can read may differ. */
+cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c);
 
 /* Sums over the lines of an output. */
 typedef struct cn_batch_totals {

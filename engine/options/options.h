@@ -342,7 +342,8 @@ enum {
     CN_OPTION_PERCENT = 1 << 6,    /* F32: a % may follow the number */
     CN_OPTION_WRITTEN = 1 << 7,    /* STRING: a file that the command writes */
     CN_OPTION_USUAL = 1 << 8,      /* --help prints it; --help-all prints all options */
-    CN_OPTION_READ = 1 << 9        /* STRING: a file that the command reads */
+    CN_OPTION_READ = 1 << 9,       /* STRING: a file that the command reads */
+    CN_OPTION_SHARE = 1 << 10      /* F32: N% is N / 100, below 1 */
 };
 
 typedef struct cn_option {
@@ -429,6 +430,8 @@ cn_status cn_config_check_mode(const cn_config *c, cn_config_mode mode);
  * use. cn_config_validate does this, except for `cinch compare`, whose arms are read later.
  * CN_ERR_ARG names the option that is missing. */
 cn_status cn_config_check_kv_readers(const cn_config *c);
+/* Whether a request can have a policy, selector or home that reads this option of section KV. */
+bool cn_config_reads_kv(const cn_config *c, const cn_option *o);
 
 /* Replaces --model and --tokenizer of the form org/name, if no directory has that name, by the
  * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none, and the text has the command

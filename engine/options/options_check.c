@@ -173,6 +173,13 @@ static bool has_reader(const cn_config *c, const readers *r)
            (cn_config_away(c) && r->away & selectors);
 }
 
+bool cn_config_reads_kv(const cn_config *c, const cn_option *o)
+{
+    const readers r = readers_of(c, o);
+    const bool chooses = !r.policies && !r.selectors && !r.away;
+    return chooses || has_reader(c, &r);
+}
+
 static cn_status refuse_away_option(const cn_config *c, const cn_option *o, const readers *r)
 {
     char selectors[READERS_BYTES];

@@ -172,7 +172,9 @@ static bool may_go_on(cn_batch *b)
 {
     if (b->record.status != CN_BATCH_STATUS_IN_PROGRESS || !b->record.run_record) return true;
     if (cn_batches_now(b->all) >= b->record.expires_at) return true;
-    if (cn_run_record_compare(b->record.run_record, b->all->run_record.data) == CN_OK) return true;
+    if (cn_run_record_compare(b->record.run_record, b->all->run_record.data,
+                              b->all->opts.config) == CN_OK)
+        return true;
     cn_fail_within(CN_ERR_ARG, "cannot resume: the answers would change (restart the server as "
                                "before, or cancel the batch)");
     pause(b, cn_last_error());
