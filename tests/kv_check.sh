@@ -371,6 +371,10 @@ flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv
 flag 'kv-rule best: expected one of zipage|scaled|peak' --kv-rule best
 flag 'kv recent of 61 tokens and kv sinks of 4' --kv-policy zip --kv-rule peak --kv-budget 64 \
     --kv-recent 61
+# A percentage is a share of the budget: 95 % of 64 are 60 tokens, which leave no room for five sinks.
+flag 'kv recent of 60 tokens and kv sinks of 5' --kv-policy zip --kv-budget 64 --kv-recent 95% \
+    --kv-sinks 5
+flag 'kv-recent 100%' --kv-policy zip --kv-recent 100%
 flag 'kv-alpha 1.5' --kv-alpha 1.5
 flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
 flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder

@@ -19,6 +19,7 @@
 #define FROM_MODEL CN_OPTION_FROM_MODEL
 #define REQUIRED CN_OPTION_REQUIRED
 #define PERCENT CN_OPTION_PERCENT
+#define SHARE CN_OPTION_SHARE
 #define WRITTEN CN_OPTION_WRITTEN
 #define USUAL CN_OPTION_USUAL
 #define READ CN_OPTION_READ
@@ -148,7 +149,7 @@ static const cn_option options[] = {
         .help = "first tokens that policy window and rules scaled and peak always keep (fewer "
                 "than --kv-budget), and that a selector always attends to"),
     ROW(KV, "kv-recent", F32, kv.recent, "0.125", .min = 0, .max = TOKENS_MAX,
-        .flags = RESULT | PERCENT, .json = "kv.recent",
+        .flags = RESULT | SHARE, .json = "kv.recent",
         .help = "newest tokens that rules scaled and peak always keep, at least --kv-window: a "
                 "share of the budget, such as 0.125 or 12.5%, or a number of tokens from 1 on"),
     ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",

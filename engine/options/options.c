@@ -245,12 +245,18 @@ static bool set_number(const cn_option *o, void *field, const char *text)
     double v;
     char number[NUMBER_MAX_BYTES];
     size_t len = strlen(text);
-    if (o->flags & CN_OPTION_PERCENT && len && text[len - 1] == '%') len--;
+    const bool percent =
+        o->flags & (CN_OPTION_PERCENT | CN_OPTION_SHARE) && len && text[len - 1] == '%';
+    len -= percent;
     if (len >= sizeof number) return false;
     memcpy(number, text, len);
     number[len] = '\0';
-    return parse_number(number, o->type == CN_OPTION_F32, &v) &&
-           cn_option_store_number(o, field, v);
+    if (!parse_number(number, o->type == CN_OPTION_F32, &v)) return false;
+    if (percent && o->flags & CN_OPTION_SHARE) {
+        if (v >= 100) return false; /* 1 is a token */
+        v /= 100;
+    }
+    return cn_option_store_number(o, field, v);
 }
 
 /* The row that takes a list of the same names, or NULL. */
