@@ -30,11 +30,12 @@ static cn_status check_ends(const cn_kv_params *kv, uint32_t block_tokens)
                        "whole number of tokens",
                        (double)kv->recent);
     const uint32_t newest = cn_rule_newest(kv);
+    const char *what = newest > kv->window_tokens ? "recent" : "window";
     if ((uint64_t)newest + kv->sink_tokens > kv->budget_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv recent of %u tokens and kv sinks of %u, which are always kept: expected "
+                       "kv %s of %u tokens and kv sinks of %u, which are always kept: expected "
                        "at most the budget of %u; lower one of them or raise the budget",
-                       newest, kv->sink_tokens, kv->budget_tokens);
+                       what, newest, kv->sink_tokens, kv->budget_tokens);
     if (kv->move == CN_MOVE_FILL && newest > block_tokens)
         return cn_fail(CN_ERR_ARG,
                        "kv recent of %u tokens: with kv move fill expected at most a block of %u; "
@@ -194,6 +195,15 @@ cn_policy_needs cn_policies_need(uint32_t policies)
 
 /* ---- derived numbers ---- */
 
+/* A share of the budget that exceeds what move fill leaves in token order becomes a block. */
+static void limit_recent(cn_kv_params *kv, uint32_t block_tokens)
+{
+    const bool ends = (unsigned)kv->rule < CN_N_RULES && cn_rule_of(kv->rule)->keeps_ends;
+    if (!ends || kv->move != CN_MOVE_FILL || !(kv->recent > 0 && kv->recent < 1)) return;
+    if (kv->window_tokens <= block_tokens && cn_rule_newest(kv) > block_tokens)
+        kv->recent = (float)block_tokens;
+}
+
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens)
 {
     CN_ASSERT(block_tokens > 0);
@@ -207,6 +217,7 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
         return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: expected 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
+    if (p->keep == CN_KEEP_BEST) limit_recent(kv, block_tokens);
     return p->check ? p->check(kv, block_tokens, max_window_tokens) : CN_OK;
 }
 

@@ -200,7 +200,12 @@ static void peak_keeps_both_ends(void **state)
         if (newest[i] <= 60) assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
         else refused(kv, "63", "recent");
         kv.move = CN_MOVE_FILL;
-        if (newest[i] > 16 && newest[i] <= 60) refused(kv, "at most a block of 16", "recent");
+        if (newest[i] > 16 && recent[i] >= 1) {
+            refused(kv, "at most a block of 16", "recent");
+        } else if (newest[i] > 16) { /* a share becomes a block */
+            assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+            assert_int_equal(cn_rule_newest(&kv), 16);
+        }
     }
     kv.move = CN_MOVE_ORDER;
     const float odd[] = {1.5f, -1, NAN, 1e10f};
