@@ -13,9 +13,9 @@ enum {
     /* The same of a cache device, which has room for five streams of selection: with 32 heads and
      * 256 requests. */
     CACHE_STREAMS_MIB = 45,
-    SAMPLE_BYTES = 64,       /* clusters sample without scratch */
-    SCORE_MIB = 88,          /* of compression, at least */
-    SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
+    SAMPLE_BYTES = 64, /* clusters sample without scratch */
+    SCORE_MIB = 88,    /* of compression, at least */
+    SCORE_SPAN = 256   /* slots of a partial sum of compression (CN_COMPRESS_SPAN) */
 };
 
 static const cn_plan_gpu *gpu_of(cn_backend *be) { return be->ctx; }
@@ -33,7 +33,10 @@ static size_t sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t v
 static size_t compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_tokens)
 {
     (void)be;
-    const uint64_t words = (uint64_t)SCORE_WORDS_OF_TOKEN * n_tokens * pools->layout.n_kv_heads;
+    const uint64_t rows = (uint64_t)pools->window * (pools->n_heads / pools->layout.n_kv_heads);
+    const uint64_t partials = 2 * cn_ceil_div(n_tokens, SCORE_SPAN) * rows;
+    const uint64_t side = 2 * (uint64_t)n_tokens;
+    const uint64_t words = (side + (partials > side ? partials : side)) * pools->layout.n_kv_heads;
     const uint64_t least = (uint64_t)SCORE_MIB << 20, bytes = words * sizeof(uint32_t);
     return bytes > least ? bytes : least;
 }
