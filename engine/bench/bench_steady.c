@@ -63,7 +63,8 @@ static double slot_share(const steady *t)
     if (!cn_policy_needs_slot(&c->kv)) return 0;
     if (!c->hybrid_scheduling) return 1;
     const uint32_t trigger = cn_policy_first_trigger(t->n_max, c->input_len, t->block_tokens);
-    const uint32_t free_until = cn_max_u32(trigger - cn_rule_queries(&c->kv), c->input_len);
+    const uint32_t counted = cn_min_u32(trigger, cn_rule_queries(&c->kv));
+    const uint32_t free_until = cn_max_u32(trigger - counted, c->input_len);
     const uint32_t end = c->input_len + c->output_len;
     return end > free_until ? (double)(end - free_until) / c->output_len : 0;
 }
