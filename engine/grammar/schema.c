@@ -506,12 +506,13 @@ cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json
     cn_schema_job job = {.root = schema,
                          .made = json_array(),
                          .formats = json_object(),
+                         .scalars = json_object(),
                          .net = net,
                          .rules = *shared,
                          .strict = strict};
     job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS + 1, sizeof *job.parts);
     job.table = cn_calloc(CN_SCHEMA_TABLE, sizeof *job.table);
-    cn_status status = job.made && job.formats && job.parts && job.table
+    cn_status status = job.made && job.formats && job.scalars && job.parts && job.table
                            ? emit_all(&job, schema, rule)
                            : cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
     if (status == CN_OK && net->explains) status = explain(&job);
@@ -520,5 +521,6 @@ cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json
     cn_free(job.table);
     json_decref(job.made);
     json_decref(job.formats);
+    json_decref(job.scalars);
     return status;
 }

@@ -65,6 +65,7 @@ typedef struct cn_schema_job {
     uint32_t *table; /* [CN_SCHEMA_TABLE] finds the part of a set of terms: part + 1; 0: none */
     uint32_t never;  /* rule without texts; 0: not made */
     json_t *formats; /* object: the rules of formats, by their patterns */
+    json_t *scalars; /* object: what cn_schema_are_scalar has found, by the address of a schema */
 } cn_schema_job;
 
 /* ---- schema.c ---- */

@@ -266,19 +266,32 @@ static bool list_is_scalar(const json_t *values)
 static cn_status are_scalar(cn_schema_job *job, const cn_schema_terms *terms, uint32_t depth,
                             bool *out);
 
+/* Each schema is looked at once, because references make a schema an alternative of many others. */
+static cn_status alternative_is_scalar(cn_schema_job *job, json_t *schema, uint32_t depth,
+                                       bool *out)
+{
+    const cn_schema_place place = {.keyword = "anyOf", .index = CN_SCHEMA_NO_INDEX};
+    char key[24];
+    snprintf(key, sizeof key, "%p", (void *)schema);
+    const json_t *known = json_object_get(job->scalars, key);
+    *out = json_is_true(known);
+    if (known) return CN_OK;
+    cn_schema_terms terms = {0};
+    json_object_set_new(job->scalars, key, json_false()); /* if it is an alternative of itself */
+    cn_status status = cn_schema_add_terms(job, place, schema, &terms);
+    if (status == CN_OK) status = are_scalar(job, &terms, depth + 1, out);
+    cn_schema_terms_free(&terms);
+    if (status == CN_OK && *out) json_object_set_new(job->scalars, key, json_true());
+    return status;
+}
+
 /* Whether all schemas of an anyOf or oneOf are scalar. */
 static cn_status alternatives_are_scalar(cn_schema_job *job, json_t *list, uint32_t depth,
                                          bool *out)
 {
-    const cn_schema_place place = {.keyword = "anyOf", .index = CN_SCHEMA_NO_INDEX};
     *out = json_array_size(list) > 0 && depth < MAX_SCALAR_DEPTH;
-    for (size_t i = 0; *out && i < json_array_size(list); i++) {
-        cn_schema_terms terms = {0};
-        cn_status status = cn_schema_add_terms(job, place, json_array_get(list, i), &terms);
-        if (status == CN_OK) status = are_scalar(job, &terms, depth + 1, out);
-        cn_schema_terms_free(&terms);
-        CN_TRY(status);
-    }
+    for (size_t i = 0; *out && i < json_array_size(list); i++)
+        CN_TRY(alternative_is_scalar(job, json_array_get(list, i), depth, out));
     return CN_OK;
 }
 

@@ -8,13 +8,15 @@ enum {
     N_FIRST = 3,
     MAX_DEPTH = 1024, /* bytes that a search reads */
     N_SEEN = 2048,
-    MAX_SEARCHES = 1 << 14 /* whose results are remembered */
+    MAX_SEARCHES = 1 << 14, /* whose results are remembered */
+    EXHAUSTED = UINT32_MAX  /* in place of a search: no end follows the text */
 };
 
 /* A text that a search has read, and the bytes that it has tried after it. */
 typedef struct level {
     cn_items_mark mark;
     uint32_t state, n_tried;
+    uint64_t key;
 } level;
 
 /* A text that a search has met, by its hash: other ways to it need not be taken. */
@@ -57,29 +59,42 @@ static walk *make_walk(cn_automaton *a, cn_unique_items *items)
 
 /* ---- searches ---- */
 
+static bool is_too_costly(const walk *w)
+{
+    return w->steps + w->items->steps > CN_UNIQUE_MAX_STEPS;
+}
+
 /* A text is its state and what was added to the items since the walk began. */
 static uint64_t key_of(const walk *w, uint32_t state)
 {
     const cn_items_mark *at = &w->items->at;
     const bool is_old = at->begin < w->begin_len; /* the item in progress was there at first */
     const uint64_t key =
-        cn_hash64(((uint64_t)state << 4 | at->place) << 1 | is_old, at->escape, at->n_escape);
+        cn_hash64(((uint64_t)state << 4 | at->place) << 1 | is_old, at->escape, at->n_escape) ^
+        (uint64_t)at->base << 32;
     const size_t n = at->len > w->begin_len ? at->len - w->begin_len : 0;
     return cn_hash64(key ^ at->n, n > 0 ? w->items->text.data + w->begin_len : "", n) | 1;
 }
 
 /* Whether this search was at the text already, or an earlier one has found no end from there. */
-static bool is_seen(walk *w, uint32_t state)
+static bool is_seen(walk *w, uint64_t key)
 {
-    const uint64_t key = key_of(w, state);
     seen_text *s = &w->seen[key / 2 % N_SEEN];
     w->steps++;
-    if (s->key == key && s->search == w->search) return true;
+    if (s->key == key && (s->search == w->search || s->search == EXHAUSTED)) return true;
     if (s->key == key && s->search < MAX_SEARCHES &&
         w->failed[s->search / 64] >> s->search % 64 & 1)
         return true;
     *s = (seen_text){key, w->search};
     return false;
+}
+
+/* All ways after a text have been taken. In white space they may lead back to a text before it. */
+static void end_level(walk *w, const level *l)
+{
+    const cn_items_place place = l->mark.place;
+    if (place == CN_ITEMS_STRING || place == CN_ITEMS_WORD)
+        w->seen[l->key / 2 % N_SEEN] = (seen_text){l->key, EXHAUSTED};
 }
 
 static void end_search(walk *w, bool failed)
@@ -126,12 +141,14 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
     cn_unique_items *u = w->items;
     const uint32_t n_before = u->at.n;
     uint32_t depth = 0, to;
-    w->levels[0] = (level){.mark = u->at, .state = *state};
-    *out = is_seen(w, *state) ? NOT_FOUND : UNKNOWN;
-    while (*out == UNKNOWN && w->steps <= CN_UNIQUE_MAX_STEPS) {
+    uint64_t key = key_of(w, *state);
+    w->levels[0] = (level){.mark = u->at, .state = *state, .key = key};
+    *out = is_seen(w, key) ? NOT_FOUND : UNKNOWN;
+    while (*out == UNKNOWN && !is_too_costly(w)) {
         level *l = &w->levels[depth];
         bool same;
         if (l->n_tried == BYTES - 1) { /* no byte 0 */
+            end_level(w, l);
             if (depth-- == 0) *out = NOT_FOUND;
             continue;
         }
@@ -140,12 +157,12 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
         *state = to;
         if (is_end(u, n_before, exact))
             *out = FOUND;
-        else if (is_seen(w, to))
+        else if (is_seen(w, key = key_of(w, to)))
             continue;
         else if (depth + 1 == MAX_DEPTH)
             break;
         else
-            w->levels[++depth] = (level){.mark = u->at, .state = to};
+            w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key};
     }
     end_search(w, *out == NOT_FOUND);
     if (*out != FOUND) cn_unique_items_back(u, &w->levels[0].mark);
@@ -191,7 +208,7 @@ static cn_status check_tokens(walk *w, const cn_trie_node *node, uint32_t state,
 static cn_status walk_trie(walk *w, uint32_t *mask)
 {
     const cn_token_trie *trie = &cn_automaton_vocabulary(w->automaton)->trie;
-    for (uint32_t i = 0; i < trie->n_nodes && w->steps <= CN_UNIQUE_MAX_STEPS;) {
+    for (uint32_t i = 0; i < trie->n_nodes && !is_too_costly(w);) {
         const cn_trie_node *node = &trie->nodes[i];
         const uint32_t depth = node->depth;
         const cn_items_mark *mark = &w->mark_at[depth - 1];
@@ -227,13 +244,12 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
     w->state_at[0] = m->state;
     cn_status status = walk_trie(w, mask);
     cn_unique_items_back(&m->items, &mark);
-    w->steps += m->items.steps;
-    if (status == CN_OK && w->steps > CN_UNIQUE_MAX_STEPS)
+    if (status == CN_OK && is_too_costly(w))
         status = cn_fail(CN_ERR_ARG,
                          "uniqueItems: the tokens that may follow take more than %d "
                          "automaton steps",
                          CN_UNIQUE_MAX_STEPS);
-    *steps += w->steps;
+    *steps += w->steps + m->items.steps;
     cn_free(w);
     return status;
 }
