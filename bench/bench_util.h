@@ -6,8 +6,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/start/device_choice.h"
 #include "engine/base/base.h"
+#include "engine/start/device_choice.h"
 
 /* Prints the last error and ends the program, unless the call returned CN_OK. */
 static inline void bench_must(cn_status status)

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/text/jinja/jinja.h"
 #include "engine/base/utf8.h"
+#include "engine/text/jinja/jinja.h"
 #include "tests/lib/fuzz.h"
 
 static json_t *variables;

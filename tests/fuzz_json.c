@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/checkpoint/generation_config.h"
 #include "engine/base/json.h"
+#include "engine/checkpoint/generation_config.h"
 #include "engine/model/rope.h"
 #include "engine/model/weights.h"
 #include "tests/lib/fuzz.h"

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "engine/base/base.h"
-#include "engine/serve/routes/files_multipart.h"
 #include "engine/base/utf8.h"
+#include "engine/serve/routes/files_multipart.h"
 #include "tests/lib/fuzz.h"
 
 typedef struct seen {

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/utf8.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
-#include "engine/base/utf8.h"
 #include "tests/lib/fuzz.h"
 
 static cn_tokenizer *bundled;

@@ -10,11 +10,11 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/select/calibrate.h"
+#include "engine/base/json.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/engine_probe.h"
-#include "engine/base/json.h"
+#include "engine/select/calibrate.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
 

@@ -10,9 +10,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/select/calibrate.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/select_file.h"
+#include "engine/select/calibrate.h"
 #include "tests/lib/model_rig.h"
 #include "tests/lib/overflow_model.h"
 #include "tests/lib/tensor_file.h"

@@ -10,8 +10,8 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "engine/engine_state.h"
 #include "engine/base/json.h"
+#include "engine/engine_state.h"
 #include "tests/lib/overflow_model.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"

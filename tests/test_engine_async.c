@@ -31,8 +31,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "compress/rule.h"
 #include "compress/policy.h"
+#include "compress/rule.h"
 #include "compress/selector.h"
 #include "engine/cpu/score.h"
 #include "engine/engine_state.h"

@@ -8,8 +8,8 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-#include "engine/text/nfc.h"
 #include "engine/base/utf8.h"
+#include "engine/text/nfc.h"
 
 enum { CODE_POINTS = 0x110000 };
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "engine/start/device_choice.h"
 #include "engine/checkpoint/dummy_weight.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 

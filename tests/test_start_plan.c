@@ -7,8 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/engine_state.h"
 #include "engine/engine_memory.h"
+#include "engine/engine_state.h"
 #include "engine/home/home_memory.h"
 #include "engine/model/weights.h"
 

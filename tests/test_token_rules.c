@@ -7,8 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/engine_state.h"
 #include "engine/base/utf8.h"
+#include "engine/engine_state.h"
 #include "tests/lib/run_engine.h"
 
 enum { N_REQUESTS = 12, VOCAB = 70 };

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "engine/api/api_tools.h"
-#include "engine/text/call_marks.h"
 #include "engine/base/utf8.h"
+#include "engine/text/call_marks.h"
 
 enum {
     ID_BYTES = 12,

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/event_log.h"
+#include "engine/base/json.h"
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
 #include "engine/bench/bench_http.h"
 #include "engine/checkpoint/model_config.h"
-#include "engine/base/event_log.h"
-#include "engine/base/json.h"
 #include "engine/serve/http/http_parse.h"
 
 enum { MAX_REPLY_BYTES = 16 << 20, MAX_DEPTH = 32 };

@@ -5,11 +5,11 @@
 #include <signal.h>
 #include <string.h>
 
+#include "engine/base/json.h"
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/base/json.h"
 
 /* ---- signals ---- */
 

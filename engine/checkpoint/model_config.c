@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/checkpoint/checkpoint_dir.h"
 #include "engine/base/json.h"
+#include "engine/checkpoint/checkpoint_dir.h"
 
 enum {
     CONFIG_MAX_BYTES = 4 << 20,

@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/checkpoint/checkpoint_dir.h"
 #include "engine/base/json.h"
+#include "engine/checkpoint/checkpoint_dir.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "views use the byte order of the file");
 

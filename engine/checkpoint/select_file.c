@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/checkpoint/safetensors.h"
 #include "engine/base/json.h"
 #include "engine/base/replace_file.h"
+#include "engine/checkpoint/safetensors.h"
 
 enum { MAX_BYTES = 16 << 20, HEADER_BYTES = 512, HEADER_STEP = 8, TEXT_BYTES = 512 };
 

@@ -1,11 +1,11 @@
 /* cmd_calibrate.c - `cinch calibrate`: runs the model over text files and writes the channels that
  * labels are made of. */
-#include "engine/select/calibrate.h"
+#include "engine/base/json.h"
+#include "engine/base/utf8.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/cmd/command.h"
-#include "engine/base/json.h"
+#include "engine/select/calibrate.h"
 #include "engine/text/tokenizer.h"
-#include "engine/base/utf8.h"
 
 enum { MAX_TEXT_BYTES = 64 << 20, FEW_TOKENS = 1024 };
 

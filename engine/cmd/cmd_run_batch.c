@@ -11,12 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/base/json.h"
+#include "engine/base/utf8.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/base/json.h"
 #include "engine/offline/batch_drive.h"
-#include "engine/base/utf8.h"
 
 /* ---- signals ---- */
 

@@ -5,15 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/json.h"
+#include "engine/base/line_reader.h"
+#include "engine/base/utf8.h"
 #include "engine/checkpoint/checkpoint_dir.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
-#include "engine/base/json.h"
-#include "engine/base/line_reader.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
-#include "engine/base/utf8.h"
 
 enum { MAX_DEPTH = 64 }; /* of a JSON input */
 

@@ -7,11 +7,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/base/replace_file.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/resume.h"
 #include "engine/options/option_value.h"
-#include "engine/base/replace_file.h"
 #include "engine/text/chat_template.h"
 
 static bool is_standard(const char *path) { return strcmp(path, "-") == 0; }

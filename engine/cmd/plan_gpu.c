@@ -1,8 +1,8 @@
 /* plan_gpu.c - see plan_gpu.h. The figures are those of the CUDA backend on a Hopper GPU. */
 #include "engine/cmd/plan_gpu.h"
 
-#include "engine/start/device_choice.h"
 #include "engine/home/home_memory.h"
+#include "engine/start/device_choice.h"
 
 enum {
     ALIGN_BYTES = 256,

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "compress/policy.h"
-#include "engine/compare/text_table.h"
 #include "engine/base/json.h"
+#include "engine/compare/text_table.h"
 
 static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
 {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/compare/text_table.h"
 #include "engine/base/json.h"
+#include "engine/compare/text_table.h"
 
 /* NAN without tokens. */
 static double share(const cn_forced_figures *f)

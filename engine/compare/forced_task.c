@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "engine/compare/compare_task.h"
 #include "engine/base/json.h"
+#include "engine/compare/compare_task.h"
 
 /* Appends an empty document and returns it; NULL if out of memory. */
 static cn_forced_document *new_document(cn_forced_task *t)

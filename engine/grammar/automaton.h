@@ -13,10 +13,10 @@
 #ifndef CN_AUTOMATON_H
 #define CN_AUTOMATON_H
 
+#include "engine/base/list.h"
 #include "engine/grammar/network.h"
 #include "engine/grammar/token_trie.h"
 #include "engine/grammar/unique_items.h"
-#include "engine/base/list.h"
 
 typedef struct cn_automaton cn_automaton;
 

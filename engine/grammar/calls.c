@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/json.h"
 #include "engine/grammar/json_rules.h"
 #include "engine/grammar/schema.h"
-#include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96 };
 

@@ -7,13 +7,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/base/json.h"
 #include "engine/grammar/calls.h"
 #include "engine/grammar/gbnf.h"
 #include "engine/grammar/lark.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
 #include "engine/grammar/unique_masks.h"
-#include "engine/base/json.h"
 
 struct cn_compiler {
     const cn_vocabulary *vocabulary;

@@ -4,8 +4,8 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "engine/grammar/regex.h"
 #include "engine/base/utf8.h"
+#include "engine/grammar/regex.h"
 
 enum { FIRST_CAPACITY = 64, SHOWN_NAME = 64, NAMES_PER_STEP = 8 };
 

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/grammar/schema_parts.h"
 #include "engine/base/json.h"
+#include "engine/grammar/schema_parts.h"
 
 #define OF(type) (1U << CN_JSON_##type)
 enum { ALL_TYPES = (1 << CN_N_JSON_TYPES) - 1, MAX_NAMED = 96 };

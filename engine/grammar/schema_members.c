@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/grammar/schema_object.h"
 #include "engine/base/json.h"
+#include "engine/grammar/schema_object.h"
 
 enum { MAX_PATTERNS = CN_SCHEMA_MAX_GROUPS - 1 };
 

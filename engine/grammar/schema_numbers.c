@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/grammar/schema_parts.h"
 #include "engine/base/json.h"
+#include "engine/grammar/schema_parts.h"
 
 enum {
     MAX_WORDS = 1000,   /* numbers that are written one by one */

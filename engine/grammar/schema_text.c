@@ -2,9 +2,9 @@
  * is; several are combined in a machine (text_dfa.h). See schema_parts.h. */
 #include <string.h>
 
+#include "engine/base/json.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema_parts.h"
-#include "engine/base/json.h"
 
 enum { MAX_CONDITIONS = 16 };
 

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "engine/start/planner.h"
 #include "engine/select/select_step.h"
+#include "engine/start/planner.h"
 #include "engine/start/start_plan.h"
 
 enum {

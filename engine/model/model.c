@@ -7,9 +7,9 @@
 
 #include <math.h>
 
-#include "engine/start/device_choice.h"
 #include "engine/model/rope.h"
 #include "engine/select/select_step.h"
+#include "engine/start/device_choice.h"
 
 enum { ALIGN_BYTES = 256 };
 

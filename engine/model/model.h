@@ -12,9 +12,9 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/model/dump.h"
 #include "engine/model/pass.h"
+#include "engine/model/weights.h"
 #include "engine/ops.h"
 #include "engine/select/select_step.h"
-#include "engine/model/weights.h"
 #include "engine/start/start_plan.h"
 
 typedef struct cn_model cn_model;

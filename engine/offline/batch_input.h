@@ -12,8 +12,8 @@
 
 #include "engine/api/api_request.h"
 #include "engine/base/base.h"
-#include "engine/offline/id_set.h"
 #include "engine/base/line_reader.h"
+#include "engine/offline/id_set.h"
 
 enum {
     CN_BATCH_MAX_LINE_BYTES = 32 << 20,

@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/base/lock_file.h"
 #include "engine/base/line_reader.h"
+#include "engine/base/lock_file.h"
 #include "engine/base/replace_file.h"
 
 enum { TAIL_BYTES = 64 << 10 };

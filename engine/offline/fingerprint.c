@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/checkpoint/select_file.h"
 #include "engine/base/json.h"
+#include "engine/checkpoint/select_file.h"
 #include "engine/text/chat_template.h"
 
 enum { HEAD_BYTES = 64 << 10, SAMPLE_BYTES = 4 << 10, N_SAMPLES = 256 };

@@ -11,8 +11,8 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/model/model.h"
-#include "engine/start/start_line.h"
 #include "engine/model/weights.h"
+#include "engine/start/start_line.h"
 
 struct cn_calibrator {
     cn_batch_view batch; /* first: rope_store finds the calibrator by its batch */

@@ -17,8 +17,8 @@
 #ifndef CN_SERVER_H
 #define CN_SERVER_H
 
-#include "engine/serve/http/http_server.h"
 #include "engine/serve/calls/service.h"
+#include "engine/serve/http/http_server.h"
 
 typedef struct cn_server cn_server;
 

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "engine/text/call_marks.h"
 #include "engine/base/utf8.h"
+#include "engine/text/call_marks.h"
 
 void cn_detok_init(cn_detok *d, const cn_tokenizer *t, bool skip_special)
 {

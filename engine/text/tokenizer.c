@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "engine/base/json.h"
-#include "engine/text/tokenizer_json.h"
 #include "engine/base/utf8.h"
+#include "engine/text/tokenizer_json.h"
 
 enum { MAX_FILE_BYTES = 1 << 28, MAX_FILE_DEPTH = 32 };
 

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
+#include "engine/base/utf8.h"
 #include "engine/text/pretoken.h"
 #include "engine/text/split_regex.h"
 #include "engine/text/vocab.h"
 #include "engine/text/word_regex.h"
-#include "engine/base/utf8.h"
 
 enum { MAX_STEPS = 32 };
 

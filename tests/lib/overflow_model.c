@@ -4,8 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "engine/checkpoint/safetensors.h"
 #include "engine/base/json.h"
+#include "engine/checkpoint/safetensors.h"
 
 #define SOURCE "examples/tiny-reasoner/"
 #define SHARD "model-0000%d-of-00002.safetensors"

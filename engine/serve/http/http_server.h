@@ -21,10 +21,10 @@
 #include <jansson.h>
 #include <sys/types.h>
 
-#include "engine/serve/http/api_keys.h"
 #include "engine/base/budget.h"
-#include "engine/serve/http/http_parse.h"
 #include "engine/serve/calls/serve_stats.h"
+#include "engine/serve/http/api_keys.h"
+#include "engine/serve/http/http_parse.h"
 
 typedef struct cn_http_server cn_http_server;
 

@@ -11,8 +11,8 @@
 
 #include <stdatomic.h>
 
-#include "engine/serve/spool/batch_jobs.h"
 #include "engine/serve/server.h"
+#include "engine/serve/spool/batch_jobs.h"
 
 typedef struct cn_spool_part cn_spool_part;
 typedef struct cn_spool_task cn_spool_task;

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/text/jinja/jinja_pystring.h"
 #include "engine/base/utf8.h"
+#include "engine/text/jinja/jinja_pystring.h"
 
 static char lex_char(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
 
