@@ -28,7 +28,7 @@ void cn_unique_items_keep(cn_unique_items *u)
     if (u->at.place == CN_ITEMS_NONE) cn_unique_items_back(u, &(cn_items_mark){0});
 }
 
-static cn_status add_unique_item(cn_unique_items *u, const char *bytes, size_t n)
+static cn_status add_item_bytes(cn_unique_items *u, const char *bytes, size_t n)
 {
     CN_TRY(cn_buf_add(&u->text, bytes, n));
     u->at.len = (uint32_t)u->text.len;
@@ -54,7 +54,7 @@ static cn_status begin_item(cn_unique_items *u, cn_items_place place, char c)
     u->at.place = place;
     u->at.begin = (uint32_t)u->text.len;
     u->at.is_new = false;
-    CN_TRY(add_unique_item(u, &c, 1));
+    CN_TRY(add_item_bytes(u, &c, 1));
     if (place == CN_ITEMS_STRING) u->at.is_new = !is_known(u, false);
     return CN_OK;
 }
@@ -102,7 +102,7 @@ static cn_status end_word(cn_unique_items *u, bool *same)
     const bool changed = try_number(u->text.data + begin, number);
     if (changed) {
         u->at.begin = (uint32_t)u->text.len;
-        CN_TRY(add_unique_item(u, number, strlen(number)));
+        CN_TRY(add_item_bytes(u, number, strlen(number)));
     }
     return end_item(u, same);
 }
@@ -111,7 +111,7 @@ static cn_status end_word(cn_unique_items *u, bool *same)
 
 static cn_status add_text(cn_unique_items *u, const char *bytes, size_t n)
 {
-    CN_TRY(add_unique_item(u, bytes, n));
+    CN_TRY(add_item_bytes(u, bytes, n));
     if (!u->at.is_new) u->at.is_new = !is_known(u, false);
     return CN_OK;
 }
@@ -176,7 +176,7 @@ cn_status cn_unique_items_read(cn_unique_items *u, uint8_t byte, bool opens, boo
     case CN_ITEMS_BEFORE: return read_before(u, byte);
     case CN_ITEMS_STRING: return read_string(u, (char)byte, same);
     case CN_ITEMS_WORD:
-        if (is_word_byte(byte)) return add_unique_item(u, (const char *)&byte, 1);
+        if (is_word_byte(byte)) return add_item_bytes(u, (const char *)&byte, 1);
         CN_TRY(end_word(u, same));
         break;
     case CN_ITEMS_AFTER: break;

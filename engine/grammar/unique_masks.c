@@ -257,7 +257,7 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
 /* ---- arrays ---- */
 
 /* Fills an array that has begun with different items until it may end. */
-static cn_status fill_unique_mask(walk *w, uint32_t state)
+static cn_status fill_array(walk *w, uint32_t state)
 {
     outcome found = FOUND;
     bool same;
@@ -282,7 +282,7 @@ cn_status cn_automaton_check_unique(cn_automaton *a)
     for (uint32_t node = 0; status == CN_OK; node++) {
         status = cn_automaton_next_unique(a, &node, &state);
         if (status != CN_OK || state == CN_STATE_NONE) break;
-        status = fill_unique_mask(w, state);
+        status = fill_array(w, state);
         cn_unique_items_back(&items, &(cn_items_mark){0});
     }
     cn_free(w);
