@@ -60,6 +60,13 @@ uint32_t cn_rule_counted(const cn_kv_params *kv, bool first_event, uint32_t n_ne
     return cn_min_u32(queries, first_event ? n_new : cn_max_u32(kv->window_tokens, n_new));
 }
 
+uint32_t cn_rule_old_slots(const cn_compress_req *r) { return r->first_event ? 0 : r->n_history; }
+
+uint32_t cn_rule_event_queries(const cn_compress_req *r, uint32_t n_slots)
+{
+    return cn_rule_counted(&r->params, r->first_event, n_slots - cn_rule_old_slots(r));
+}
+
 uint32_t cn_rule_sinks(const cn_kv_params *kv)
 {
     return cn_rule_of(kv->rule)->keeps_ends ? kv->sink_tokens : 0;

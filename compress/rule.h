@@ -55,6 +55,12 @@ uint32_t cn_rule_queries(const cn_kv_params *kv);
  * query counts once, except those of the window. */
 uint32_t cn_rule_counted(const cn_kv_params *kv, bool first_event, uint32_t n_new);
 
+/* Returns how many slots of an event the request's last event kept; 0 at its first event. */
+uint32_t cn_rule_old_slots(const cn_compress_req *r);
+
+/* Returns cn_rule_counted for an event over n_slots. */
+uint32_t cn_rule_event_queries(const cn_compress_req *r, uint32_t n_slots);
+
 /* Return how many of the first and of the newest slots an event keeps whatever their score. The
  * newest are those of the observation window, or more. kv has been checked, its budget rounded. */
 uint32_t cn_rule_sinks(const cn_kv_params *kv);

@@ -68,13 +68,10 @@ static size_t score_bytes(const cn_pools *p, uint32_t n, uint32_t window)
     return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t);
 }
 
-/* Queries that the event counts, and slots that the last event kept. */
-static uint32_t count_old(const cn_compress_req *r) { return r->first_event ? 0 : r->n_history; }
-
+/* Queries that the event counts. */
 static uint32_t count_queries(const cn_pools *p, const cn_compress_req *r)
 {
-    const uint32_t n = r->n_blocks * p->layout.block_tokens;
-    return cn_rule_counted(&r->params, r->first_event, n - count_old(r));
+    return cn_rule_event_queries(r, r->n_blocks * p->layout.block_tokens);
 }
 
 static size_t unit_bytes(const cn_pools *p, const cn_compress_req *r, uint32_t n_aside)
@@ -182,21 +179,20 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
     const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
     const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
-    const uint32_t n_history = o->global_score ? count_old(r) : 0;
+    const uint32_t n_old = cn_rule_old_slots(r);
     cn_compress_job j = {
         .n_target = r->n_target,
         .query_slot = r->query_slot,
-        .ring_start =
-            best ? (r->position_end - count_queries(p, r)) % cn_rule_queries(o) : 0,
-        .n_history = n_history,
-        .n_placed = r->first_event ? 0 : r->n_history,
+        .ring_start = best ? (r->position_end - count_queries(p, r)) % cn_rule_queries(o) : 0,
+        .n_history = o->global_score ? n_old : 0,
+        .n_placed = n_old,
         .first_position = r->first_event ? 0 : r->position_end - r->n_blocks * b,
         .n_sinks = best ? cn_rule_sinks(o) : o->sink_tokens,
         .n_newest = best ? cn_rule_newest(o) : 0,
         .global = keeps_scores(o),
         .pool = o->pooling == CN_POOLING_ALWAYS ||
                 (o->pooling == CN_POOLING_FIRST && r->first_event),
-        .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - count_old(r)) : 0,
+        .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - n_old) : 0,
         .decay_log2 = best ? cn_rule_decay_log2(o) : 0,
         .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,

@@ -8,6 +8,7 @@
  * before the first move. */
 #include <string.h>
 
+#include "compress/rule.h"
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"
 
@@ -90,7 +91,7 @@ static void write_positions(const cn_pools *p, const cn_compress_req *req, uint3
 {
     const uint32_t b = p->layout.block_tokens;
     const uint32_t first = req->first_event ? 0 : req->position_end - req->n_blocks * b;
-    const uint32_t n_written = req->first_event ? 0 : req->n_history;
+    const uint32_t n_written = cn_rule_old_slots(req);
     for (uint32_t i = 0; i < req->n_target * b; i++)
         if (kept[i] >= n_written)
             p->origin[cn_kv_side(&p->layout, layer, req->target[i / b], kv_head, i % b)] =

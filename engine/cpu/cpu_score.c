@@ -133,9 +133,8 @@ void cn_cpu_score_attention(const cn_score_job *job)
     const cn_pools *p = job->pools;
     const uint32_t n = job->n, d = p->layout.head_dim;
     const cn_compress_req *req = job->req;
-    const uint32_t n_old = req->first_event ? 0 : req->n_history;
     const uint32_t rows = cn_rule_queries(&req->params);
-    const uint32_t w = cn_rule_counted(&req->params, req->first_event, n - n_old);
+    const uint32_t w = cn_rule_event_queries(req, n);
     const uint32_t group = p->n_heads / p->layout.n_kv_heads, chunk = chunk_queries(p);
     /* Base-2 logits: the factor log2(e) is part of the product's scale and costs nothing. */
     const float scale = LOG2_E / sqrtf((float)d);
@@ -168,7 +167,7 @@ void cn_cpu_score_global(const cn_score_job *job)
 {
     const cn_kv_layout *l = &job->pools->layout;
     const uint32_t b = l->block_tokens;
-    const uint32_t n_history = job->req->first_event ? 0 : job->req->n_history;
+    const uint32_t n_history = cn_rule_old_slots(job->req);
     const float alpha = cn_rule_history_factor(&job->req->params, job->n - n_history);
     for (uint32_t i = 0; i < job->req->n_blocks; i++) {
         float *f = job->pools->score +
