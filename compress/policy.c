@@ -8,10 +8,10 @@
 /* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
-/* The queries of a first event must lie in the ring. */
+/* The queries of a first event must lie in the ring. The window does: it has been checked. */
 static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_tokens)
 {
-    const uint32_t n = cn_rule_of(kv->rule)->observes ? kv->observe_tokens : 0;
+    const uint32_t n = cn_rule_queries(kv);
     if (n > max_window_tokens)
         return cn_fail(CN_ERR_ARG,
                        "kv observe of %u queries: expected at most %u; raise --kv-observe for more",
@@ -153,8 +153,7 @@ static const cn_policy table[CN_N_POLICIES] = {
                       .away = true,
                       .check = check_window},
     [CN_KV_ZIP] = {.name = "zip",
-                   .params = "budget window rule observe sinks recent global alpha pooling "
-                             "redundancy p tau lambda combine move",
+                   .params = CN_RULE_PARAMS,
                    .keep = CN_KEEP_BEST,
                    .needs_slot = true,
                    .away = true,

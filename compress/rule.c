@@ -3,19 +3,17 @@
 
 #include <math.h>
 
-/* The knobs of the paper's rule. */
-#define KNOBS "budget window rule global alpha pooling redundancy p tau lambda combine move"
-#define MORE_KNOBS KNOBS " observe sinks recent"
-
 static const cn_rule table[CN_N_RULES] = {
-    [CN_RULE_ZIPAGE] = {.name = "zipage", .params = KNOBS},
+    [CN_RULE_ZIPAGE] = {.name = "zipage",
+                        .params = "budget window rule global alpha pooling redundancy p tau lambda "
+                                  "combine move"},
     [CN_RULE_SCALED] = {.name = "scaled",
-                        .params = MORE_KNOBS,
+                        .params = CN_RULE_PARAMS,
                         .scale = 1.7f,
                         .keeps_ends = true,
                         .observes = true},
     [CN_RULE_PEAK] = {.name = "peak",
-                      .params = MORE_KNOBS,
+                      .params = CN_RULE_PARAMS,
                       .form = CN_FORM_PEAK,
                       .scale = 0.76f,
                       .keeps_ends = true,

@@ -14,6 +14,11 @@
 #define CN_RULE_NAMES "zipage|scaled|peak"
 enum { CN_N_RULES = 3 };
 
+/* The members of a kv object that zip reads with some rule, except "policy". */
+#define CN_RULE_PARAMS                                                      \
+    "budget window rule observe sinks recent global alpha pooling redundancy " \
+    "p tau lambda combine move"
+
 /* How the probabilities that the window's queries give a slot become S. */
 typedef enum cn_rule_form {
     CN_FORM_MEAN, /* their mean; F decays by alpha from event to event */
