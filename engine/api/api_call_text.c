@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/api/api_tools.h"
+#include "engine/base/json.h"
 #include "engine/base/utf8.h"
 #include "engine/text/call_marks.h"
 
@@ -20,8 +21,6 @@ typedef enum verdict { WAIT, NO, YES } verdict;
 
 static const char function_tag[] = "<function=", fence[] = "```";
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
 static bool is_name_byte(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -31,7 +30,7 @@ static bool is_name_byte(char c)
 static size_t count_space(const char *text, size_t n)
 {
     size_t i = 0;
-    while (i < n && is_space(text[i])) i++;
+    while (i < n && cn_json_is_space(text[i])) i++;
     return i;
 }
 
@@ -338,9 +337,10 @@ static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
     if (f->place == CN_IN_PYTHON) return read_python(f, c);
     if (f->place == CN_IN_XML) return read_xml(f, c, ok);
     /* A number or literal ends before this byte. */
-    if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 && (is_space(c) || strchr(",}]", c)))
+    if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 &&
+        (cn_json_is_space(c) || strchr(",}]", c)))
         CN_TRY(end_item(f, ok));
-    if (!*ok || (f->place != CN_IN_ITEM && is_space(c))) return CN_OK;
+    if (!*ok || (f->place != CN_IN_ITEM && cn_json_is_space(c))) return CN_OK;
     switch (f->place) {
     case CN_BEFORE_OBJECT:
         *ok = c == '{' || (c == '[' && !f->is_in_list);
@@ -596,7 +596,7 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
     while (i < f->held.len && v == NO && (v = match_opening(f, i, end, &found)) == NO) i++;
     size_t kept = i;
     if (v != NO || !end || f->n_calls > 0 || f->is_forced)
-        while (kept > 0 && is_space(f->held.data[kept - 1])) kept--;
+        while (kept > 0 && cn_json_is_space(f->held.data[kept - 1])) kept--;
     CN_TRY(release(f, kept, content));
     *more = v == YES;
     if (v == YES)
@@ -688,7 +688,7 @@ static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
         CN_TRY(read_byte(f, c, ok));
         if (!*ok) break;
         f->at++;
-        if (is_first && is_space(c)) f->begin = f->at;
+        if (is_first && cn_json_is_space(c)) f->begin = f->at;
         if (!f->is_call && f->open.name && f->has_arguments) CN_TRY(find_call(f));
     }
     return CN_OK;

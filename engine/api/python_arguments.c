@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
+#include "engine/base/json.h"
 
-static bool is_space(char c) { return is_one_of(c, " \n\r\t"); }
+static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
 
 static cn_status put_python_text(cn_buf *out, const char *text)
 {
@@ -149,9 +149,9 @@ static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
 static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
 {
     if (c == '"' || c == '\'') return begin_string(p, c, out);
-    if (!is_space(c) && !is_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
+    if (!cn_json_is_space(c) && !is_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
     CN_TRY(end_word(p, out));
-    if (is_space(c)) return CN_OK;
+    if (cn_json_is_space(c)) return CN_OK;
     if (c == ':') return put_python_text(out, ": ");
     if (is_one_of(c, "[{(")) {
         CN_TRY(put_comma(p, out));
@@ -167,7 +167,7 @@ static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
 /* Takes a byte before the value of an argument. */
 static cn_status add_to_key(cn_python_args *p, char c, cn_buf *out)
 {
-    if (is_space(c) || c == '"' || c == '\\' || c == ',') return CN_OK;
+    if (cn_json_is_space(c) || c == '"' || c == '\\' || c == ',') return CN_OK;
     if (c == '=' && p->in_key) {
         p->in_key = false;
         p->in_value = true;

@@ -4,11 +4,12 @@
 #include <string.h>
 
 #include "engine/api/api_result_state.h"
+#include "engine/base/json.h"
 
 static bool is_blank(const char *text, size_t n)
 {
     size_t i = 0;
-    while (i < n && strchr(" \t\r\n", text[i]) && text[i]) i++;
+    while (i < n && cn_json_is_space(text[i])) i++;
     return i == n;
 }
 

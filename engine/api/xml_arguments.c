@@ -150,9 +150,8 @@ static cn_status end_function(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
 
 static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
-    const bool is_space = c == ' ' || c == '\n' || c == '\r' || c == '\t';
     if (x->text.len == 0 && c != '<') {
-        if (!is_space && x->n == 0) *step = CN_XML_NONE;
+        if (!cn_json_is_space(c) && x->n == 0) *step = CN_XML_NONE;
         return CN_OK;
     }
     CN_TRY(cn_buf_add(&x->text, &c, 1));

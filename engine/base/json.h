@@ -17,6 +17,12 @@
 
 #include "engine/base/base.h"
 
+/* White space between the values and marks of JSON. */
+static inline bool cn_json_is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\r' || c == '\t';
+}
+
 /* Parses text[n], which must be exactly one JSON value. `what` names the text in errors (a path,
  * "line 12"). `error` is the status returned for invalid text: CN_ERR_MODEL for a checkpoint's
  * file, CN_ERR_ARG for a request. Invalid are: more than max_bytes, nesting deeper than max_depth,
