@@ -1,8 +1,6 @@
 /* responses_items.c - see responses_items.h. */
 #include "engine/api/responses_items.h"
 
-#include <string.h>
-
 #include "engine/api/api_result_state.h"
 #include "engine/base/json.h"
 
