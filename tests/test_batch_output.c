@@ -460,6 +460,16 @@ static void fingerprints_depend_on_content_not_names(void **state)
     assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
 }
 
+static cn_config *make_config(void)
+{
+    char model[64];
+    snprintf(model, sizeof model, "%s/model", dir);
+    make_checkpoint(model, 5);
+    cn_config *c = cn_config_create();
+    c->model = cn_strdup(model);
+    return c;
+}
+
 static void a_run_resumes_only_with_its_first_configuration(void **state)
 {
     (void)state;
@@ -518,13 +528,10 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
 static void a_link_names_the_run_of_its_file(void **state)
 {
     (void)state;
-    char model[64], link[80], record_path[96];
+    char link[80], record_path[96];
     struct stat st;
-    snprintf(model, sizeof model, "%s/model", dir);
     snprintf(link, sizeof link, "%s/link", dir);
-    make_checkpoint(model, 5);
-    cn_config *c = cn_config_create();
-    c->model = cn_strdup(model);
+    cn_config *c = make_config();
     cn_buf record = {0};
     assert_int_equal(cn_run_record_make(&record, c), CN_OK);
     assert_int_equal(symlink(path, link), 0);
@@ -544,37 +551,44 @@ static void a_link_names_the_run_of_its_file(void **state)
     cn_config_free(c);
 }
 
+/* Resumes a run whose record lacks the line `line` if `old`. The option has the value `given`, if
+ * that is not NULL. Returns what the check of the record says; c has the options with which the run
+ * goes on. */
+static cn_status resume_run(cn_config *c, const char *line, bool old, const char *option,
+                            const char *given)
+{
+    char record_path[80], text[8192];
+    cn_buf record = {0}, again = {0};
+    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+    const char *at = strstr(record.data, line);
+    assert_non_null(at);
+    snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
+             old ? strchr(at, '\n') + 1 : at);
+    put(record_path, text, strlen(text));
+    if (given) assert_int_equal(cn_option_set_text(c, cn_option_find(option), given), CN_OK);
+    assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+    assert_int_equal(cn_run_record_make(&again, c), CN_OK);
+    const cn_status status = cn_run_record_check(path, &again);
+    cn_buf_free(&record);
+    cn_buf_free(&again);
+    return status;
+}
+
 /* A run of a version without --json-whitespace keeps the white space that it began with. */
 static void a_run_keeps_its_white_space(void **state)
 {
     (void)state;
-    char model[64], record_path[80], text[8192];
-    snprintf(model, sizeof model, "%s/model", dir);
-    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
-    make_checkpoint(model, 5);
     for (int i = 0; i < 4; i++) {
         const bool old = i < 2, given = i % 2;
-        cn_config *c = cn_config_create();
-        c->model = cn_strdup(model);
-        cn_buf record = {0}, again = {0};
-        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
-        const char *at = strstr(record.data, "  \"json-whitespace\": \"none\",\n");
-        assert_non_null(at);
-        snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
-                 old ? strchr(at, '\n') + 1 : at);
-        put(record_path, text, strlen(text));
-        const cn_option *option = cn_option_find("json-whitespace");
-        if (given) assert_int_equal(cn_option_set_text(c, option, "none"), CN_OK);
-        assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+        cn_config *c = make_config();
+        const cn_status status = resume_run(c, "  \"json-whitespace\": \"none\",\n", old,
+                                            "json-whitespace", given ? "none" : NULL);
         assert_int_equal(c->json_whitespace, old && !given ? CN_OPT_JSON_WHITESPACE_ANY
                                                            : CN_OPT_JSON_WHITESPACE_NONE);
-        assert_int_equal(cn_run_record_make(&again, c), CN_OK);
-        const cn_status status = cn_run_record_check(path, &again);
         assert_int_equal(status, old && given ? CN_ERR_ARG : CN_OK);
         if (status != CN_OK)
             assert_non_null(strstr(cn_last_error(), "--json-whitespace was any and is now none"));
-        cn_buf_free(&record);
-        cn_buf_free(&again);
         cn_config_free(c);
     }
 }
@@ -583,33 +597,15 @@ static void a_run_keeps_its_white_space(void **state)
 static void a_run_keeps_its_rule(void **state)
 {
     (void)state;
-    char model[64], record_path[80], text[8192];
-    snprintf(model, sizeof model, "%s/model", dir);
-    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
-    make_checkpoint(model, 5);
     for (int i = 0; i < 2; i++) {
         const bool given = i == 1;
-        cn_config *c = cn_config_create();
-        c->model = cn_strdup(model);
-        cn_buf record = {0}, again = {0};
-        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
-        const char *at = strstr(record.data, "  \"kv-rule\": ");
-        assert_non_null(at);
-        snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
-                 strchr(at, '\n') + 1);
-        put(record_path, text, strlen(text));
-        c->kv.rule = CN_RULE_SCALED;
-        const cn_option *option = cn_option_find("kv-rule");
-        if (given) assert_int_equal(cn_option_set_text(c, option, "scaled"), CN_OK);
-        assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+        cn_config *c = make_config();
+        const cn_status status =
+            resume_run(c, "  \"kv-rule\": ", true, "kv-rule", given ? "scaled" : NULL);
         assert_int_equal(c->kv.rule, given ? CN_RULE_SCALED : CN_RULE_ZIPAGE);
-        assert_int_equal(cn_run_record_make(&again, c), CN_OK);
-        const cn_status status = cn_run_record_check(path, &again);
         assert_int_equal(status, given ? CN_ERR_ARG : CN_OK);
         if (given)
             assert_non_null(strstr(cn_last_error(), "--kv-rule was zipage and is now scaled"));
-        cn_buf_free(&record);
-        cn_buf_free(&again);
         cn_config_free(c);
     }
 }

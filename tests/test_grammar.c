@@ -34,10 +34,7 @@ static void check(cn_structure_kind kind, const char *text, const char *const *g
 {
     cn_grammars *g = make(0);
     cn_grammar *grammar = open_grammar(g, kind, text);
-    for (; *good; good++)
-        if (!grammar_matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
-    for (; *bad; bad++)
-        if (grammar_matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
+    grammar_check_texts(grammar, text, good, bad);
     cn_grammars_close(grammar);
     cn_grammars_free(g);
 }

@@ -24,10 +24,7 @@ static void check(const char *text, const char *const *good, const char *const *
 {
     cn_grammars *g = grammar_words(NULL, 0, 0);
     cn_grammar *grammar = open_form(g, text);
-    for (; *good; good++)
-        if (!grammar_matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
-    for (; *bad; bad++)
-        if (grammar_matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
+    grammar_check_texts(grammar, text, good, bad);
     cn_grammars_close(grammar);
     cn_grammars_free(g);
 }

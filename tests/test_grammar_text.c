@@ -52,10 +52,7 @@ static void check(const char *text, const char *const *good, const char *const *
     cn_grammars *g = make();
     cn_grammar *grammar = NULL;
     if (open_text(g, text, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
-    for (; *good; good++)
-        if (!grammar_matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
-    for (; *bad; bad++)
-        if (grammar_matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
+    grammar_check_texts(grammar, text, good, bad);
     for (uint64_t seed = 0; seed < 20; seed++) draw(g, grammar, seed);
     cn_grammars_close(grammar);
     cn_grammars_free(g);

@@ -44,6 +44,15 @@ bool grammar_matches(cn_grammar *grammar, const char *text)
     return ok;
 }
 
+void grammar_check_texts(cn_grammar *grammar, const char *name, const char *const *good,
+                         const char *const *bad)
+{
+    for (; *good; good++)
+        if (!grammar_matches(grammar, *good)) fail_msg("%s does not read %s", name, *good);
+    for (; *bad; bad++)
+        if (grammar_matches(grammar, *bad)) fail_msg("%s reads %s", name, *bad);
+}
+
 cn_status grammar_open(cn_grammars *g, const cn_structure *s, cn_grammar **out)
 {
     cn_form f;

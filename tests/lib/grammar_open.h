@@ -14,6 +14,10 @@ cn_grammars *grammar_words(const char *const *words, uint32_t n, uint64_t state_
 /* Whether the text is one of the form. */
 bool grammar_matches(cn_grammar *grammar, const char *text);
 
+/* Fails the test unless the form reads all good texts and no bad one. Lists end with NULL. */
+void grammar_check_texts(cn_grammar *grammar, const char *name, const char *const *good,
+                         const char *const *bad);
+
 /* Has the form compiled, waits, and opens the grammar. */
 cn_status grammar_open(cn_grammars *g, const cn_structure *s, cn_grammar **out);
 /* Makes room for a mask and makes it, however long that takes. */

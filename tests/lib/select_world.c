@@ -66,7 +66,6 @@ void select_run_digest(cn_backend *be, const select_world *w)
     assert_int_equal(be->digest(backend_rig_stream(be), &a), CN_OK);
 }
 
-/* Draws the token stage of a sequence; all its candidates are complete. */
 /* What a row may rank in its stage over tokens. The last three have candidates in tiles, or are
  * inactive. */
 static const cn_sel_stage stages[] = {
@@ -90,6 +89,7 @@ const cn_sel_stage *select_world_stages(uint32_t *n)
     return stages;
 }
 
+/* Draws the token stage of a sequence; all its candidates are complete. */
 static void draw_row(select_world *w, uint32_t s, test_rng *r)
 {
     enum { N_WITHOUT_TILES = N_STAGES - 3 };
