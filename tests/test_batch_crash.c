@@ -154,6 +154,24 @@ static void in_spool(const char *format)
     assert_int_equal(system(command), 0);
 }
 
+/* The default of select-weights was softmax once. No request of this server reads it. */
+static void a_batch_of_an_older_version_goes_on(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
+    jobs_pump(3);
+    jobs_work(5);
+    jobs_pump(1);
+    jobs_close();
+    in_spool("cd %s/spool/batches && "
+             "sed -i 's/weights\\\\\": \\\\\"raw/weights\\\\\": \\\\\"softmax/' "
+             "*.json && grep -q softmax *.json");
+    jobs_open();
+    jobs_run_all();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 40, 0);
+}
+
 static void a_damaged_record_loses_no_lines(void **state)
 {
     (void)state;
@@ -335,6 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_DIR(a_batch_pauses_on_a_full_disk_and_continues),
         IN_DIR(a_batch_of_another_configuration_is_paused),
+        IN_DIR(a_batch_of_an_older_version_goes_on),
         IN_DIR(a_damaged_record_loses_no_lines),
         IN_DIR(a_drain_leaves_the_rest_to_the_next_start),
         IN_DIR(a_kill_at_any_call_loses_and_repeats_no_line),

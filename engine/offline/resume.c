@@ -189,15 +189,16 @@ static bool same_option(const json_t *a, const json_t *b)
     return a == b || (a && b && json_equal(a, b));
 }
 
-/* Whether some request of this engine reads an option. */
-static bool is_read(const cn_config *c, const char *name)
+/* Whether an option may differ: its default is not that of an older version, and no request of this
+ * engine reads it. */
+static bool may_differ(const cn_config *c, const char *name)
 {
     const cn_option *o = c ? cn_option_find(name) : NULL;
-    return !o || o->section != CN_SECTION_KV || cn_config_reads_kv(c, o);
+    return o && o->before && o->section == CN_SECTION_KV && !cn_config_reads_kv(c, o);
 }
 
-/* Fails at the first option that differs or that only one of the two has, of those that requests of
- * c read; c NULL: of all. */
+/* Fails at the first option that differs or that only one of the two has. c NULL: none may differ.
+ */
 static cn_status compare_options(json_t *then, json_t *now, const cn_config *c)
 {
     const char *name;
@@ -207,7 +208,7 @@ static cn_status compare_options(json_t *then, json_t *now, const cn_config *c)
         json_object_foreach(both[i], name, v)
         {
             const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
-            if (!same_option(a, b) && is_read(c, name))
+            if (!same_option(a, b) && !may_differ(c, name))
                 return cn_fail(CN_ERR_ARG,
                                "--%s was %s and is now %s, which changes results", name, shown(a),
                                shown(b));

@@ -35,7 +35,8 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
  * with that of others. CN_ERR_ARG: it differs. */
 cn_status cn_run_record_backend(const char *output_path, const char *backend);
 
-/* Compares two records, given as text. Options that no request of c can read may differ. */
+/* Compares two records, given as text. Options whose default has changed (cn_option.before) may
+ * differ if no request of c can read them. */
 cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c);
 
 /* Sums over the lines of an output. */
