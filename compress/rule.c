@@ -3,16 +3,30 @@
 
 #include <math.h>
 
+/* What the paper and the options have: a window of 16 in a budget of 2,048. */
+#define PAPER_DEFAULTS                                                  \
+    {                                                                   \
+        .window_tokens = SMALL_WINDOW, .alpha = 0.8f, .recent = 0.125f, \
+        .pooling = CN_POOLING_FIRST                                     \
+    }
+enum { SMALL_WINDOW = 16 };
+
 static const cn_rule table[CN_N_RULES] = {
     [CN_RULE_ZIPAGE] = {.name = "zipage",
+                        .defaults = PAPER_DEFAULTS,
                         .params = "budget window rule global alpha pooling redundancy p tau lambda "
                                   "combine move"},
     [CN_RULE_SCALED] = {.name = "scaled",
+                        .defaults = PAPER_DEFAULTS,
                         .params = CN_RULE_PARAMS,
                         .scale = 1.7f,
                         .keeps_ends = true,
                         .observes = true},
     [CN_RULE_PEAK] = {.name = "peak",
+                      .defaults = {.window_tokens = 64,
+                                   .alpha = 0.841f,
+                                   .recent = 0.125f,
+                                   .pooling = CN_POOLING_NEVER},
                       .params = CN_RULE_PARAMS,
                       .form = CN_FORM_PEAK,
                       .scale = 0.76f,
@@ -24,6 +38,18 @@ const cn_rule *cn_rule_of(cn_kv_rule rule)
 {
     CN_ASSERT((unsigned)rule < CN_N_RULES);
     return &table[rule];
+}
+
+cn_kv_params cn_rule_with_defaults(cn_kv_params kv)
+{
+    const cn_rule_defaults *d = &cn_rule_of(kv.rule)->defaults;
+    const uint32_t most = cn_max_u32(kv.budget_tokens / 4, SMALL_WINDOW);
+    kv.window_tokens = cn_min_u32(d->window_tokens, most);
+    kv.observe_tokens = d->observe_tokens;
+    kv.alpha = d->alpha;
+    kv.recent = d->recent;
+    kv.pooling = d->pooling;
+    return kv;
 }
 
 float cn_rule_scale(const cn_kv_params *kv)

@@ -26,8 +26,19 @@ typedef enum cn_rule_form {
 } cn_rule_form;
 enum { CN_DECAY_TOKENS = 64 };
 
+/* Values of the parameters that a request, or the options, leave open. */
+typedef struct cn_rule_defaults {
+    uint32_t window_tokens, observe_tokens;
+    float alpha, recent;
+    cn_kv_pooling pooling;
+} cn_rule_defaults;
+
+/* The members of a kv object whose defaults depend on the rule. */
+#define CN_RULE_DEFAULTS "window observe recent alpha pooling"
+
 typedef struct cn_rule {
     const char *name;
+    cn_rule_defaults defaults; /* the best that docs/lab/quality-rules.md has for the rule */
     const char *params; /* members of a kv object that zip reads with this rule, except "policy" */
     cn_rule_form form;
     /* Sum to which the scores of a (layer, kv head) are brought before the redundancy is
@@ -39,6 +50,10 @@ typedef struct cn_rule {
 
 /* Returns the row of a rule. Asserts that the value is one of cn_kv_rule. */
 const cn_rule *cn_rule_of(cn_kv_rule rule);
+
+/* Returns kv with the members of CN_RULE_DEFAULTS at the defaults of its rule. The window is at
+ * most a quarter of the budget there, unless that is below 16. */
+cn_kv_params cn_rule_with_defaults(cn_kv_params kv);
 
 /* Returns the sum to which an event with these parameters scales S; 0: it does not. Only an event
  * that subtracts a redundancy scales, because a factor alone changes no order. */

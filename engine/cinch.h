@@ -129,7 +129,10 @@ typedef enum cn_select_query {
 typedef struct cn_kv_params {
     cn_kv_policy policy;
     uint32_t budget_tokens; /* kept per (layer, kv head); rounded up to the block size */
-    uint32_t window_tokens; /* `zip`: observation window w; at most the engine's --kv-window */
+    /* `zip`: observation window w; at most the engine's --kv-window or --kv-observe, whichever is
+     * larger. cn_engine_default_kv has the defaults of --kv-rule. Who sets another rule sets this,
+     * alpha and pooling too. */
+    uint32_t window_tokens;
     /* First tokens that `window`, `scaled` and `peak` always keep (fewer than budget_tokens), and
      * that a selector always attends to. */
     uint32_t sink_tokens;
@@ -137,7 +140,8 @@ typedef struct cn_kv_params {
                    * share of the budget if below 1, else a whole number */
     cn_kv_rule rule;        /* of `zip` */
     /* Not with rule `zipage`: queries before the first compression that count, and all that follow;
-     * at most the engine's --kv-observe. 0: those of the window. */
+     * at most the engine's --kv-observe or --kv-window, whichever is larger. 0: those of the
+     * window. */
     uint32_t observe_tokens;
     bool global_score;      /* `zip`: carry a decayed score from one compression to the next */
     float alpha; /* decay of the global score, 0 to 1: with rule `peak` in 64 tokens, else from one

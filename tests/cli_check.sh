@@ -96,6 +96,10 @@ done <<T
 --kv-window needs --kv-policy zip|serve $model --kv-window 32 --kv-policies full,window
 --kv-sinks needs --kv-policy window|bench throughput $model --kv-sinks 8
 --kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
+--kv-observe needs --kv-rule scaled or peak|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --kv-policy zip --kv-rule zipage --kv-observe 64
+--kv-recent needs --kv-rule scaled or peak|bench throughput $model --kv-policy zip --kv-rule zipage --kv-recent 0.5
+--kv-sinks needs --kv-rule scaled or peak|bench throughput $model --kv-policy zip --kv-rule zipage --kv-sinks 8
+--kv-recent needs an arm of --arms with rule scaled or peak|compare $model -i examples/prompts.jsonl --arms zip:64:rule=zipage --no-window-baseline --kv-recent 0.5
 --sync-compression needs --kv-policy window|bench throughput $model --sync-compression
 --hybrid-scheduling needs --kv-policy window|serve $model --no-hybrid-scheduling
 --select-tokens needs --kv-select oracle|run-batch $model -i examples/prompts.jsonl -o $dir/o --select-tokens 64 --kv-policy zip

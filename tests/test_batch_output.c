@@ -551,28 +551,36 @@ static void a_link_names_the_run_of_its_file(void **state)
     cn_config_free(c);
 }
 
+/* Writes a record, without the line that begins with `line` if old, and resumes it with c. Frees
+ * the record. */
+static cn_status resume_record(cn_buf *record, cn_config *c, const char *line, bool old)
+{
+    char record_path[80], text[8192];
+    cn_buf again = {0};
+    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    const char *at = strstr(record->data, line);
+    assert_non_null(at);
+    snprintf(text, sizeof text, "%.*s%s", (int)(at - record->data), record->data,
+             old ? strchr(at, '\n') + 1 : at);
+    put(record_path, text, strlen(text));
+    assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
+    assert_int_equal(cn_run_record_make(&again, c), CN_OK);
+    const cn_status status = cn_run_record_check(path, &again);
+    cn_buf_free(record);
+    cn_buf_free(&again);
+    return status;
+}
+
 /* Resumes a run whose record lacks the line `line` if `old`. The option has the value `given`, if
  * that is not NULL. Returns what the check of the record says; c has the options with which the run
  * goes on. */
 static cn_status resume_run(cn_config *c, const char *line, bool old, const char *option,
                             const char *given)
 {
-    char record_path[80], text[8192];
-    cn_buf record = {0}, again = {0};
-    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    cn_buf record = {0};
     assert_int_equal(cn_run_record_make(&record, c), CN_OK);
-    const char *at = strstr(record.data, line);
-    assert_non_null(at);
-    snprintf(text, sizeof text, "%.*s%s", (int)(at - record.data), record.data,
-             old ? strchr(at, '\n') + 1 : at);
-    put(record_path, text, strlen(text));
     if (given) assert_int_equal(cn_option_set_text(c, cn_option_find(option), given), CN_OK);
-    assert_int_equal(cn_run_record_adopt(path, c), CN_OK);
-    assert_int_equal(cn_run_record_make(&again, c), CN_OK);
-    const cn_status status = cn_run_record_check(path, &again);
-    cn_buf_free(&record);
-    cn_buf_free(&again);
-    return status;
+    return resume_record(&record, c, line, old);
 }
 
 /* A run of a version without --json-whitespace keeps the white space that it began with. */
@@ -607,6 +615,33 @@ static void a_run_keeps_its_rule(void **state)
         if (given)
             assert_non_null(strstr(cn_last_error(), "--kv-rule was zipage and is now scaled"));
         cn_config_free(c);
+    }
+}
+
+/* A run whose version had the same defaults for every rule goes on with them, also in requests that
+ * choose a rule. Another value is not taken over. */
+static void a_run_keeps_the_defaults_of_its_rule(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const bool old = i < 2;
+        cn_config *c = make_config();
+        assert_int_equal(cn_config_set(c, "kv-rule", "peak"), CN_OK);
+        assert_int_equal(c->kv.window_tokens, 64);
+        if (old) c->kv.window_tokens = i == 0 ? 16 : 48, c->kv.alpha = 0.8f;
+        c->kv.pooling = CN_POOLING_FIRST;
+        cn_config *now = make_config();
+        assert_int_equal(cn_config_set(now, "kv-rule", "peak"), CN_OK);
+        cn_buf record = {0};
+        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+        const cn_status status = resume_record(&record, now, " \"rule_defaults\": true,\n", old);
+        assert_int_equal(status, i == 0 ? CN_OK : CN_ERR_ARG);
+        if (i == 1) assert_non_null(strstr(cn_last_error(), "--kv-window was 48 and is now 64"));
+        if (i == 2) assert_non_null(strstr(cn_last_error(), "--kv-pooling was first and is now"));
+        assert_int_equal(cn_config_is_given(now, &now->kv.pooling), old);
+        assert_int_equal(cn_config_is_given(now, &now->kv.window_tokens), i == 0);
+        cn_config_free(c);
+        cn_config_free(now);
     }
 }
 
@@ -658,6 +693,7 @@ int main(void)
         IN_DIR(a_link_names_the_run_of_its_file),
         IN_DIR(a_run_keeps_its_white_space),
         IN_DIR(a_run_keeps_its_rule),
+        IN_DIR(a_run_keeps_the_defaults_of_its_rule),
         IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

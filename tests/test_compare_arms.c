@@ -24,8 +24,8 @@ static void keys_set_what_the_options_set(void **state)
     cn_config *c = make_config("full,zip:384:window=48:no-global,window:512:sinks=8,"
                                "zip:global=false:redundancy=none:pooling=never:alpha=0.5:p=-0.5:"
                                "tau=2:lambda=1:combine=subtract:move=fill:budget=256,zip:global");
-    c->kv.global_score = false; /* the command line's --no-kv-global */
-    c->kv.alpha = 0.25f;
+    assert_int_equal(cn_config_set(c, "kv-global", "false"), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-alpha", "0.25"), CN_OK);
     cn_compare_arms a;
     assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     assert_int_equal(a.n, 5);
@@ -213,6 +213,27 @@ static void the_engine_observes_what_any_arm_does(void **state)
     cn_config_free(c);
 }
 
+/* What an arm and the command line leave open has the default of the arm's rule. */
+static void an_arm_has_the_defaults_of_its_rule(void **state)
+{
+    (void)state;
+    cn_config *c = make_config("zip:384:rule=peak,zip:128:rule=peak,zip:384:alpha=0.5:rule=peak,"
+                               "zip:384");
+    assert_int_equal(cn_config_set(c, "kv-pooling", "always"), CN_OK);
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_rules(&a), 1U << CN_RULE_PEAK | 1U << CN_RULE_SCALED);
+    const cn_kv_params *peak = &a.arms[1].kv, *scaled = &a.arms[4].kv;
+    assert_int_equal(peak->window_tokens, 64);
+    assert_true(peak->alpha == 0.841f && peak->pooling == CN_POOLING_ALWAYS);
+    assert_int_equal(a.arms[2].kv.window_tokens, 32);
+    assert_true(a.arms[3].kv.alpha == 0.5f);
+    assert_int_equal(scaled->window_tokens, 16);
+    assert_true(scaled->alpha == 0.8f && scaled->pooling == CN_POOLING_ALWAYS);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
 static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
@@ -241,6 +262,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"zip:64:global:no-global", "no-global", "global is given twice"},
         {"zip:policy=window", "--arms zip:policy=window", "zip does not read policy"},
         {"zip:64:rule=zipage:recent=8", "--arms zip:64:rule=zipage:recent=8", "recent"},
+        {"zip:64:recent=8:rule=zipage", "zip reads recent only with rule=scaled", ""},
         {"full:64", "--arms full:64", "full does not read budget: it reads nothing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -265,6 +287,7 @@ int main(void)
         cmocka_unit_test(selectors_are_arms_with_full_kv),
         cmocka_unit_test(arms_may_have_a_home),
         cmocka_unit_test(the_engine_observes_what_any_arm_does),
+        cmocka_unit_test(an_arm_has_the_defaults_of_its_rule),
         cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* test_kv_params.c - a member of a kv object that neither the policy nor the selector of a request
- * names in `params` has no effect on its answer. Reports print the named members alone. */
+ * names in `params` has no effect on its answer. Reports print the named members alone. What a
+ * request leaves open has the default of its rule. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/api/api_request.h"
 #include "engine/options/options.h"
 #include "tests/lib/run_engine.h"
 
@@ -114,6 +116,73 @@ static void an_answer_depends_on_what_params_name(void **state)
     run_free(r);
 }
 
+/* The options that were given hold with any rule, and so do the members of the request. */
+static void a_request_has_the_defaults_of_its_rule(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kv;
+        uint32_t window;
+        float alpha;
+    } cases[] = {
+        {"{\"policy\": \"zip\"}", 16, 0.5f},
+        {"{\"policy\": \"zip\", \"rule\": \"peak\"}", 48, 0.5f}, /* all that the engine keeps */
+        {"{\"rule\": \"peak\", \"policy\": \"zip\", \"budget\": 128}", 32, 0.5f},
+        {"{\"window\": 20, \"policy\": \"zip\", \"rule\": \"peak\"}", 20, 0.5f},
+        {"{\"policy\": \"zip\", \"rule\": \"peak\", \"alpha\": 0.7, \"window\": null}", 48, 0.7f},
+    };
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    assert_int_equal(cn_config_set(c, "kv-alpha", "0.5"), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-observe", "48"), CN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_defaults of_engine = {.kv = c->kv, .config = c};
+        char text[512];
+        cn_api_request r;
+        snprintf(text, sizeof text, "{\"prompt\": \"a\", \"kv\": %s}", cases[i].kv);
+        json_t *body = json_loads(text, 0, NULL);
+        assert_int_equal(cn_api_request_parse(&r, CN_API_COMPLETION, body, &of_engine), CN_OK);
+        const cn_kv_params *kv = &r.params.kv;
+        assert_int_equal(kv->window_tokens, cases[i].window);
+        assert_true(kv->alpha == cases[i].alpha);
+        assert_int_equal(kv->pooling,
+                         kv->rule == CN_RULE_PEAK ? CN_POOLING_NEVER : CN_POOLING_FIRST);
+        assert_int_equal(kv->observe_tokens, 48);
+        cn_api_request_free(&r);
+        json_decref(body);
+    }
+    cn_config_free(c);
+}
+
+/* A warning names the rule that does not read a member. */
+static void a_member_that_the_rule_does_not_read_brings_a_warning(void **state)
+{
+    (void)state;
+    const char *const members[] = {"observe", "recent", "sinks"};
+    cn_api_unknown unknown;
+    cn_api_unknown_init(&unknown, false);
+    for (uint32_t i = 0; i < 3 * CN_N_RULES; i++) {
+        const char *member = members[i / CN_N_RULES];
+        const char *rule = cn_rule_of((cn_kv_rule)(i % CN_N_RULES))->name;
+        const bool is_read = i % CN_N_RULES != CN_RULE_ZIPAGE;
+        const cn_api_defaults accepting = {.kv = {.budget_tokens = 64}, .unknown = &unknown};
+        char text[256];
+        cn_api_request r;
+        json_t *body = json_pack("{s:s, s:{s:s, s:s, s:i}}", "prompt", "a", "kv", "policy", "zip",
+                                 "rule", rule, member, 8);
+        assert_int_equal(cn_api_request_parse(&r, CN_API_COMPLETION, body, &accepting), CN_OK);
+        snprintf(text, sizeof text,
+                 "kv.%s: no effect with policy zip, rule %s, select none and "
+                 "home device, ignored",
+                 member, rule);
+        assert_int_equal(json_array_size(r.warnings), !is_read);
+        if (!is_read) assert_string_equal(json_string_value(json_array_get(r.warnings, 0)), text);
+        cn_api_request_free(&r);
+        json_decref(body);
+    }
+    cn_api_unknown_destroy(&unknown);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -127,6 +196,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_depends_on_what_params_name),
+        cmocka_unit_test(a_request_has_the_defaults_of_its_rule),
+        cmocka_unit_test(a_member_that_the_rule_does_not_read_brings_a_warning),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -575,6 +575,30 @@ static void json_objects_set_their_members(void **state)
     assert_false(known); /* the kv section was not allowed */
 }
 
+/* Whatever the order; the table of options has the defaults of the default rule. */
+static void a_rule_sets_the_defaults_that_are_not_given(void **state)
+{
+    cn_config *c = *state;
+    const cn_kv_params table = c->kv;
+    const cn_kv_params scaled = cn_rule_with_defaults(table);
+    assert_memory_equal(&scaled, &table, sizeof table);
+    assert_int_equal(cn_config_set(c, "kv-alpha", "0.5"), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-rule", "peak"), CN_OK);
+    assert_int_equal(c->kv.window_tokens, 64);
+    assert_int_equal(c->kv.pooling, CN_POOLING_NEVER);
+    assert_true(c->kv.alpha == 0.5f && c->kv.recent == 0.125f);
+    assert_int_equal(cn_config_set(c, "kv-budget", "200"), CN_OK);
+    assert_int_equal(c->kv.window_tokens, 50);
+    assert_int_equal(cn_config_set(c, "kv-budget", "17"), CN_OK);
+    assert_int_equal(c->kv.window_tokens, 16);
+    assert_int_equal(cn_config_set(c, "kv-window", "24"), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-budget", "4096"), CN_OK);
+    assert_int_equal(c->kv.window_tokens, 24);
+    assert_int_equal(cn_config_set(c, "kv-rule", "zipage"), CN_OK);
+    assert_int_equal(c->kv.window_tokens, 24);
+    assert_int_equal(c->kv.pooling, CN_POOLING_FIRST);
+}
+
 #define WITH_CONFIG(f) cmocka_unit_test_setup_teardown(f, make_config, free_config)
 
 int main(void)
@@ -601,6 +625,7 @@ int main(void)
         WITH_CONFIG(result_text_has_only_options_that_change_results),
         WITH_CONFIG(json_fields_have_the_bounds_of_their_rows),
         WITH_CONFIG(json_objects_set_their_members),
+        WITH_CONFIG(a_rule_sets_the_defaults_that_are_not_given),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/api/api_chat.h"
 #include "engine/api/api_fields.h"
 #include "engine/api/api_structure.h"
@@ -540,11 +541,13 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
 static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
 {
     const cn_kv_params *kv = &r->params.kv;
-    char name[SHOWN_BYTES], why[SHOWN_BYTES];
+    const bool scores = cn_policy_of(kv->policy)->keep == CN_KEEP_BEST;
+    char name[SHOWN_BYTES], why[2 * SHOWN_BYTES];
     const char *key;
     json_t *v;
-    snprintf(why, sizeof why, "no effect with policy %s, select %s and home %s",
-             cn_kv_policy_name(kv->policy), cn_kv_select_name(kv->select),
+    snprintf(why, sizeof why, "no effect with policy %s%s%s, select %s and home %s",
+             cn_kv_policy_name(kv->policy), scores ? ", rule " : "",
+             scores ? cn_rule_of(kv->rule)->name : "", cn_kv_select_name(kv->select),
              cn_kv_home_name(kv->home));
     json_object_foreach((json_t *)object, key, v)
     {
@@ -566,13 +569,23 @@ static cn_status check_best_of(const cn_api_request *r, const char *key, const j
                    samples, cn_json_describe(v, shown, sizeof shown));
 }
 
-static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+/* Another rule has other defaults, and another budget may need a smaller window. */
+static void follow_rule(cn_api_request *r, const json_t *object, const cn_config *config)
+{
+    if (json_object_get(object, "rule") || json_object_get(object, "budget"))
+        cn_config_follow_rule(config, object, &r->params.kv);
+}
+
+static cn_status read_body(cn_api_request *r, json_t *body, const cn_api_defaults *defaults,
                            const char **key)
 {
+    const cn_opt_tool_parser parser = defaults->tool_parser;
     json_t *v;
     if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
-    CN_TRY(check_kv_is_read(r, json_object_get(body, *key = "kv")));
+    const json_t *kv = json_object_get(body, *key = "kv");
+    follow_rule(r, kv, defaults->config);
+    CN_TRY(check_kv_is_read(r, kv));
     switch (r->endpoint) {
     case CN_API_CHAT: CN_TRY(finish_chat(r, body, parser, key)); break;
     case CN_API_RESPONSES: CN_TRY(cn_responses_finish(r, body, parser, key)); break;
@@ -645,7 +658,7 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     out->chat = json_object();
     if (!out->keep || !out->chat || json_array_append(out->keep, body) != 0)
         status = out_of_memory("a request");
-    if (status == CN_OK) status = read_body(out, body, defaults->tool_parser, &key);
+    if (status == CN_OK) status = read_body(out, body, defaults, &key);
     out->unknown = NULL;
     if (status == CN_OK) {
         drop_read(out, body);

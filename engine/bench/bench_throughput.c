@@ -225,7 +225,7 @@ static cn_status open_arms(cn_bench *b)
 {
     CN_TRY(cn_compare_arms_parse(&b->arms, b->config->decode_arms, b->config));
     CN_TRY(cn_compare_arms_declare(&b->arms, b->config));
-    return cn_config_check_kv_readers(b->config);
+    return cn_config_check_kv_readers(b->config, cn_compare_arms_rules(&b->arms));
 }
 
 static cn_status bench(cn_config *c)

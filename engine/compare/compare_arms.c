@@ -81,25 +81,26 @@ static cn_status check_read(const cn_config *c, const cn_option *o)
                    *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
 }
 
-/* Sets a key, once per arm. */
-static cn_status set_key(cn_config *c, const cn_option *o, const char *value)
+/* Sets a key, once per arm: `set` has the keys so far, each followed by a blank. */
+static cn_status set_key(cn_config *c, cn_buf *set, const cn_option *o, const char *value)
 {
     const char *key = cn_option_kv_key(o);
-    if (cn_config_is_given(c, cn_option_field(o, c)))
+    if (set->data && cn_option_is_word(set->data, key))
         return cn_fail(CN_ERR_ARG, "%s is given twice", key);
+    CN_TRY(cn_buf_addf(set, "%s ", key));
     return cn_option_set_text(c, o, value);
 }
 
 /* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. A
  * number in place 1 is the budget of a policy or the select_tokens of a selector. */
-static cn_status set_part(cn_config *c, char *part, uint32_t place)
+static cn_status set_part(cn_config *c, cn_buf *set, char *part, uint32_t place)
 {
     if (place == 0) return set_name(c, part);
     if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0') {
         const cn_option *size =
             cn_option_find(c->kv.select == CN_SELECT_NONE ? "kv-budget" : "select-tokens");
         CN_TRY(check_read(c, size));
-        return set_key(c, size, part);
+        return set_key(c, set, size, part);
     }
     size_t len = strcspn(part, "=");
     const char *value = part[len] ? part + len + 1 : "true";
@@ -114,7 +115,19 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
     if (!part[len] && o->type != CN_OPTION_BOOL)
         return cn_fail(CN_ERR_ARG, "'%s' is not a switch: write %s=value", part,
                        cn_option_kv_key(o));
-    return set_key(c, o, value);
+    return set_key(c, set, o, value);
+}
+
+/* A key may come before the rule, or the home, that does not read it. */
+static cn_status check_set_keys(const cn_config *c, const cn_buf *set)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; set->data && i < n; i++) {
+        const char *key = cn_option_kv_key(&o[i]);
+        if (key && cn_option_is_word(set->data, key)) CN_TRY(check_read(c, &o[i]));
+    }
+    return CN_OK;
 }
 
 static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *text, size_t len)
@@ -122,22 +135,22 @@ static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *
     arm->label = cn_strndup(text, len);
     char *parts = cn_strndup(text, len);
     cn_config *scratch = NULL;
+    cn_buf set = {0};
     cn_status status = CN_OK;
     if (!arm->label || !parts)
         status = cn_fail(CN_ERR_MEMORY, "out of memory for an arm");
     if (status == CN_OK) status = cn_config_copy(&scratch, c);
     char *rest = parts;
-    for (uint32_t place = 0; status == CN_OK && rest; place++) {
-        char *part = strsep(&rest, ":");
-        status = set_part(scratch, part, place);
-        if (place == 0) memset(scratch->given, 0, sizeof scratch->given); /* now: keys of the arm */
-    }
+    for (uint32_t place = 0; status == CN_OK && rest; place++)
+        status = set_part(scratch, &set, strsep(&rest, ":"), place);
+    if (status == CN_OK) status = check_set_keys(scratch, &set);
     if (status == CN_OK) {
         arm->kv = scratch->kv;
         status = cn_config_validate(scratch, CN_SECTION_KV);
     }
     if (status == CN_ERR_ARG) status = cn_fail_within(status, "--arms %.*s", (int)len, text);
     cn_config_free(scratch);
+    cn_buf_free(&set);
     cn_free(parts);
     return status;
 }
@@ -277,6 +290,15 @@ static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
     if (chooses || !cn_config_is_given(c, &c->kv_homes)) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--kv-homes has no effect: no arm of --arms has home=auto; leave it "
                                "out, or add home=auto to an arm");
+}
+
+uint32_t cn_compare_arms_rules(const cn_compare_arms *a)
+{
+    uint32_t rules = 0;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (cn_policy_of(a->arms[i].kv.policy)->keep == CN_KEEP_BEST)
+            rules |= 1U << a->arms[i].kv.rule;
+    return rules;
 }
 
 cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)

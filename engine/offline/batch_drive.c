@@ -55,6 +55,7 @@ static void open_port(cn_batch_drive *d, const cn_config *c)
                               .fault = show_fault};
     cn_engine_default_sampling(d->engine, &d->port.defaults.sampling);
     cn_engine_default_kv(d->engine, &d->port.defaults.kv);
+    d->port.defaults.config = c;
     d->port.defaults.tool_parser = c->tool_call_parser;
     d->port.defaults.cap_max_tokens = c->cap_max_tokens;
     d->port.defaults.json_whitespace = c->json_whitespace;

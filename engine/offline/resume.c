@@ -17,6 +17,7 @@
 
 enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };
 static const char record_suffix[] = ".cinch-run";
+static const char rules_key[] = "rule_defaults"; /* defaults of options depended on --kv-rule */
 
 /* ---- the record ---- */
 
@@ -82,11 +83,10 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:O, s:o}", "cinch_run", RECORD_FORMAT,
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:b, s:O, s:o}", "cinch_run", RECORD_FORMAT,
                            "version", CINCH_VERSION, "model", model_text, "channels",
-                           labels ? channels_text : NULL, "chat_template",
-                           chat ? chat_text : NULL, "input", input, "options",
-                           options_json(&lines));
+                           labels ? channels_text : NULL, "chat_template", chat ? chat_text : NULL,
+                           rules_key, 1, "input", input, "options", options_json(&lines));
     json_decref(input);
     if (status == CN_OK) status = add_text(out, record);
     json_decref(record);
@@ -280,19 +280,29 @@ cn_status cn_run_record_compare(const char *then, const char *now, const cn_conf
     return status;
 }
 
-/* Takes the values that the run began with, of options with a value `before`. A value that no
- * longer exists is left to cn_run_record_check. */
-static cn_status adopt(json_t *options, cn_config *c)
+/* Whether the option had this value by default, with any rule. */
+static bool is_old_default(const cn_option *o, const char *value)
+{
+    return cn_option_follows_rule(o) && strcmp(value, o->fallback) == 0;
+}
+
+/* Takes the values that the run began with, of options with a value `before`. In a run of a version
+ * whose defaults did not depend on the rule (has_rules false), the options that have such defaults
+ * now count as given: requests keep them with any rule. A value that no longer exists is left to
+ * cn_run_record_check. */
+static cn_status adopt(json_t *options, bool has_rules, cn_config *c)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
     CN_TRY(add_missing_options(options));
     for (size_t i = 0; i < n; i++) {
         const char *value = json_string_value(json_object_get(options, o[i].name));
-        if (!o[i].before || !value || c->given[i]) continue;
+        if (!value || c->given[i]) continue;
+        const bool keeps = !has_rules && is_old_default(&o[i], value);
+        if (!o[i].before && !keeps) continue;
         const cn_status status = cn_option_set_text(c, &o[i], value);
         if (status == CN_ERR_MEMORY) return status;
-        c->given[i] = false;
+        c->given[i] = keeps;
     }
     return CN_OK;
 }
@@ -308,7 +318,8 @@ cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
     cn_buf_free(&path);
     cn_status status = CN_OK; /* cn_run_record_check says what is wrong with the record */
     json_t *options = json_object_get(record, "options");
-    if (readable && json_is_object(options)) status = adopt(options, c);
+    if (readable && json_is_object(options))
+        status = adopt(options, json_is_true(json_object_get(record, rules_key)), c);
     json_decref(record);
     return status;
 }

@@ -70,8 +70,7 @@ static const cn_option options[] = {
         .help = "accept tools, and return calls of them as tool_calls: hermes reads <tool_call> "
                 "(Hermes, Qwen), llama3_json also JSON without a mark (Llama 3)"),
 
-    ROW(ENGINE, "device", STRING, device, "auto",
-        .flags = USUAL,
+    ROW(ENGINE, "device", STRING, device, "auto", .flags = USUAL,
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "
                 "is usable, else the CPU"),
     ROW(ENGINE, "gpu-memory-utilization", F32, gpu_memory_utilization, "0.92", .min = 0, .max = 1,
@@ -91,8 +90,7 @@ static const cn_option options[] = {
                 "on a CPU, and what --gpu-memory-utilization leaves on a GPU"),
     ROW(ENGINE, "num-gpu-blocks-override", U32, n_blocks_override, "0", .min = 2, .max = TOKENS_MAX,
         .flags = ZERO_OK, .help = "number of KV blocks, regardless of memory; 0 computes it"),
-    ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536,
-        .flags = USUAL,
+    ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536, .flags = USUAL,
         .help = "maximum requests that run at once"),
     ROW(ENGINE, "max-num-batched-tokens", U32, max_num_batched_tokens, "2048", .min = 1,
         .max = 1048576, .help = "maximum tokens of one step, prompts and outputs together"),
@@ -125,8 +123,7 @@ static const cn_option options[] = {
                 "interactive requests need their KV memory; with 0 interactive requests wait"),
 
     ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES,
-        .flags = RESULT | USUAL,
-        .json = "kv.policy",
+        .flags = RESULT | USUAL, .json = "kv.policy",
         .help = "KV kept for a request: full keeps all tokens, window the first and the newest, "
                 "zip those with the best scores"),
     ROW(KV, "kv-budget", U32, kv.budget_tokens, "2048", .min = 1, .max = TOKENS_MAX,
@@ -134,12 +131,15 @@ static const cn_option options[] = {
         .help = "tokens kept per layer and kv head, rounded up to the block size"),
     ROW(KV, "kv-window", U32, kv.window_tokens, "16", .min = 1, .max = 4096, .flags = RESULT,
         .json = "kv.window",
-        .help = "newest queries that score the cache; a request may set fewer"),
+        .help = "newest queries that score the cache; a request may set as many as this or "
+                "--kv-observe; with rule peak the default is 64, or a quarter of --kv-budget but "
+                "at least 16"),
     ROW(KV, "kv-rule", ENUM, kv.rule, "scaled", .values = CN_RULE_NAMES, .flags = RESULT,
         .json = "kv.rule", .before = "zipage",
         .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
                 "each kv head to a constant sum before redundancy is subtracted; peak scores by "
-                "the largest attention of any query, decayed"),
+                "the largest attention of any query, decayed, and has other defaults of "
+                "--kv-window, --kv-alpha and --kv-pooling"),
     ROW(KV, "kv-observe", U32, kv.observe_tokens, "0", .min = 0, .max = 4096, .flags = RESULT,
         .json = "kv.observe",
         .help = "queries before the first compression that count, and all that follow; memory for "
@@ -157,10 +157,11 @@ static const cn_option options[] = {
     ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,
         .json = "kv.alpha",
         .help = "decay of the global score from one compression to the next; with rule peak, in "
-                "64 tokens"),
+                "64 tokens, and the default is 0.841"),
     ROW(KV, "kv-pooling", ENUM, kv.pooling, "first", .values = "first|never|always",
         .flags = RESULT, .json = "kv.pooling",
-        .help = "compressions of a request at which scores are max-pooled"),
+        .help = "compressions of a request at which scores are max-pooled; with rule peak the "
+                "default is never"),
     ROW(KV, "kv-redundancy", ENUM, kv.redundancy, "lightning", .values = "lightning|flash|none",
         .flags = RESULT, .json = "kv.redundancy",
         .help = "compare keys of the same block (lightning), all keys (flash), or none"),
@@ -194,8 +195,8 @@ static const cn_option options[] = {
     ROW(KV, "select-tiles", U32, kv.select_tiles, "128", .min = 1, .max = TOKENS_MAX / 64,
         .flags = RESULT, .json = "kv.select_tiles",
         .help = "tiles of 64 tokens whose labels selector tls ranks; a request may set fewer"),
-    ROW(KV, "select-keys", ENUM, kv.select_keys, "labels", .values = "labels|rows",
-        .flags = RESULT, .json = "kv.select_keys",
+    ROW(KV, "select-keys", ENUM, kv.select_keys, "labels", .values = "labels|rows", .flags = RESULT,
+        .json = "kv.select_keys",
         .help = "what spade and last rank: labels of the keys, or the keys"),
     ROW(KV, "select-group", ENUM, kv.select_group, "max", .values = "max|mean", .flags = RESULT,
         .json = "kv.select_group",
@@ -205,21 +206,18 @@ static const cn_option options[] = {
         .flags = RESULT, .json = "kv.select_window",
         .help = "past queries from which spade, or tls with --select-query predicted, predicts "
                 "the next; a request may set fewer"),
-    ROW(KV, "select-weights", ENUM, kv.select_weights, "raw",
-        .values = "softmax|raw", .flags = RESULT, .json = "kv.select_weights",
-        .before = "softmax",
+    ROW(KV, "select-weights", ENUM, kv.select_weights, "raw", .values = "softmax|raw",
+        .flags = RESULT, .json = "kv.select_weights", .before = "softmax",
         .help = "weights of past queries in spade's prediction: raw are those of the ridge "
                 "regression, softmax is AsyncSpade's"),
     ROW(KV, "select-rotate", BOOL, kv.select_rotate, "true", .flags = RESULT,
-        .json = "kv.select_rotate",
-        .help = "rotate past queries to the position of the step"),
+        .json = "kv.select_rotate", .help = "rotate past queries to the position of the step"),
     ROW(KV, "recent-tokens", U32, kv.recent_tokens, "64", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT, .json = "kv.recent_tokens",
         .help = "newest tokens that every step attends to, rounded up to tiles of 64; spade and "
                 "last attend to all tokens behind their candidates instead"),
     ROW(KV, "select-dense-layers", U32, select_dense_layers, "2", .min = 0, .max = 1024,
-        .flags = RESULT,
-        .help = "first layers that attend to all tokens, whatever the selector"),
+        .flags = RESULT, .help = "first layers that attend to all tokens, whatever the selector"),
     ROW(KV, "kv-home", ENUM, kv.home, "device", .values = CN_HOME_CHOICES, .flags = RESULT,
         .json = "kv.home",
         .help = "where all KV of a request with spade, last or tls lies: on the device, on the "
@@ -229,8 +227,8 @@ static const cn_option options[] = {
                 "depend on batch composition"),
     ROW(KV, "kv-homes", SET, kv_homes, "device", .values = CN_HOME_NAMES,
         .help = "homes that requests may use besides --kv-home"),
-    ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX,
-        .flags = RESULT, .json = "kv.select_cap",
+    ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
+        .json = "kv.select_cap",
         .help = "entries per layer and kv head that one step brings back from the home at most: "
                 "tokens for spade and last, tiles for tls; 0 is an eighth of the selected tokens "
                 "for peer, a 32nd for host, and 2 tiles for tls; a request may set fewer"),
@@ -339,16 +337,14 @@ static const cn_option options[] = {
         .flags = REQUIRED | WRITTEN | USUAL,
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run stores "
                 "the options, and the kind of device, that a resumed run must share"),
-    ROW(RUN_BATCH, "resume", BOOL, resume, "false",
-        .flags = USUAL,
+    ROW(RUN_BATCH, "resume", BOOL, resume, "false", .flags = USUAL,
         .help = "continue an output file: repair its last line and skip the requests it "
                 "answers; a request that changed since keeps its old answer, and a warning "
                 "counts these"),
     ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
         .help = "with --resume: run requests again that ended in an error"),
     ROW(RUN_BATCH, "strict", BOOL, strict, "false", .help = "stop at the first error line"),
-    ROW(RUN_BATCH, "until", TIME, until_minutes, NULL,
-        .flags = USUAL,
+    ROW(RUN_BATCH, "until", TIME, until_minutes, NULL, .flags = USUAL,
         .help = "admit no request after this local time, finish the running ones, leave the "
                 "rest for --resume"),
     ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "1024", .min = 1, .max = 16777216,
@@ -362,19 +358,16 @@ static const cn_option options[] = {
         .help = "run a compressed request once more if it ends in a loop: with four times the "
                 "budget, or with full KV; needs --repetition-max-pattern-size"),
 
-    ROW(SERVE, "host", STRING, host, "127.0.0.1",
-        .flags = USUAL,
+    ROW(SERVE, "host", STRING, host, "127.0.0.1", .flags = USUAL,
         .help = "address to listen on; set API keys if it is not 127.0.0.1"),
-    ROW(SERVE, "port", U32, port, "8000", .min = 0, .max = 65535,
-        .flags = USUAL,
+    ROW(SERVE, "port", U32, port, "8000", .min = 0, .max = 65535, .flags = USUAL,
         .help = "port to listen on; 0 picks a free one"),
     ROW(SERVE, "uds", STRING, uds, NULL,
         .help = "listen on a unix socket at this path instead of a port"),
     ROW(SERVE, "api-key", STRING, api_keys, NULL,
         .help = "accepted API keys, a comma-separated list of KEY or NAME:KEY; every user of "
                 "the machine can see it, so prefer --api-key-file"),
-    ROW(SERVE, "api-key-file", STRING, api_key_file, NULL,
-        .flags = USUAL,
+    ROW(SERVE, "api-key-file", STRING, api_key_file, NULL, .flags = USUAL,
         .help = "file of accepted API keys, KEY or NAME:KEY, one per line"),
     ROW(SERVE, "allowed-hosts", STRING, allowed_hosts, NULL,
         .help = "names by which clients may address a server without API keys, comma-separated, "
@@ -384,8 +377,8 @@ static const cn_option options[] = {
                 "has been slowest, for at least half a second, to read its reply or to send a "
                 "whole request; requests in flight hold at most seven eighths; fewer if the "
                 "system allows too few open files"),
-    ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
-        .max = 1048576, .help = "maximum samples of one API key that run or wait at once"),
+    ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1, .max = 1048576,
+        .help = "maximum samples of one API key that run or wait at once"),
     ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,
         .help = "maximum bytes of request line and header fields"),
     ROW(SERVE, "max-body-bytes", BYTES, max_body_bytes, "32M", .min = 1024, .max = 1073741824,
@@ -418,16 +411,14 @@ static const cn_option options[] = {
                 "have it or not"),
     ROW(SERVE, "access-log", STRING, access_log, "-",
         .help = "file for one JSON line per request; - is standard output, off is none"),
-    ROW(SERVE, "spool", STRING, spool, NULL,
-        .flags = USUAL,
+    ROW(SERVE, "spool", STRING, spool, NULL, .flags = USUAL,
         .help = "directory of /v1/files and /v1/batches, created if missing; batches continue "
                 "from it after a restart"),
     ROW(SERVE, "max-files", U32, max_files, "10000", .min = 1, .max = 1048576,
         .help = "maximum files in the spool"),
     ROW(SERVE, "max-file-bytes", BYTES, max_file_bytes, "200M", .min = 1, .max = 1099511627776,
         .help = "maximum bytes of an uploaded file"),
-    ROW(SERVE, "max-spool-bytes", BYTES, max_spool_bytes, "16G", .min = 1,
-        .max = U64_MAX_AS_DOUBLE,
+    ROW(SERVE, "max-spool-bytes", BYTES, max_spool_bytes, "16G", .min = 1, .max = U64_MAX_AS_DOUBLE,
         .help = "maximum bytes of files in the spool; uploads that would exceed it are refused"),
     ROW(SERVE, "max-batch-lines", U64, max_batch_lines, "50000", .min = 1, .max = 1099511627776,
         .help = "maximum requests of one batch"),
@@ -441,12 +432,10 @@ static const cn_option options[] = {
         .help = "what to compare with full KV: a comma-separated list of "
                 "policy[:budget[:key=value...]] and selector[:select_tokens[:key=value...]]; keys "
                 "as in a request's kv object, a switch as key or no-key"),
-    ROW(COMPARE, "window-baseline", BOOL, window_baseline, "true",
-        .flags = USUAL,
+    ROW(COMPARE, "window-baseline", BOOL, window_baseline, "true", .flags = USUAL,
         .help = "beside each zip arm, add an arm window of the same budget; not where --arms has "
                 "one"),
-    ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
-        .flags = USUAL,
+    ROW(COMPARE, "continue-field", STRING, continue_field, NULL, .flags = USUAL,
         .help = "force the text of this field after the prompt under every arm and report its "
                 "likelihood; prompts are then plain text, not chats"),
     ROW(COMPARE, "select-probe", U32, select_probe, "0", .min = 1, .max = TOKENS_MAX,
@@ -456,32 +445,26 @@ static const cn_option options[] = {
                 "the CPU; 0 measures nothing"),
     ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK | USUAL,
         .help = "maximum lines to read of each file; 0 reads all"),
-    ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,
-        .flags = PERCENT,
+    ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100, .flags = PERCENT,
         .help = "share of the outputs that are replayed with full KV, teacher-forced"),
     ROW(COMPARE, "json", STRING, compare_json, NULL, .flags = WRITTEN | USUAL,
         .help = "also write the results to this file"),
-    ROW(COMPARE, "wide", BOOL, wide, "false",
-        .flags = USUAL,
+    ROW(COMPARE, "wide", BOOL, wide, "false", .flags = USUAL,
         .help = "print all columns of the table, also beyond 100 characters"),
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
         .help = "random token ids, ShareGPT JSON, or JSONL with prompt and optional output_tokens"),
     ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .flags = READ,
         .help = "file of the dataset"),
-    ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX,
-        .flags = USUAL,
+    ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX, .flags = USUAL,
         .help = "prompt tokens of a random request"),
-    ROW(BENCH, "output-len", U32, output_len, "128", .min = 1, .max = TOKENS_MAX,
-        .flags = USUAL,
+    ROW(BENCH, "output-len", U32, output_len, "128", .min = 1, .max = TOKENS_MAX, .flags = USUAL,
         .help = "tokens generated per request; when unset, a dataset's own lengths are used"),
-    ROW(BENCH, "num-prompts", U32, num_prompts, "1000", .min = 1, .max = 16777216,
-        .flags = USUAL,
+    ROW(BENCH, "num-prompts", U32, num_prompts, "1000", .min = 1, .max = 16777216, .flags = USUAL,
         .help = "number of requests to run"),
     ROW(BENCH, "random-range-ratio", F32, random_range_ratio, "0", .min = 0, .max = 0.99,
         .help = "random lengths are uniform from length * (1 - ratio) to length * (1 + ratio)"),
-    ROW(BENCH, "workload", STRING, workload, NULL,
-        .flags = READ | USUAL,
+    ROW(BENCH, "workload", STRING, workload, NULL, .flags = READ | USUAL,
         .help = "JSONL of lengths: prompt_tokens, output_tokens and, for a shared prefix, "
                 "prefix and prefix_tokens; the tokens are random"),
     ROW(BENCH_THROUGHPUT, "steady-steps", U32, steady_steps, "0", .min = 1, .max = TOKENS_MAX,
@@ -507,13 +490,11 @@ static const cn_option options[] = {
         .help = "write running requests, waiting requests and output over time to this CSV file"),
     ROW(BENCH_THROUGHPUT, "timeline-interval", F32, timeline_interval, "0.25", .min = 0,
         .max = 3600, .flags = ABOVE_MIN, .help = "seconds between two rows of the timeline"),
-    ROW(BENCH_SERVE, "base-url", STRING, base_url, "http://127.0.0.1:8000",
-        .flags = USUAL,
+    ROW(BENCH_SERVE, "base-url", STRING, base_url, "http://127.0.0.1:8000", .flags = USUAL,
         .help = "URL of the server to measure"),
     ROW(BENCH_SERVE, "api-key", STRING, bench_api_key, NULL,
         .help = "API key to send to the server"),
-    ROW(BENCH_SERVE, "request-rate", F32, request_rate, "0", .min = 0, .max = 1e6,
-        .flags = USUAL,
+    ROW(BENCH_SERVE, "request-rate", F32, request_rate, "0", .min = 0, .max = 1e6, .flags = USUAL,
         .help = "requests per second on average; 0 sends all at once"),
     ROW(BENCH_SERVE, "burstiness", F32, burstiness, "1", .min = 0, .max = 1000, .flags = ABOVE_MIN,
         .help = "shape of the gamma distribution of arrival gaps: 1 is Poisson, less is "

@@ -26,6 +26,9 @@ bool cn_option_is_word(const char *words, const char *word);
 /* The row's key in a request's kv object: "budget" for "kv.budget". NULL if it has none. */
 const char *cn_option_kv_key(const cn_option *o);
 
+/* Whether the default of the row depends on the rule (CN_RULE_DEFAULTS). */
+bool cn_option_follows_rule(const cn_option *o);
+
 /* Writes what the row accepts, in words: "a whole number from 1 to 65536". */
 void cn_option_bounds(const cn_option *o, char *text, size_t size);
 

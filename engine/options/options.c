@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/options/option_value.h"
 
 static bool same_name(const char *row, const char *given)
@@ -308,7 +309,43 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
     }
     if (!ok) return refuse_text(o, text);
     c->given[row_of(o)] = true;
+    if (field == &c->kv.rule || field == &c->kv.budget_tokens)
+        cn_config_follow_rule(c, NULL, &c->kv);
     return CN_OK;
+}
+
+/* ---- the rule's defaults ---- */
+
+static size_t number_bytes(const cn_option *o)
+{
+    return o->type == CN_OPTION_BOOL ? sizeof(bool) : sizeof(uint32_t);
+}
+
+bool cn_option_follows_rule(const cn_option *o)
+{
+    const char *key = cn_option_kv_key(o);
+    return key && cn_option_is_word(CN_RULE_DEFAULTS, key);
+}
+
+static bool is_member(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    return v && !json_is_null(v);
+}
+
+void cn_config_follow_rule(const cn_config *c, const json_t *object, cn_kv_params *io)
+{
+    cn_kv_params fresh = cn_rule_with_defaults(*io);
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    if (c && object) /* the engine has a ring for as many queries */
+        fresh.window_tokens = cn_min_u32(fresh.window_tokens, cn_policy_most_queries(&c->kv));
+    for (size_t i = 0; i < n; i++) {
+        if (!cn_option_follows_rule(&o[i]) || (c && c->given[i])) continue;
+        if (is_member(object, cn_option_kv_key(&o[i]))) continue;
+        const size_t at = o[i].offset - offsetof(struct cn_config, kv);
+        memcpy((char *)io + at, (const char *)&fresh + at, number_bytes(&o[i]));
+    }
 }
 
 /* ---- the configuration ---- */
@@ -386,11 +423,6 @@ bool cn_config_is_given(const cn_config *c, const void *field)
     while (i < n && cn_option_field(&o[i], c) != field) i++;
     CN_ASSERT(i < n);
     return c->given[i];
-}
-
-static size_t number_bytes(const cn_option *o)
-{
-    return o->type == CN_OPTION_BOOL ? sizeof(bool) : sizeof(uint32_t);
 }
 
 void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io)

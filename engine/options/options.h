@@ -426,10 +426,13 @@ typedef enum cn_config_mode {
  * positional arguments. */
 cn_status cn_config_check_mode(const cn_config *c, cn_config_mode mode);
 
-/* Checks that each given option of the kv section is read by a policy or selector that requests may
- * use. cn_config_validate does this, except for `cinch compare`, whose arms are read later.
- * CN_ERR_ARG names the option that is missing. */
-cn_status cn_config_check_kv_readers(const cn_config *c);
+/* Checks that each given option of the kv section is read by a policy, with one of these rules, or
+ * by a selector that requests may use. Bit i of rules is cn_kv_rule i; CN_ANY_RULE: a request may
+ * choose any, and a warning names an option that --kv-rule does not read. cn_config_validate does
+ * this, except for `cinch compare`, whose arms are read later. CN_ERR_ARG names the option that is
+ * missing. */
+#define CN_ANY_RULE UINT32_MAX
+cn_status cn_config_check_kv_readers(const cn_config *c, uint32_t rules);
 /* Whether a request can have a policy, selector or home that reads this option of section KV. */
 bool cn_config_reads_kv(const cn_config *c, const cn_option *o);
 
@@ -473,6 +476,12 @@ bool cn_kv_reads(const cn_kv_params *kv, const char *key);
  * has changed. */
 cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                               json_t *value, bool *known);
+
+/* Gives members of *io that have another default with each rule (CN_RULE_DEFAULTS) the default of
+ * io->rule, unless their options were given in c (NULL: none was) or `object`, a kv object whose
+ * members *io has, sets them (NULL: none). With an object the window is at most what the engine of
+ * c keeps queries for. Setting --kv-rule or --kv-budget does this for the options themselves. */
+void cn_config_follow_rule(const cn_config *c, const json_t *object, cn_kv_params *io);
 
 /* Returns a kv object with "policy" and the members that this policy reads; a new reference. */
 json_t *cn_kv_params_json(const cn_kv_params *kv);

@@ -123,12 +123,14 @@ static void list_readers(char *text, uint32_t set, const char *(*name)(uint32_t)
 }
 
 static const char *policy_name(uint32_t i) { return cn_kv_policy_name((cn_kv_policy)i); }
+static const char *rule_name(uint32_t i) { return cn_rule_of((cn_kv_rule)i)->name; }
 static const char *selector_name(uint32_t i) { return cn_kv_select_name((cn_kv_select)i); }
 
 /* Bits of the policies and of the selectors that read the option; away: of the selectors that read
- * it for requests whose home is not the device. */
+ * it for requests whose home is not the device; rules: of the rules with which policies that score
+ * read it. */
 typedef struct readers {
-    uint32_t policies, selectors, away;
+    uint32_t policies, selectors, away, rules;
 } readers;
 
 /* Returns whether the option is read for requests with this selector and a home that is not the
@@ -162,22 +164,29 @@ static readers readers_of(const cn_config *c, const cn_option *o)
         const bool away = s->away && field != &c->kv.home && is_read_away(o, (cn_kv_select)i);
         r.away |= (uint32_t)away << i;
     }
+    for (uint32_t i = 0; i < CN_N_RULES; i++)
+        r.rules |= (uint32_t)is_read(o, cn_rule_of((cn_kv_rule)i)->params) << i;
     return r;
 }
 
-/* Whether requests may have a policy, or a selector and home, that reads the option. */
-static bool has_reader(const cn_config *c, const readers *r)
+/* Whether requests may have a policy, with one of these rules, or a selector and home, that reads
+ * the option. */
+static bool has_reader(const cn_config *c, const readers *r, uint32_t rules)
 {
-    const uint32_t selectors = cn_config_selectors(c);
-    return r->policies & cn_config_policies(c) || r->selectors & selectors ||
-           (cn_config_away(c) && r->away & selectors);
+    const uint32_t selectors = cn_config_selectors(c), policies = cn_config_policies(c);
+    for (uint32_t i = 0; i < CN_N_POLICIES; i++) {
+        const bool scores = cn_policy_of((cn_kv_policy)i)->keep == CN_KEEP_BEST;
+        const bool reads = !scores || !r->rules || r->rules & rules;
+        if (r->policies & policies & 1U << i && reads) return true;
+    }
+    return r->selectors & selectors || (cn_config_away(c) && r->away & selectors);
 }
 
 bool cn_config_reads_kv(const cn_config *c, const cn_option *o)
 {
     const readers r = readers_of(c, o);
     const bool chooses = !r.policies && !r.selectors && !r.away;
-    return chooses || has_reader(c, &r);
+    return chooses || has_reader(c, &r, UINT32_MAX);
 }
 
 static cn_status refuse_away_option(const cn_config *c, const cn_option *o, const readers *r)
@@ -191,26 +200,41 @@ static cn_status refuse_away_option(const cn_config *c, const cn_option *o, cons
                    selectors);
 }
 
-cn_status cn_config_check_kv_readers(const cn_config *c)
+/* For an option that some policy, selector or rule reads, but none that a request may have. */
+static cn_status refuse_unread(const cn_config *c, const cn_option *o, const readers *r)
 {
+    char policies[READERS_BYTES], selectors[READERS_BYTES], rules[READERS_BYTES];
+    list_readers(policies, r->policies, policy_name);
+    list_readers(selectors, r->selectors, selector_name);
+    list_readers(rules, r->rules, rule_name);
+    const bool arms = c->arms || c->decode_arms;
+    if (!r->policies && !r->selectors) return refuse_away_option(c, o, r);
+    if (has_reader(c, r, UINT32_MAX))
+        return cn_fail(CN_ERR_ARG, "--%s needs %s %s, which reads it", o->name,
+                       arms ? "an arm of --arms with rule" : "--kv-rule", rules);
+    if (arms)
+        return cn_fail(CN_ERR_ARG, "--%s needs an arm of --arms that reads it: %s%s%s", o->name,
+                       policies, *policies && *selectors ? ", " : "", selectors);
+    return cn_fail(CN_ERR_ARG, "--%s needs %s%s%s%s%s", o->name, *policies ? "--kv-policy " : "",
+                   policies, *policies && *selectors ? ", or " : "",
+                   *selectors ? "--kv-select " : "", selectors);
+}
+
+cn_status cn_config_check_kv_readers(const cn_config *c, uint32_t rules)
+{
+    const char *rule = cn_rule_of(c->kv.rule)->name;
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
         if (o[i].section != CN_SECTION_KV || !c->given[i]) continue;
         const readers r = readers_of(c, &o[i]);
         const bool chooses = !r.policies && !r.selectors && !r.away;
-        if (chooses || has_reader(c, &r)) continue;
-        if (!r.policies && !r.selectors) return refuse_away_option(c, &o[i], &r);
-        char policies[READERS_BYTES], selectors[READERS_BYTES];
-        list_readers(policies, r.policies, policy_name);
-        list_readers(selectors, r.selectors, selector_name);
-        if (c->arms || c->decode_arms)
-            return cn_fail(CN_ERR_ARG, "--%s needs an arm of --arms that reads it: %s%s%s",
-                           o[i].name, policies, *policies && *selectors ? ", " : "", selectors);
-        return cn_fail(CN_ERR_ARG, "--%s needs %s%s%s%s%s", o[i].name,
-                       *policies ? "--kv-policy " : "", policies,
-                       *policies && *selectors ? ", or " : "", *selectors ? "--kv-select " : "",
-                       selectors);
+        if (chooses) continue;
+        if (!has_reader(c, &r, rules)) return refuse_unread(c, &o[i], &r);
+        if (rules == CN_ANY_RULE && !has_reader(c, &r, 1U << c->kv.rule))
+            cn_log(CN_LOG_WARN,
+                   "--%s: rule %s does not read it; it is for requests with another kv.rule",
+                   o[i].name, rule);
     }
     return CN_OK;
 }
@@ -239,6 +263,12 @@ static cn_status check_engine(const cn_config *c)
 static bool has_bodies(const cn_config *c, uint32_t sections)
 {
     return sections & CN_SECTION_SERVE || (sections & CN_SECTION_RUN_BATCH && !c->prompt_field);
+}
+
+/* Bit i: requests may have rule i. A plan is one for a server too. */
+static uint32_t rules_of(const cn_config *c, uint32_t sections)
+{
+    return has_bodies(c, sections) || sections & CN_SECTION_PLAN ? CN_ANY_RULE : 1U << c->kv.rule;
 }
 
 /* The sizes of a loop only have a meaning while loops are detected. */
@@ -457,7 +487,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     }
     if (sections & CN_SECTION_COMPARE) CN_TRY(cn_config_check_mode(c, CN_MODE_COMPARE));
     else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV && !c->decode_arms)
-        CN_TRY(cn_config_check_kv_readers(c)); /* with arms, when they are known */
+        CN_TRY(cn_config_check_kv_readers(c, rules_of(c, sections))); /* arms are not known yet */
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(c));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_COMPARE && c->continue_field)

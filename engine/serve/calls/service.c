@@ -51,6 +51,7 @@ cn_status cn_service_load(cn_service *s)
     if (cn_config_is_given(s->config, &s->config->health_stall_s) ||
         !cn_engine_is_on_cpu(s->engine))
         s->stall_s = s->config->health_stall_s;
+    s->defaults.config = s->config;
     s->defaults.tool_parser = s->config->tool_call_parser;
     s->defaults.cap_max_tokens = s->config->cap_max_tokens;
     s->defaults.json_whitespace = s->config->json_whitespace;
