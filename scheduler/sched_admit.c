@@ -122,8 +122,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     cn_seq_sched *st = q->sched;
     /* The host has not read a pending token yet, so it cannot recompute its KV. */
     if (q->n_pending > 0 || !cn_sched_choose_home(s, q)) return false;
-    bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
-    if (constrained && !cn_sched_try_grant(s, q)) return false;
+    if (cn_seq_is_constrained(s, q) && !cn_sched_try_grant(s, q)) return false;
     prefix_hit hit;
     if (!cn_sched_try_ring(s, q) || !cn_sched_try_home(s, q) ||
         !try_blocks(s, q, budget_tokens, &hit)) {

@@ -202,6 +202,8 @@ static const char *check_slots(const cn_scheduler *s)
         const char *broken = check_running(s, q);
         if (broken) return broken;
         bool holds = q->sched->hold != CN_HOLD_NONE;
+        REQUIRE(holds || !cn_seq_is_constrained(s, q),
+                "a sequence was admitted without the slot that it needs at once");
         REQUIRE(!holds || n_lacking == 0, "a slot was granted past the foremost that lacks one");
         REQUIRE(!cn_seq_is_ring_user(q) || !(lacks_slot[CN_CLASS_INTERACTIVE] ||
                                              lacks_slot[q->klass]),
@@ -227,7 +229,6 @@ static const char *check_slots(const cn_scheduler *s)
     REQUIRE(n_lacking == s->n_lacking, "the count of sequences that lack a slot is wrong");
     REQUIRE(n_compressing == s->n_compressing, "the count of events is wrong");
     REQUIRE(n_lent == s->n_lent, "the count of lent blocks is wrong");
-    REQUIRE(s->o.hybrid || n_lacking == 0, "constrained scheduling admitted without a slot");
     return NULL;
 }
 

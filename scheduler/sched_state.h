@@ -223,6 +223,14 @@ static inline uint32_t cn_seq_window_start(const cn_seq *q)
     return q->sched->trigger - cn_min_u32(q->sched->trigger, n);
 }
 
+/* Whether the sequence is admitted only together with its slot or reservation: always without
+ * hybrid scheduling, and when its first event reads the query of its first token, because it could
+ * not advance without a slot (DESIGN.md §3.3). */
+static inline bool cn_seq_is_constrained(const cn_scheduler *s, const cn_seq *q)
+{
+    return cn_seq_needs_hold(q) && (!s->o.hybrid || cn_seq_window_start(q) == 0);
+}
+
 /* A ring user has a selector that predicts, and its KV on the device. From its admission until it
  * leaves the batch it has a query slot without a reservation. It can be preempted like a sequence
  * without a slot. The ring of an away request comes with its reservation. */

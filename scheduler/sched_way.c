@@ -153,13 +153,15 @@ void cn_sched_make_way(cn_scheduler *s)
     if (!q) return;
     const bool fits = cn_sched_choose_home(s, q);
     const bool ring = cn_seq_is_ring_user(q);
-    if (ring && cn_sched_lacks_slot(s, q->klass)) return; /* a free slot would not go to q */
+    const bool holds = cn_seq_is_constrained(s, q);
+    /* A free slot would not go to q. */
+    if ((ring && cn_sched_lacks_slot(s, q->klass)) || (holds && s->n_lacking > 0)) return;
     room want = {.blocks = cn_sched_count_wanted(s, q),
                  .seats = 1,
                  .slots = ring,
                  .home = cn_seq_home_wanted(q)};
     if (!fits && !cn_kv_is_away(&q->kv)) want.to_end = q->sched->max_blocks;
-    if (cn_seq_needs_hold(q) && !s->o.hybrid) {
+    if (holds) {
         want.slots = cn_kv_needs_slot(&q->kv);
         want.reservable = q->n_max;
     }

@@ -55,6 +55,9 @@ int main(int argc, char **argv)
     printf("%llu sequences with a selector; rings: %llu read, %llu forked, %llu filled again\n",
            (unsigned long long)r.selecting, (unsigned long long)r.ring_reads,
            (unsigned long long)r.ring_forks, (unsigned long long)r.ring_readmissions);
+    printf("%llu and %llu away events counted more queries than the window, %llu sequences all\n",
+           (unsigned long long)r.observed[0], (unsigned long long)r.observed[1],
+           (unsigned long long)r.count_all);
     printf("%llu away sequences: %llu blocks put, %llu areas filled, %llu exchanges of %llu "
            "entries, %llu returns from swap space for a home\n",
            (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,

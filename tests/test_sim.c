@@ -27,7 +27,7 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0, chosen[3] = {0, 0, 0};
-    uint64_t auto_moves = 0, sources = 0, new_sharers = 0;
+    uint64_t auto_moves = 0, sources = 0, new_sharers = 0, observed[2] = {0, 0}, count_all = 0;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -49,6 +49,8 @@ static void short_runs_hold_every_invariant(void **state)
         moves += r.moves;
         for (int h = 0; h < 3; h++) chosen[h] += r.auto_admissions[h];
         auto_moves += r.auto_moves;
+        for (int i = 0; i < 2; i++) observed[i] += r.observed[i];
+        count_all += r.count_all;
         sources += r.sources;
         new_sharers += r.new_sharers;
     }
@@ -60,6 +62,7 @@ static void short_runs_hold_every_invariant(void **state)
     assert_true(sources > 1000 && new_sharers > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
     assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
+    assert_true(observed[0] > 500 && observed[1] > 300 && count_all > 100);
     assert_true(chosen[0] > 100 && chosen[1] > 100 && chosen[2] > 5 && auto_moves > 0);
 }
 

@@ -68,6 +68,8 @@ typedef struct sim_result {
     uint64_t away; /* sequences with a home elsewhere */
     uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
+    uint64_t observed[2];  /* events that count more queries than the window; of away requests */
+    uint64_t count_all;    /* sequences whose first event counts every query */
     uint64_t home_returns; /* returns from the swap space past an interactive one without a home */
     uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* in steps, counted as for the bounds */

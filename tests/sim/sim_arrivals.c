@@ -65,6 +65,16 @@ static void draw_room(sim_world *w)
     memcpy(w->policy_percent, (uint32_t[]){10, 40, 50}, 3 * sizeof(uint32_t));
 }
 
+/* Half of the engines count more queries than any window has. Some requests then count all up to
+ * their first event. */
+static void draw_observed(sim_world *w)
+{
+    cn_sched_opts *o = &w->engine;
+    const uint64_t bits = sim_mix(o->model_hash, 8);
+    w->most_window = o->window_tokens;
+    if (bits % 2) o->window_tokens += (uint32_t)(bits >> 8) % (6 * o->block_tokens);
+}
+
 void sim_draw_engine(sim_world *w)
 {
     static const uint32_t sizes[] = {2, 4, 4, 8, 16};
@@ -118,6 +128,7 @@ void sim_draw_engine(sim_world *w)
     draw_homes(w);
     if (w->away_percent == 0 && o->n_swap_blocks == 0) draw_room(w);
     sim_declare_auto(w);
+    draw_observed(w);
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
 }
 
@@ -128,6 +139,21 @@ static void draw_selector(sim_world *w, cn_kv_params *kv)
     kv->select = selectors[sim_below(w, 4)];
     kv->select_tokens = sim_between(w, 1, w->engine.select_most.select_tokens);
     kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
+}
+
+/* The rule of a zip request, how much of both ends it keeps, and how many queries count. */
+static void draw_rule(sim_world *w, cn_kv_params *kv)
+{
+    const uint32_t b = w->engine.block_tokens;
+    const uint32_t budget = (uint32_t)cn_round_up(kv->budget_tokens, b);
+    const uint64_t bits = sim_mix(w->engine.model_hash, budget + 1000 * kv->window_tokens);
+    kv->rule = (cn_kv_rule)(bits % CN_N_RULES);
+    kv->sink_tokens = cn_min_u32((uint32_t)(bits >> 8) % 5, budget - kv->window_tokens);
+    if (kv->home != CN_HOME_DEVICE) kv->sink_tokens = cn_min_u32(kv->sink_tokens, b);
+    const uint32_t room = budget - kv->sink_tokens;
+    const uint32_t most = kv->move == CN_MOVE_FILL ? cn_min_u32(room, b) : room;
+    kv->recent = (float)((uint32_t)(bits >> 16) % (most + 1));
+    kv->observe_tokens = (uint32_t)(bits >> 32) % (w->engine.window_tokens + 1);
 }
 
 static void draw_away(sim_world *w, cn_kv_params *kv)
@@ -141,26 +167,13 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     draw_selector(w, kv);
     if (kv->select == CN_SELECT_DS) kv->select = CN_SELECT_SPADE;
     kv->select_cap = sim_below(w, 5);
-    kv->window_tokens = sim_between(w, 2, w->engine.window_tokens);
+    kv->window_tokens = sim_between(w, 2, w->most_window);
     kv->budget_tokens = sim_between(w, 1, 3 * b);
     if (kv->policy == CN_KV_ZIP)
         kv->budget_tokens = cn_max_u32(kv->budget_tokens, kv->window_tokens);
     kv->sink_tokens = sim_below(w, cn_min_u32(kv->budget_tokens, b + 1));
     if (kv->window_tokens <= b) kv->move = (cn_kv_move)sim_below(w, 2);
-}
-
-/* The rule of a zip request, and how much of both ends it keeps. Away requests have the paper's. */
-static void draw_rule(sim_world *w, cn_kv_params *kv)
-{
-    const uint32_t b = w->engine.block_tokens;
-    const uint32_t budget = (uint32_t)cn_round_up(kv->budget_tokens, b);
-    const uint64_t bits = sim_mix(w->engine.model_hash, budget + 1000 * kv->window_tokens);
-    kv->rule = (cn_kv_rule)(bits % CN_N_RULES);
-    kv->sink_tokens = cn_min_u32((uint32_t)(bits >> 8) % 5, budget - kv->window_tokens);
-    const uint32_t room = budget - kv->sink_tokens;
-    const uint32_t most = kv->move == CN_MOVE_FILL ? cn_min_u32(room, b) : room;
-    kv->recent = (float)((uint32_t)(bits >> 16) % (most + 1));
-    kv->observe_tokens = (uint32_t)(bits >> 32) % (w->engine.window_tokens + 1);
+    if (kv->policy == CN_KV_ZIP) draw_rule(w, kv);
 }
 
 static cn_kv_params draw_kv(sim_world *w)
@@ -174,7 +187,7 @@ static cn_kv_params draw_kv(sim_world *w)
     if (at >= w->policy_percent[0]) kv.policy = CN_KV_WINDOW;
     if (at >= w->policy_percent[0] + w->policy_percent[1]) kv.policy = CN_KV_ZIP;
     kv.budget_tokens = sim_between(w, 1, w->engine.block_tokens * 6);
-    kv.window_tokens = sim_between(w, 1, w->engine.window_tokens);
+    kv.window_tokens = sim_between(w, 1, w->most_window);
     if (kv.policy == CN_KV_ZIP) kv.budget_tokens = cn_max_u32(kv.budget_tokens, kv.window_tokens);
     if (kv.window_tokens <= w->engine.block_tokens) kv.move = (cn_kv_move)sim_below(w, 2);
     if (kv.policy == CN_KV_FULL && w->select_percent > 0 && sim_chance(w, w->select_percent))
@@ -231,6 +244,7 @@ static void start(sim_world *w, sim_seq *mine, cn_seq *q, const cn_group_params 
     w->r->requests++;
     w->r->selecting += q->kv.select != CN_SELECT_NONE;
     w->r->away += q->sched->n_home > 0;
+    w->r->count_all += q->sched->trigger != CN_NEVER && cn_seq_window_start(q) == 0;
 }
 
 void sim_arrive(sim_world *w)

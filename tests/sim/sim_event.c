@@ -96,6 +96,14 @@ static uint32_t count_holders(const sim_world *w, const cn_seq *seq)
     return n;
 }
 
+static void count_observed(sim_world *w, const cn_compress_req *req)
+{
+    const uint32_t n = req->n_blocks * w->engine.block_tokens;
+    if (req->params.policy != CN_KV_ZIP) return;
+    if (cn_rule_event_queries(req, n) <= req->params.window_tokens) return;
+    w->r->observed[req->params.home != CN_HOME_DEVICE]++;
+}
+
 bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
 {
     for (uint32_t i = 0; i < begin->n_events; i++) {
@@ -116,6 +124,7 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         q->report_at = q->run_at + (w->synchronous ? 0 : sim_below(w, w->event_delay + 1));
         w->n_events++;
         w->r->events++;
+        count_observed(w, &e->req);
         w->moved = true;
     }
     return true;

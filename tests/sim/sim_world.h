@@ -111,6 +111,7 @@ typedef struct sim_world {
     uint32_t arrival_percent, cancel_percent, max_live;
     uint32_t share_percent; /* share of prompts that start like another */
     uint32_t policy_percent[3];
+    uint32_t most_window;    /* of a request; a ring may have more rows */
     uint32_t select_percent; /* of the requests that keep all KV */
     uint32_t away_percent;   /* of all requests */
     uint32_t n_families, n_vocab, n_owners;
