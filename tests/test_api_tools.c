@@ -1,5 +1,6 @@
-/* test_api_tools.c - tool calls in the text of an answer, cut into pieces at any place, and in the
- * bodies and chunks of a response. */
+/* test_api_tools.c - tool calls in the text of an answer, cut into pieces at any place. */
+#include <ctype.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -8,7 +9,6 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "engine/api/api_response.h"
 #include "engine/api/api_tools.h"
 #include "engine/base/philox.h"
 #include "engine/text/call_marks.h"
@@ -29,7 +29,8 @@ static void describe_whole(const cn_tool_finder *f, const cn_buf *content, found
     {
         const json_t *function = json_object_get(call, "function");
         assert_int_equal(json_object_size(call), 3);
-        assert_int_equal(json_string_length(json_object_get(call, "id")), 29);
+        assert_int_equal(json_string_length(json_object_get(call, "id")),
+                         f->form == CN_OPT_TOOLS_MISTRAL ? 9 : 29);
         assert_string_equal(json_string_value(json_object_get(call, "type")), "function");
         len += (size_t)snprintf(out->calls + len, sizeof out->calls - len, "%s %s;",
                                 json_string_value(json_object_get(function, "name")),
@@ -61,8 +62,8 @@ static void take_deltas(cn_tool_finder *f, found *out)
             assert_true(strlen(arguments) > 0);
         }
         snprintf(out->calls + len, sizeof out->calls - len, "%s%s%s%s",
-                 name && index > 0 ? ";" : "", name ? json_string_value(name) : "",
-                 name ? " " : "", arguments);
+                 name && index > 0 ? ";" : "", name ? json_string_value(name) : "", name ? " " : "",
+                 arguments);
         json_decref(delta);
     }
     assert_null(cn_tool_finder_take(f));
@@ -70,6 +71,7 @@ static void take_deltas(cn_tool_finder *f, found *out)
 
 static json_t *tools; /* a body's, of the functions f and g; g has parameters */
 static json_t *names;
+static bool is_stopped; /* the model ends the texts */
 
 static int make_tools(void **state)
 {
@@ -80,7 +82,13 @@ static int make_tools(void **state)
         "{\"name\":\"g\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},"
         "\"i\":{\"type\":\"integer\"},\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}"
         ","
-        "\"b\":{\"type\":\"boolean\"},\"l\":{\"type\":\"array\"},\"e\":{\"enum\":[\"1\"]}}}}}]";
+        "\"m\":{\"anyOf\":[{\"$ref\":\"#/$defs/M%20a~1b\"},{\"type\":\"null\"}]},"
+        "\"w\":{\"$ref\":\"#/$defs/W\"},\"u\":{\"anyOf\":[{\"$ref\":\"#/$defs/U\"},{}]},"
+        "\"a\":{\"allOf\":[{\"$ref\":\"#/$defs/"
+        "W\"}]},\"n\":{\"type\":\"string\",\"nullable\":true},"
+        "\"b\":{\"type\":\"boolean\"},\"l\":{\"type\":\"array\"},\"e\":{\"enum\":[\"1\"]}},"
+        "\"$defs\":{\"M a/b\":{\"type\":\"object\"},\"W\":{\"enum\":[\"1\",\"2\"]},"
+        "\"U\":{\"anyOf\":[{\"$ref\":\"#/$defs/U\"}]}}}}}]";
     tools = json_loads(text, 0, NULL);
     names = cn_tool_names(tools);
     return tools && names ? 0 : -1;
@@ -99,7 +107,9 @@ static int free_tools(void **state)
 static found find(cn_opt_tool_parser form, bool only_one, const char *text, size_t first,
                   size_t rest)
 {
-    cn_tool_finder f = {.form = form, .names = names, .only_one = only_one}, s = f;
+    cn_tool_finder f = {
+        .form = form, .names = names, .only_one = only_one, .is_stopped = is_stopped};
+    cn_tool_finder s = f;
     cn_buf content = {0}, streamed = {0};
     found out, deltas = {0};
     size_t at = 0, n = strlen(text);
@@ -128,7 +138,10 @@ static found find(cn_opt_tool_parser form, bool only_one, const char *text, size
 
 #define NONE CN_OPT_TOOLS_NONE
 #define HERMES CN_OPT_TOOLS_HERMES
+#define CODER CN_OPT_TOOLS_QWEN3_CODER
+#define MISTRAL CN_OPT_TOOLS_MISTRAL
 #define LLAMA3 CN_OPT_TOOLS_LLAMA3_JSON
+#define PYTHONIC CN_OPT_TOOLS_PYTHONIC
 #define ONE(name) "{\"name\": \"" name "\", \"arguments\": {}}"
 #define CALL(name, args) \
     "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " args "}\n</tool_call>"
@@ -251,7 +264,72 @@ static const struct {
     {HERMES, "<tool_call><function=g><parameter=i>1", "", "g {\"i\": 1;"},
     {HERMES, "<tool_call><function=f><param", "", ""},
     {HERMES, "<tool_call><function=f>no</function>", "no</function>", ""},
+    {HERMES,
+     "<function=g><parameter=m>{\"a\": 1}</parameter><parameter=w>1</parameter><parameter=a>2"
+     "</parameter><parameter=u>3</parameter><parameter=n>null</parameter></function>",
+     "", "g {\"m\": {\"a\": 1}, \"w\": \"1\", \"a\": \"2\", \"u\": 3, \"n\": null};"},
+    {HERMES,
+     "<function=g><parameter=m>{'a': None}</parameter><parameter=n>7</parameter></function>", "",
+     "g {\"m\": {\"a\": null}, \"n\": \"7\"};"},
+    {HERMES, "<function=g><parameter=l>[1 2 3]</parameter><parameter=i>1 2</parameter></function>",
+     "", "g {\"l\": \"[1 2 3]\", \"i\": \"1 2\"};"},
+    {LLAMA3, "[f(a=[1 2\n3], b=1 2 , c=x if y else z)]", "",
+     "f {\"a\": [1 2 3], \"b\": 1 2, \"c\": x if y else z};"},
+    {LLAMA3, "[f(a=abcdefgé, b=ééééé)]", "", "f {\"a\": abcdefgé, \"b\": ééééé};"},
+    /* A tag in a value that closes the call, or does not. */
+    {HERMES,
+     "<tool_call>\n<function=g>\n<parameter=s>\nParis\n</tool_call>\nAnd more " CALL("f", "{}"),
+     "\nAnd more", "g {\"s\": \"Paris\"};f {};"},
+    {HERMES, "<tool_call><function=g><parameter=s>Paris</tool_call> x", " x",
+     "g {\"s\": \"Paris\"};"},
+    {HERMES,
+     "<tool_call><function=g><parameter=s>1</tool_call><tool_call><function=g><parameter=s>2"
+     "</tool_call><function=g><parameter=s>3</tool_call>",
+     "", "g {\"s\": \"1\"};g {\"s\": \"2\"};g {\"s\": \"3\"};"},
+    {HERMES,
+     "<tool_call><function=g><parameter=s>ends with </tool_call>, as here</parameter>"
+     "<parameter=i>1</parameter></function></tool_call> x",
+     " x", "g {\"s\": \"ends with </tool_call>, as here\", \"i\": 1};"},
+    {HERMES,
+     "<function=g><parameter=s><tool_call>{}</tool_call></parameter></function></tool_call>", "",
+     "g {\"s\": \"<tool_call>{}</tool_call>\"};"},
+    {HERMES, "<tool_call><function=g><parameter=s>one\n</func", "", "g {\"s\": \"one;"},
+    {HERMES, "<tool_call><function=g><parameter=s>one</parameter>\n", "", "g {\"s\": \"one\";"},
+    {LLAMA3, "[f(a=\"x\", n=12", "", "f {\"a\": \"x\", \"n\": 12;"},
+    /* The names that users of vLLM know. */
+    {CODER,
+     ONE("f") " <tool_call>\n<function=g>\n<parameter=s>\n1\n</parameter>\n</function>\n"
+              "</tool_call>",
+     ONE("f"), "g {\"s\": \"1\"};"},
+    {PYTHONIC, "[f(a=1), g(s='x')]", "", "f {\"a\": 1};g {\"s\": \"x\"};"},
+    {PYTHONIC, "[h(a=1)] " ONE("f"), "[h(a=1)]", "f {};"},
     /* Calls in fenced code. */
+    {LLAMA3, "[f(a=1)]\n```python\nprint(1)\n```\nbye", "\n```python\nprint(1)\n```\nbye",
+     "f {\"a\": 1};"},
+    {HERMES, "<tool_call>```python\nprint(1)\n```\nbye", "```python\nprint(1)\n```\nbye", ""},
+    {LLAMA3, "Here:\n```xml\n<function=f>{\"a\":1}</function>\n```\nbye", "Here:\nbye",
+     "f {\"a\":1};"},
+    {HERMES, "```xml\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n```", "",
+     "f {\"a\": 1};"},
+    {HERMES,
+     "<tool_call>\n```xml\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n```\n"
+     "</tool_call>",
+     "", "f {\"a\": 1};"},
+    {LLAMA3, "```json\n" CALL("f", "{}") "\n```\n", "", "f {};"},
+    {HERMES, "```json\n" CALL("f", "{}") "\n```\nbye", "\nbye", "f {};"},
+    {HERMES, "```\n<tool_call>no</tool_call>\n```", "```\nno\n```", ""},
+    {LLAMA3, "```json\n" ONE("f") "\n{\"note\":1}\n```\nbye", "\n{\"note\":1}\n\nbye", "f {};"},
+    {LLAMA3, "```json\n" ONE("f") "\nThen:\n```python\nprint(1)\n```",
+     "\nThen:\n```python\nprint(1)\n```", "f {};"},
+    {LLAMA3, "```json\n" ONE("f") "\n```python\nprint(1)\n```", "\n```python\nprint(1)\n```",
+     "f {};"},
+    {LLAMA3, "```python\nprint(1)\n```\n" ONE("f"), "```python\nprint(1)\n```", "f {};"},
+    {LLAMA3, "```json\n{\"a\": 1}\n```\n" ONE("f"), "```json\n{\"a\": 1}\n```", "f {};"},
+    {LLAMA3, "```python\nprint(1)\n```\n```json\n" ONE("f") "\n```\nbye",
+     "```python\nprint(1)\n```\nbye", "f {};"},
+    {HERMES, "<tool_call>" ONE("f") "</tool_call>\n```json\n" ONE("g") "\n```",
+     "\n```json\n" ONE("g") "\n```", "f {};"},
+    {LLAMA3, ONE("f") "\n```json\n" ONE("g") "\n```", "", "f {};g {};"},
     {LLAMA3, "```json\n" ONE("f") "\n```", "", "f {};"},
     {LLAMA3, "Both:\n```\n[" ONE("f") ", " ONE("g") "]\n```\nDone.", "Both:\nDone.", "f {};g {};"},
     {LLAMA3, "```json\n" ONE("f") "\n" ONE("g") "\n```\n```json\n" ONE("f") "\n```", "",
@@ -312,6 +390,40 @@ static void calls_are_found_however_the_text_is_cut(void **state)
     }
 }
 
+/* If the model ends the text, arguments that are made JSON are closed. */
+static void arguments_are_closed_when_the_model_stops(void **state)
+{
+    (void)state;
+    static const struct {
+        cn_opt_tool_parser form;
+        const char *text, *calls;
+    } cases[] = {
+        {HERMES, "<tool_call><function=g><parameter=s>Paris\n</parameter>\n",
+         "g {\"s\": \"Paris\"};"},
+        {HERMES, "<tool_call><function=g><parameter=s>Paris\n</func", "g {\"s\": \"Paris\"};"},
+        {HERMES, "<tool_call><function=g><parameter=s>Paris\n</tool_ca", "g {\"s\": \"Paris\"};"},
+        {HERMES, "<function=g><parameter=i>12", "g {\"i\": 12};"},
+        {HERMES, "<function=g><parameter=s>a</parameter><parameter=", "g {\"s\": \"a\"};"},
+        {HERMES, "<function=f><parameter=a>{\"x\": 1}</parameter></function",
+         "f {\"a\": {\"x\": 1}};"},
+        {LLAMA3, "[f(a=12", "f {\"a\": 12};"},
+        {LLAMA3, "[f(a='it\\", "f {\"a\": \"it\\\\\"};"},
+        {LLAMA3, "[f(a='', b=\"", "f {\"a\": \"\", \"b\": \"\"};"},
+        {LLAMA3, "[f(a='', b=''", "f {\"a\": \"\", \"b\": \"\"};"},
+        {LLAMA3, "[f(a=\"\"\"x\"\"", "f {\"a\": \"x\\\"\\\"\"};"},
+        {LLAMA3, "[f(a=True, b", "f {\"a\": true, \"b\": null};"},
+        {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1", "f {\"a\": 1;"},
+    };
+    is_stopped = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t first = 1; first <= strlen(cases[i].text); first++) {
+            const found got = find(cases[i].form, false, cases[i].text, first, 1);
+            assert_string_equal(got.content, "");
+            assert_string_equal(got.calls, cases[i].calls);
+        }
+    is_stopped = false;
+}
+
 static size_t draw(uint32_t *at, size_t n) { return cn_philox_u64(7, 0, (*at)++) % n; }
 
 /* With a form of calls or JSON, the beginning decides: what is in JSON is not a call. */
@@ -334,6 +446,10 @@ static void json_beside_calls_is_content(void **state)
         {LLAMA3, "[{\"a\": 1}, " ONE("f") "]", "[{\"a\": 1}, " ONE("f") "]", ""},
         {LLAMA3, "\"<|python_tag|>" ONE("f"), "\"<|python_tag|>" ONE("f"), ""},
         {LLAMA3, "{\"a\": \"x", "{\"a\": \"x", ""},
+        {HERMES, "<tool", "", ""},
+        {HERMES, " <", "", ""},
+        {MISTRAL, "[TOO", "", ""},
+        {MISTRAL, "[TOOL_CALLS]" ONE("f"), "", "f {};"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (size_t first = 1; first <= strlen(cases[i].text); first++) {
@@ -402,21 +518,107 @@ static void random_texts_have_the_same_calls_however_cut(void **state)
                                         "=",
                                         "1",
                                         "<function=g>",
-                                        "("};
+                                        "(",
+                                        "``",
+                                        "```\n",
+                                        "   ",
+                                        "<parameter=m>",
+                                        "[1 2]"};
     uint32_t at = 0;
     for (int i = 0; i < 20000; i++) {
         char text[512] = "";
         const size_t n = 1 + draw(&at, 16);
-        for (size_t k = 0; k < n; k++)
-            strcat(text, parts[draw(&at, sizeof parts / sizeof *parts)]);
-        const cn_opt_tool_parser form =
-            i % 2 ? HERMES : LLAMA3;
+        for (size_t k = 0; k < n; k++) strcat(text, parts[draw(&at, sizeof parts / sizeof *parts)]);
+        const cn_opt_tool_parser form = i % 2 ? HERMES : LLAMA3;
+        is_stopped = i % 5 == 0;
         const found whole = find(form, i % 3 == 0, text, strlen(text), 1);
-        const found cut = find(form, i % 3 == 0, text, 1 + draw(&at, 20),
-                               1 + draw(&at, 20));
+        const found cut = find(form, i % 3 == 0, text, 1 + draw(&at, 20), 1 + draw(&at, 20));
         if (strcmp(whole.content, cut.content) || strcmp(whole.calls, cut.calls))
             fail_msg("'%s': content '%s', '%s', calls '%s', '%s'", text, whole.content, cut.content,
                      whole.calls, cut.calls);
+    }
+    is_stopped = false;
+}
+
+/* Each byte is looked at a few times, however many tokens of white space come. */
+static void white_space_is_read_once(void **state)
+{
+    (void)state;
+    static const char *const begins[] = {"",
+                                         "x",
+                                         "```\n",
+                                         "[",
+                                         "[f(",
+                                         "<tool_call>",
+                                         CALL("f", "{}"),
+                                         CALL("f", "{}") "x",
+                                         "<tool_call>{\"name\": \"f\", \"arguments\": \"",
+                                         "<tool_call>{\"name\": \"f\", \"arguments\": [",
+                                         "<function=g><parameter=s>",
+                                         "[TOOL_CALLS]f"};
+    enum { N = 4000, SPACES = 80 };
+    char spaces[SPACES];
+    memset(spaces, ' ', SPACES);
+    for (size_t i = 0; i < 4 * (sizeof begins / sizeof *begins); i++) {
+        const char *begin = begins[i / 4];
+        cn_tool_finder f = {.form = i % 2 ? HERMES : LLAMA3, .names = names};
+        cn_buf content = {0};
+        f.is_either = i / 2 % 2;
+        assert_int_equal(cn_tool_finder_add(&f, begin, strlen(begin), false, &content), CN_OK);
+        for (int k = 0; k < N; k++)
+            assert_int_equal(cn_tool_finder_add(&f, spaces, SPACES, false, &content), CN_OK);
+        if (f.n_looked > 3 * N * SPACES) fail_msg("'%s': %" PRIu64, begin, f.n_looked);
+        cn_tool_finder_free(&f);
+        cn_buf_free(&content);
+    }
+}
+
+/* Their templates refuse other ids. */
+static void ids_of_mistral_have_nine_letters_and_digits(void **state)
+{
+    (void)state;
+    static const char text[] = "Now [TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]"
+                               "[TOOL_CALLS]g[ARGS]{\"i\": 1}[TOOL_CALLS]f{}";
+    cn_tool_finder f = {.form = MISTRAL, .names = names};
+    cn_buf content = {0};
+    for (const char *at = text; *at; at++)
+        assert_int_equal(cn_tool_finder_add(&f, at, 1, false, &content), CN_OK);
+    assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
+    assert_string_equal(content.data, "Now");
+    assert_int_equal(f.n_calls, 3);
+    assert_string_equal(f.calls[1].arguments.data, "{\"i\": 1}");
+    for (uint32_t i = 0; i < f.n_calls; i++) {
+        assert_int_equal(strlen(f.calls[i].id), 9);
+        for (const char *c = f.calls[i].id; *c; c++) assert_true(isalnum((unsigned char)*c));
+    }
+    assert_string_not_equal(f.calls[0].id, f.calls[1].id);
+    cn_tool_finder_free(&f);
+    cn_buf_free(&content);
+}
+
+/* What structured output makes the model write is read as calls by the same form. */
+static void forced_calls_are_in_a_form_that_is_read(void **state)
+{
+    (void)state;
+    for (int form = HERMES; form <= PYTHONIC; form++) {
+        json_t *made = cn_tool_calls_form((cn_opt_tool_parser)form, tools, NULL, false);
+        const char *begin = json_string_value(json_object_get(made, "begin")),
+                   *end = json_string_value(json_object_get(made, "end"));
+        cn_buf text = {0};
+        for (int i = 0; i < 2; i++)
+            cn_buf_addf(&text, "%s%s{\"name\":\"f\",\"%s\":{}}%s",
+                        i ? json_string_value(json_object_get(made, "between")) : "", begin,
+                        json_string_value(json_object_get(made, "arguments")), end);
+        if (form != MISTRAL) {
+            const found got = find((cn_opt_tool_parser)form, false, text.data, 3, 1);
+            assert_string_equal(got.calls, "f {};f {};");
+            assert_string_equal(got.content, "");
+        } else {
+            assert_string_equal(text.data, "[TOOL_CALLS]{\"name\":\"f\",\"arguments\":{}}"
+                                           "[TOOL_CALLS]{\"name\":\"f\",\"arguments\":{}}");
+        }
+        cn_buf_free(&text);
+        json_decref(made);
     }
 }
 
@@ -488,7 +690,8 @@ static void text_that_begins_like_many_calls_is_content(void **state)
         for (size_t at = 0; at < text.len; at += 1000)
             assert_int_equal(cn_tool_finder_add(&f, text.data + at,
                                                 text.len - at < 1000 ? text.len - at : 1000, false,
-                                                &content), CN_OK);
+                                                &content),
+                             CN_OK);
         assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
         assert_int_equal(f.n_calls, n_units == 10);
         size_t n_dropped = (size_t)n_units * strlen(CN_TOOL_CALL_OPEN);
@@ -501,228 +704,20 @@ static void text_that_begins_like_many_calls_is_content(void **state)
     }
 }
 
-/* ---- responses ---- */
-
-static cn_api_result *result_with(const char *const *pieces, cn_api_tool_choice choice,
-                                  cn_finish finish)
-{
-    json_t *chat = json_pack("{s:O}", "tools", tools);
-    const cn_api_request request = {.endpoint = CN_API_CHAT,
-                                    .chat = chat,
-                                    .params = {.sampling = {.n = 1, .logprobs = -1}},
-                                    .tool_choice = choice,
-                                    .tool_parser = HERMES};
-    cn_api_result *r;
-    assert_int_equal(cn_api_result_create(&r, &request, NULL, NULL), CN_OK);
-    json_decref(chat);
-    for (; *pieces; pieces++) {
-        const bool end = !pieces[1];
-        const cn_event ev = {.text = *pieces,
-                             .text_len = strlen(*pieces),
-                             .n_tokens = 1,
-                             .stop_token = -1,
-                             .finish = end ? finish : CN_FINISH_NONE,
-                             .last = end};
-        cn_api_result_add(r, &ev);
-    }
-    return r;
-}
-
-static cn_api_result *result_of(const char *const *pieces, cn_api_tool_choice choice)
-{
-    return result_with(pieces, choice, CN_FINISH_STOP);
-}
-
-static json_t *body_of(const cn_api_result *r)
-{
-    cn_api_writer writer = {.id = "x", .model = "m", .created = 1, .digits = 17};
-    cn_buf text = {0};
-    bool done = false;
-    assert_int_equal(cn_api_result_write(r, &writer, &text, SIZE_MAX, &done), CN_OK);
-    assert_true(done);
-    json_t *body = json_loadb(text.data, text.len, 0, NULL);
-    cn_buf_free(&text);
-    return body;
-}
-
-static void a_body_has_the_calls(void **state)
-{
-    (void)state;
-    const char *const pieces[] = {"<tool_call>{\"name\": \"f\", \"arguments\": null}</tool",
-                                  "_call>", NULL};
-    cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
-    json_t *body = body_of(r);
-    const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
-    const json_t *message = json_object_get(choice, "message");
-    const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
-    assert_string_equal(json_string_value(json_object_get(choice, "finish_reason")), "tool_calls");
-    assert_true(json_is_null(json_object_get(message, "content")));
-    assert_null(json_object_get(call, "index"));
-    assert_string_equal(
-        json_string_value(json_object_get(json_object_get(call, "function"), "name")), "f");
-    json_decref(body);
-    cn_api_result_free(r);
-}
-
-/* The deltas of all chunks. The last chunk, and only it, has the finish. */
-typedef struct streamed {
-    char content[2048], calls[2048], finish[32];
-    int n_chunks;
-} streamed;
-
-static streamed stream_of(cn_api_result *r)
-{
-    streamed out = {0};
-    for (json_t *chunk; (chunk = cn_api_result_take_chunk(r, "x", "m", 1, false)); out.n_chunks++) {
-        const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
-        const json_t *delta = json_object_get(choice, "delta");
-        const json_t *calls = json_object_get(delta, "tool_calls");
-        const json_t *function = json_object_get(json_array_get(calls, 0), "function");
-        const char *name = json_string_value(json_object_get(function, "name"));
-        const char *texts[] = {json_string_value(json_object_get(delta, "content")),
-                               json_string_value(json_object_get(function, "arguments")),
-                               json_string_value(json_object_get(choice, "finish_reason"))};
-        assert_string_equal(out.finish, "");
-        assert_int_equal(json_array_size(calls), calls ? 1 : 0);
-        if (name) strcat(strcat(strcat(out.calls, *out.calls ? ";" : ""), name), " ");
-        strcat(out.content, texts[0] ? texts[0] : "");
-        strcat(out.calls, texts[1] ? texts[1] : "");
-        strcat(out.finish, texts[2] ? texts[2] : "");
-        json_decref(chunk);
-    }
-    return out;
-}
-
-/* As in OpenAI: "stop" if tool_choice names the function. The length is told in any case. */
-static void the_finish_depends_on_the_tool_choice(void **state)
-{
-    (void)state;
-    static const char *const finishes[] = {
-        [CN_API_TOOL_AUTO] = "tool_calls",
-        [CN_API_TOOL_REQUIRED] = "tool_calls",
-        [CN_API_TOOL_NAMED] = "stop",
-    };
-    const char *const pieces[] = {CALL("f", "{}"), NULL};
-    for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
-        cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
-        json_t *body = body_of(r);
-        const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
-        const json_t *message = json_object_get(c, "message");
-        const streamed chunks = stream_of(r);
-        assert_int_equal(json_array_size(json_object_get(message, "tool_calls")), 1);
-        assert_string_equal(json_string_value(json_object_get(c, "finish_reason")),
-                            finishes[choice]);
-        assert_string_equal(chunks.calls, "f {}");
-        assert_string_equal(chunks.finish, finishes[choice]);
-        json_decref(body);
-        cn_api_result_free(r);
-    }
-}
-
-/* --max-reply-bytes bounds text that may become a call, and calls. */
-static void calls_count_as_bytes_of_the_result(void **state)
-{
-    (void)state;
-    static const char head[] = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"";
-    static char text[sizeof head + 1000];
-    memcpy(text, head, sizeof head - 1);
-    memset(text + sizeof head - 1, 'x', 1000);
-    cn_event ev = {.text = text, .text_len = sizeof head + 999, .n_tokens = 1, .stop_token = -1};
-    cn_api_result *r = result_of((const char *const[]){NULL}, CN_API_TOOL_AUTO);
-    cn_api_result_add(r, &ev);
-    assert_in_range(cn_api_result_bytes(r), 1000, 1200);
-    ev.text = "\"}}</tool_call>";
-    ev.text_len = strlen(ev.text);
-    cn_api_result_add(r, &ev);
-    assert_in_range(cn_api_result_bytes(r), 1000, 1300);
-    stream_of(r);
-    assert_in_range(cn_api_result_bytes(r), 1, 200); /* the arguments were taken */
-    cn_api_result_free(r);
-}
-
-/* The schema of the arguments may allow a string or null. */
-static void forced_arguments_are_as_they_are(void **state)
-{
-    (void)state;
-    static const char *const arguments[][2] = {
-        {"7", "7"}, {"null", "{}"}, {"[]", "{}"}, {"\"\"", "{}"}, {"\"{\"", "{"}};
-    for (size_t i = 0; i < sizeof arguments / sizeof *arguments; i++) {
-        char text[128];
-        snprintf(text, sizeof text, "<tool_call>{\"name\": \"f\", \"arguments\": %s}</tool_call>",
-                 arguments[i][0]);
-        const char *const pieces[] = {text, NULL};
-        for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
-            cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
-            json_t *body = body_of(r);
-            const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
-            const json_t *message = json_object_get(c, "message");
-            const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
-            const json_t *function = json_object_get(call, "function");
-            assert_string_equal(json_string_value(json_object_get(function, "arguments")),
-                                arguments[i][choice == CN_API_TOOL_AUTO]);
-            json_decref(body);
-            cn_api_result_free(r);
-        }
-    }
-}
-
-/* The name of a call is in one chunk and its arguments are in the next, also when all are there. */
-static void a_stream_has_chunks_for_each_call(void **state)
-{
-    (void)state;
-    const char *const pieces[] = {"Hm. " CALL("f", "null"),
-                                  CALL("g", "{\"a\": 1}"), NULL};
-    cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
-    const streamed chunks = stream_of(r);
-    assert_string_equal(chunks.content, "Hm.");
-    assert_string_equal(chunks.calls, "f {};g {\"a\": 1}");
-    assert_string_equal(chunks.finish, "tool_calls");
-    assert_int_equal(chunks.n_chunks, 4);
-    cn_api_result_free(r);
-}
-
-/* As in OpenAI, whole and streamed: it has the arguments so far, and the finish is "length". */
-static void a_call_that_max_tokens_cuts_off_is_a_call(void **state)
-{
-    (void)state;
-    const char *const pieces[] = {"<tool_call>{\"name\": \"f\", \"argu", "ments\": {\"a\": \"x",
-                                  NULL};
-    for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
-        cn_api_result *r = result_with(pieces, (cn_api_tool_choice)choice, CN_FINISH_LENGTH);
-        json_t *body = body_of(r);
-        const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
-        const json_t *message = json_object_get(c, "message");
-        const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
-        const json_t *function = json_object_get(call, "function");
-        const streamed chunks = stream_of(r);
-        assert_true(json_is_null(json_object_get(message, "content")));
-        assert_string_equal(json_string_value(json_object_get(function, "arguments")),
-                            "{\"a\": \"x");
-        assert_string_equal(json_string_value(json_object_get(c, "finish_reason")), "length");
-        assert_string_equal(chunks.content, "");
-        assert_string_equal(chunks.calls, "f {\"a\": \"x");
-        assert_string_equal(chunks.finish, "length");
-        json_decref(body);
-        cn_api_result_free(r);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_are_found_however_the_text_is_cut),
         cmocka_unit_test(json_beside_calls_is_content),
         cmocka_unit_test(random_texts_have_the_same_calls_however_cut),
+        cmocka_unit_test(arguments_are_closed_when_the_model_stops),
+        cmocka_unit_test(white_space_is_read_once),
+        cmocka_unit_test(ids_of_mistral_have_nine_letters_and_digits),
+        cmocka_unit_test(forced_calls_are_in_a_form_that_is_read),
         cmocka_unit_test(arguments_are_not_held_back),
         cmocka_unit_test(one_call_is_kept_if_they_may_not_be_parallel),
         cmocka_unit_test(content_is_not_held_back),
         cmocka_unit_test(text_that_begins_like_many_calls_is_content),
-        cmocka_unit_test(a_body_has_the_calls),
-        cmocka_unit_test(the_finish_depends_on_the_tool_choice),
-        cmocka_unit_test(calls_count_as_bytes_of_the_result),
-        cmocka_unit_test(forced_arguments_are_as_they_are),
-        cmocka_unit_test(a_stream_has_chunks_for_each_call),
-        cmocka_unit_test(a_call_that_max_tokens_cuts_off_is_a_call),
     };
     return cmocka_run_group_tests(tests, make_tools, free_tools);
 }

@@ -151,7 +151,7 @@ static void enum_names_match_their_enums(void **state)
         {"generation-config", "vllm", CN_OPT_GENERATION_VLLM},
         {"enable-thinking", "on", CN_OPT_THINKING_ON},
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
-        {"tool-call-parser", "llama3_json", CN_OPT_TOOLS_LLAMA3_JSON},
+        {"tool-call-parser", "pythonic", CN_OPT_TOOLS_PYTHONIC},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", cn_kv_policy_name(last_policy), last_policy},

@@ -5,43 +5,32 @@
 #include <string.h>
 
 #include "engine/api/api_tools.h"
+#include "engine/api/call_openings.h"
 #include "engine/base/json.h"
 #include "engine/base/utf8.h"
 #include "engine/text/call_marks.h"
 
 enum {
-    ID_BYTES = 12,
-    MAX_FAILED_BYTES = 64 << 10, /* read as calls that were none, and then again as content */
-    MAX_NAME_BYTES = 256,        /* of a name that is not in an object */
-    MIN_CUT_BYTES = 6            /* of a mark that the end of the text cuts off */
+    ID_BYTES = 12, /* drawn for an id */
+    MISTRAL_ID_BYTES = 9,
+    MAX_FAILED_BYTES = 64 << 10 /* read as calls that were none, and then again as content */
 };
-
-/* More text may decide; no; yes. */
-typedef enum verdict { WAIT, NO, YES } verdict;
-
-static const char function_tag[] = "<function=", fence[] = "```";
-
-static bool is_name_byte(char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           (c && strchr("_-.:/", c));
-}
-
-static size_t count_space(const char *text, size_t n)
-{
-    size_t i = 0;
-    while (i < n && cn_json_is_space(text[i])) i++;
-    return i;
-}
 
 /* ---- the call ---- */
 
-static cn_status make_id(char *id)
+/* The templates of the Mistral models refuse other ids than nine letters and digits. */
+static cn_status make_id(cn_opt_tool_parser form, char *id)
 {
+    static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    const bool is_mistral = form == CN_OPT_TOOLS_MISTRAL;
     unsigned char bytes[ID_BYTES];
     CN_TRY(cn_random_bytes(bytes, sizeof bytes));
-    size_t len = (size_t)sprintf(id, "call_");
-    for (size_t i = 0; i < sizeof bytes; i++) len += (size_t)sprintf(id + len, "%02x", bytes[i]);
+    size_t len = is_mistral ? 0 : (size_t)sprintf(id, "call_");
+    for (size_t i = 0; i < sizeof bytes && !is_mistral; i++)
+        len += (size_t)sprintf(id + len, "%02x", bytes[i]);
+    for (; is_mistral && len < MISTRAL_ID_BYTES; len++)
+        id[len] = letters[bytes[len] % (sizeof letters - 1)];
+    id[len] = '\0';
     return CN_OK;
 }
 
@@ -58,9 +47,10 @@ static void begin_object(cn_tool_finder *f, size_t begin)
     f->place = CN_BEFORE_OBJECT;
     f->begin = f->at = begin;
     f->is_call = f->is_kept = f->has_arguments = f->is_bare = f->is_nested = false;
-    f->is_python = false;
+    f->is_python = f->has_fence = false;
     f->arguments = CN_ARGUMENTS_UNKNOWN;
     f->n_escape = f->surrogate = 0;
+    f->n_blank = f->n_space = 0;
     cn_buf_clear(&f->decoded);
     free_call(&f->open);
 }
@@ -69,6 +59,7 @@ static void begin_object(cn_tool_finder *f, size_t begin)
 static cn_status find_call(cn_tool_finder *f)
 {
     f->is_call = true;
+    f->is_fenced |= f->has_fence;
     if (f->only_one && f->n_calls > 0) return CN_OK;
     if (f->n_calls == f->max_calls) {
         const uint32_t most = f->max_calls ? 2 * f->max_calls : 4;
@@ -77,18 +68,12 @@ static cn_status find_call(cn_tool_finder *f)
         f->calls = more;
         f->max_calls = most;
     }
-    CN_TRY(make_id(f->open.id));
+    CN_TRY(make_id(f->form, f->open.id));
     f->open.content_at = f->n_content;
     f->calls[f->n_calls++] = f->open;
     f->open = (cn_tool_call){0};
     f->is_kept = true;
     return CN_OK;
-}
-
-static bool is_tool(const cn_tool_finder *f, const json_t *name)
-{
-    return json_is_string(name) && json_object_getn(f->names, json_string_value(name),
-                                                    json_string_length(name));
 }
 
 /* ---- the arguments ---- */
@@ -171,13 +156,22 @@ static cn_status decode(cn_tool_finder *f, char c, cn_buf *out)
     return end_escape(f, out);
 }
 
+/* Reads the white space of the held text, or of arguments, after *n bytes that are known to be. */
+static void skip_space(cn_tool_finder *f, const cn_buf *b, size_t *n)
+{
+    const size_t begin = *n;
+    if (begin < b->len) *n += cn_count_space(b->data + begin, b->len - begin);
+    f->n_looked += *n - begin + 1;
+}
+
 /* Decides how the arguments are passed on, once that is known, and passes on what was held. */
 static cn_status choose_arguments(cn_tool_finder *f)
 {
     const cn_buf *word = &f->word, *text = &f->decoded;
     const bool string = word->data[0] == '"', list = word->data[0] == '[';
-    size_t space = count_space(text->data ? text->data : "", text->len);
-    if (list) space = 1 + count_space(word->data + 1, word->len - 1);
+    if (list && f->n_blank == 0) f->n_blank = 1; /* the bracket */
+    if (string || list) skip_space(f, list ? word : text, &f->n_blank);
+    const size_t space = f->n_blank;
     if (string ? space == text->len : list && space == word->len) return CN_OK;
     if (list && word->data[space] == ']') return CN_OK;
     const bool decoded = string && text->data[space] == '{';
@@ -238,7 +232,7 @@ static cn_status end_item(cn_tool_finder *f, bool *ok)
     if (f->item == CN_ITEM_ARGUMENTS) return end_arguments(f);
     if (f->item == CN_ITEM_NAME) {
         f->open.name = json_loadb(f->word.data, f->word.len, JSON_DECODE_ANY, NULL);
-        *ok = is_tool(f, f->open.name);
+        *ok = cn_is_tool(f, f->open.name);
         f->is_skipping = f->open.name && !*ok;
     }
     return CN_OK;
@@ -312,10 +306,23 @@ static cn_status read_python(cn_tool_finder *f, char c)
     return CN_OK;
 }
 
+/* Inserts the text before byte `at` of the held text, and clears it. */
+static cn_status put_back(cn_tool_finder *f, size_t at, cn_buf *text)
+{
+    const size_t n = text->len, n_after = f->held.len - at;
+    if (n == 0) return CN_OK;
+    CN_TRY(cn_buf_add(&f->held, text->data, n));
+    memmove(f->held.data + at + n, f->held.data + at, n_after);
+    memcpy(f->held.data + at, text->data, n);
+    cn_buf_clear(text);
+    return CN_OK;
+}
+
 static cn_status read_xml(cn_tool_finder *f, char c, bool *ok)
 {
     cn_xml_step step;
     CN_TRY(cn_xml_args_add(&f->xml, c, arguments_of(f), &step));
+    CN_TRY(put_back(f, f->at + 1, &f->xml.rest));
     *ok = step != CN_XML_NONE;
     f->has_arguments = f->is_call || f->open.arguments.len > 0;
     if (step == CN_XML_ENDED) f->place = CN_AFTER_OBJECT;
@@ -326,9 +333,8 @@ static cn_status begin_xml(cn_tool_finder *f, char c, bool *ok)
 {
     f->place = CN_IN_XML;
     cn_xml_args_free(&f->xml);
-    f->xml.properties = json_object_get(json_object_getn(f->names, json_string_value(f->open.name),
-                                                         json_string_length(f->open.name)),
-                                        "properties");
+    f->xml.parameters = json_object_getn(f->names, json_string_value(f->open.name),
+                                         json_string_length(f->open.name));
     return read_xml(f, c, ok);
 }
 
@@ -384,71 +390,6 @@ static cn_status release(cn_tool_finder *f, size_t n, cn_buf *content)
     return CN_OK;
 }
 
-/* Whether text[n] begins with the word. */
-static verdict match(const char *text, size_t n, const char *word)
-{
-    const size_t len = strlen(word);
-    if (memcmp(text, word, n < len ? n : len) != 0) return NO;
-    return n < len ? WAIT : YES;
-}
-
-static verdict match_mark(const char *text, size_t n, const cn_call_mark **out)
-{
-    verdict found = NO;
-    for (size_t i = 0; i < CN_N_CALL_MARKS && found != YES; i++) {
-        if (cn_call_marks[i].kind == CN_MARK_INSIDE) continue;
-        const verdict v = match(text, n, cn_call_marks[i].text);
-        if (v == YES) *out = &cn_call_marks[i];
-        if (v != NO) found = v;
-    }
-    return found;
-}
-
-/* Whether text[n], which follows "NAME(", begins an argument or ends the call. */
-static verdict match_python(const char *text, size_t n)
-{
-    size_t i = count_space(text, n);
-    if (i < n && text[i] == ')') return YES;
-    const size_t key = i;
-    while (i < n && is_name_byte(text[i])) i++;
-    const bool has_key = i > key;
-    i += count_space(text + i, n - i);
-    if (i > MAX_NAME_BYTES) return NO;
-    if (i == n) return WAIT;
-    if (!has_key || text[i] != '=') return NO;
-    return i + 1 == n ? WAIT : text[i + 1] == '=' ? NO : YES;
-}
-
-/* Reads "NAME>" or, if `is_tagged` is false, NAME with what the Mistral models write before the
- * arguments, or "(". *len: its bytes. */
-static verdict match_name(cn_tool_finder *f, const char *text, size_t n, bool is_tagged,
-                          size_t *len)
-{
-    size_t name = 0;
-    json_decref(f->open.name);
-    f->open.name = NULL;
-    while (name < n && name < MAX_NAME_BYTES && is_name_byte(text[name])) name++;
-    if (name == n) return n < MAX_NAME_BYTES ? WAIT : NO;
-    *len = name;
-    if (is_tagged) {
-        if (text[(*len)++] != '>') return NO;
-    } else if (text[*len] == '(') {
-        ++*len;
-    } else {
-        verdict v = match(text + *len, n - *len, CN_CALL_ID);
-        if (v == YES) *len += strlen(CN_CALL_ID);
-        while (v == YES && *len < n && is_name_byte(text[*len])) ++*len;
-        if (v == WAIT || *len == n) return *len < 2 * MAX_NAME_BYTES ? WAIT : NO;
-        v = match(text + *len, n - *len, CN_CALL_ARGUMENTS);
-        if (v == WAIT) return WAIT;
-        if (v == YES) *len += strlen(CN_CALL_ARGUMENTS);
-        if (v == NO && text[*len] != '{') return NO;
-    }
-    f->open.name = json_stringn(text, name);
-    if (!is_tool(f, f->open.name)) return NO;
-    return text[*len - 1] == '(' ? match_python(text + *len, n - *len) : YES;
-}
-
 /* The arguments follow byte `at` of the held text, without an object. */
 static void begin_bare(cn_tool_finder *f, size_t at)
 {
@@ -468,90 +409,35 @@ static void begin_python(cn_tool_finder *f, size_t at)
 
 /* ---- outside of calls ---- */
 
-/* What may begin a call. */
-typedef struct opening {
-    const cn_call_mark *mark;
-    enum { AT_OBJECT, AT_TAG, AT_LIST } kind; /* without a mark */
-    size_t n;       /* bytes of <function=NAME>, or of the bracket of a list NAME(... */
-    size_t n_fence; /* bytes of the fence before the object or list */
-} opening;
-
-/* Reads the opening of fenced code, with its language. *len: its bytes. */
-static verdict match_fence(const char *text, size_t n, size_t *len)
-{
-    const verdict v = match(text, n, fence);
-    size_t i = strlen(fence);
-    if (v != YES) return v;
-    while (i < n && is_name_byte(text[i])) i++;
-    i += count_space(text + i, n - i);
-    *len = i;
-    if (i > MAX_NAME_BYTES) return NO;
-    return i == n ? WAIT : YES;
-}
-
-/* Text that begins a call without a mark. */
-static verdict match_unmarked(cn_tool_finder *f, const char *text, size_t n, bool end, opening *out)
-{
-    if (*text == '{') return YES;
-    if (*text == '`' && out->n_fence == 0) {
-        const verdict v = match_fence(text, n, &out->n_fence);
-        if (v != YES) return end ? NO : v;
-        return match_unmarked(f, text + out->n_fence, n - out->n_fence, end, out);
-    }
-    if (*text != '[') return NO;
-    const size_t space = 1 + count_space(text + 1, n - 1);
-    if (space == n) return end ? NO : WAIT;
-    if (text[space] == '{' || !is_name_byte(text[space])) return text[space] == '{' ? YES : NO;
-    size_t len;
-    const verdict v = match_name(f, text + space, n - space, false, &len);
-    out->kind = AT_LIST;
-    out->n = space;
-    /* Without its end, text with the name of a tool is dropped, and other text is content. */
-    if (v == WAIT) return !end || is_tool(f, f->open.name) ? WAIT : NO;
-    return v == YES && text[space + len - 1] == '(' ? YES : NO;
-}
-
-/* Decides what the held text from byte i on is. */
-static verdict match_opening(cn_tool_finder *f, size_t i, bool end, opening *out)
-{
-    const char *text = f->held.data + i;
-    const size_t n = f->held.len - i, tag = strlen(function_tag);
-    *out = (opening){0};
-    verdict v = *text == '<' || *text == '[' ? match_mark(text, n, &out->mark) : NO;
-    if (v == YES && out->mark->kind == CN_MARK_CLOSES_CALL) v = NO;
-    if (v == NO) out->mark = NULL;
-    if (v == NO && *text == '<' && !f->is_content) {
-        v = match(text, n, function_tag);
-        if (v == YES) v = match_name(f, text + tag, n - tag, true, &out->n);
-        out->n += tag;
-        out->kind = AT_TAG;
-    }
-    if (v == WAIT && end && n < MIN_CUT_BYTES && !f->is_forced) v = NO;
-    if (v != NO || f->is_content || f->form != CN_OPT_TOOLS_LLAMA3_JSON) return v;
-    return match_unmarked(f, text, n, end, out);
-}
-
-/* The text of a tag or bracket is certain to be part of a call and is dropped; that of a fence is
- * content if no call follows. */
-static void open_call(cn_tool_finder *f, size_t at, const opening *found)
+/* The text of a mark, tag or bracket is dropped; that of a fence is content if no call follows. */
+static void open_call(cn_tool_finder *f, size_t at, const cn_opening *found)
 {
     const cn_call_mark *mark = found->mark;
-    if (mark) drop(&f->held, at, strlen(mark->text));
+    const size_t after_fence = at + found->n_fence;
+    if (mark) drop(&f->held, after_fence, strlen(mark->text));
     if (mark && (mark->kind != CN_MARK_OPENS || f->is_content)) return;
-    json_t *name = !mark && found->kind == AT_TAG ? json_incref(f->open.name) : NULL;
-    const bool is_list = !mark && found->kind == AT_LIST;
+    const bool is_tag = !mark && found->kind == CN_AT_TAG,
+               is_list = !mark && found->kind == CN_AT_LIST;
+    json_t *name = is_tag ? json_incref(f->open.name) : NULL;
     begin_object(f, at);
     f->is_in_list = is_list;
-    f->is_marked = mark != NULL || is_list;
-    f->is_fenced = !mark && found->n_fence > 0;
-    if (is_list)
-        drop(&f->held, at, found->n_fence + found->n);
-    else if (f->is_fenced)
-        f->at += found->n_fence;
-    if (!name) return;
+    f->is_marked = mark || is_list;
+    f->has_fence = found->n_fence > 0;
+    if (is_tag || is_list) drop(&f->held, after_fence, found->n);
+    if (is_tag) begin_bare(f, at);
     f->open.name = name;
-    drop(&f->held, at, found->n);
-    begin_bare(f, at);
+    f->at = after_fence;
+}
+
+/* Reads a fence that ends code. That of a call is dropped. */
+static cn_status end_fence(cn_tool_finder *f, size_t at, cn_buf *content)
+{
+    const size_t n = strlen(CN_CALL_FENCE);
+    const bool is_of_call = f->is_fenced;
+    f->is_fenced = f->in_code = false;
+    if (!is_of_call) return release(f, at + n, content);
+    drop(&f->held, at, n);
+    return CN_OK;
 }
 
 /* Passes on an object or array that has no call. */
@@ -585,21 +471,25 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
 {
     if (f->is_skipping) CN_TRY(skip_json(f, content));
     *more = false;
-    opening found = {0};
-    verdict v = NO;
-    size_t i = 0;
+    cn_opening found = {0};
+    cn_verdict v = CN_NO;
+    size_t i = f->n_space;
     if (f->is_either && f->n_calls == 0) {
-        i = count_space(f->held.data, f->held.len);
-        v = i < f->held.len ? match_opening(f, i, end, &found) : WAIT;
-        if (v == NO) return read_rest(f, content);
+        skip_space(f, &f->held, &i);
+        v = i < f->held.len ? cn_match_opening(f, i, end, &found) : CN_WAIT;
+        if (v == CN_NO) return read_rest(f, content);
     }
-    while (i < f->held.len && v == NO && (v = match_opening(f, i, end, &found)) == NO) i++;
+    while (i < f->held.len && v == CN_NO && (v = cn_match_opening(f, i, end, &found)) == CN_NO) i++;
+    const bool trims = v != CN_NO || !end || f->n_calls > 0 || f->is_forced;
     size_t kept = i;
-    if (v != NO || !end || f->n_calls > 0 || f->is_forced)
-        while (kept > 0 && cn_json_is_space(f->held.data[kept - 1])) kept--;
+    while (trims && kept > f->n_space && cn_json_is_space(f->held.data[kept - 1])) kept--;
+    if (trims && kept == f->n_space) kept = 0;
     CN_TRY(release(f, kept, content));
-    *more = v == YES;
-    if (v == YES)
+    *more = v == CN_YES;
+    f->n_space = *more || end ? 0 : i - kept;
+    if (v == CN_YES && !found.mark && found.kind == CN_AT_FENCE_END)
+        CN_TRY(end_fence(f, i - kept, content));
+    else if (v == CN_YES)
         open_call(f, i - kept, &found);
     else if (end)
         drop(&f->held, 0, f->held.len);
@@ -611,8 +501,11 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
 /* What was read is not a call. */
 static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
 {
-    const size_t n_read = f->at - f->begin;
+    /* What follows a fence may be a call in tags. */
+    const bool is_tag = f->has_fence && f->place == CN_BEFORE_OBJECT && f->held.data[f->at] == '<';
+    const size_t n_read = is_tag ? 0 : f->at - f->begin;
     if (f->is_either && f->n_calls == 0) return read_rest(f, content);
+    f->in_code |= f->has_fence && !is_tag;
     f->place = CN_OUTSIDE;
     f->n_failed += n_read;
     f->is_content = f->n_failed > MAX_FAILED_BYTES;
@@ -629,8 +522,8 @@ static bool begins_name(const cn_tool_finder *f)
     const char *name;
     json_t *v;
     if (f->item != CN_ITEM_NAME || f->place != CN_IN_ITEM) return false;
-    json_object_foreach((json_t *)f->names, name, v)
-        if (strncmp(name, f->word.data + 1, f->word.len - 1) == 0) return true;
+    json_object_foreach((json_t *)f->names, name,
+                        v) if (strncmp(name, f->word.data + 1, f->word.len - 1) == 0) return true;
     return false;
 }
 
@@ -646,9 +539,10 @@ static cn_status cut_call(cn_tool_finder *f, cn_buf *content)
 static bool read_name(cn_tool_finder *f, bool end, bool *ok)
 {
     size_t n;
-    const verdict v = match_name(f, f->held.data + f->at, f->held.len - f->at, false, &n);
-    *ok = v == YES || (v == WAIT && !end);
-    if (v != YES) return false;
+    const cn_verdict v =
+        cn_match_call_name(f, f->held.data + f->at, f->held.len - f->at, false, &n);
+    *ok = v == CN_YES || (v == CN_WAIT && !end);
+    if (v != CN_YES) return false;
     const bool is_python = f->held.data[f->at + n - 1] == '(';
     drop(&f->held, f->at, n);
     if (is_python)
@@ -662,11 +556,11 @@ static bool read_name(cn_tool_finder *f, bool end, bool *ok)
 static bool read_fence(cn_tool_finder *f, bool end, bool *ok)
 {
     size_t n;
-    const verdict v = match_fence(f->held.data + f->at, f->held.len - f->at, &n);
-    *ok = v == YES || (v == WAIT && !end);
-    if (v != YES) return false;
-    drop(&f->held, f->at, n);
-    f->is_fenced = true;
+    const cn_verdict v = cn_match_fence(f->held.data + f->at, f->held.len - f->at, &n);
+    *ok = v == CN_YES || (v == CN_WAIT && !end);
+    if (v != CN_YES) return false;
+    f->at += n; /* it is content if no call follows */
+    f->has_fence = true;
     return true;
 }
 
@@ -677,7 +571,7 @@ static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
         const char c = f->held.data[f->at];
         const bool is_before = f->place == CN_BEFORE_OBJECT,
                    is_first = is_before && f->at == f->begin;
-        if (is_before && f->is_marked && is_name_byte(c)) {
+        if (is_before && f->is_marked && cn_is_call_name_byte(c)) {
             if (read_name(f, end, ok)) continue;
             break;
         }
@@ -694,6 +588,16 @@ static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
     return CN_OK;
 }
 
+/* The text ends within arguments that are not JSON. */
+static cn_status end_arguments_early(cn_tool_finder *f)
+{
+    if (f->place == CN_IN_PYTHON)
+        return cn_python_args_cut(&f->python, f->is_stopped, arguments_of(f));
+    if (f->place != CN_IN_XML) return CN_OK;
+    CN_TRY(cn_xml_args_cut(&f->xml, f->is_stopped, arguments_of(f)));
+    return put_back(f, 0, &f->xml.rest);
+}
+
 /* Reads an object up to its end. *more: the object has ended, or there is none. */
 static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
@@ -705,7 +609,7 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
     }
     const bool ended = f->place == CN_AFTER_OBJECT;
     *more = !ok || end || ended;
-    if (end && f->place == CN_IN_XML) CN_TRY(cn_xml_args_cut(&f->xml, arguments_of(f)));
+    if (end && f->is_call) CN_TRY(end_arguments_early(f));
     if (*more && f->is_call) f->place = CN_AFTER_OBJECT;
     if (!*more || f->is_call) return CN_OK;
     f->is_skipping |= ended;
@@ -716,26 +620,27 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
  * *more: what follows is known. */
 static void leave_call(cn_tool_finder *f, bool end, bool *more)
 {
-    const size_t space = count_space(f->held.data, f->held.len), n = f->held.len - space;
+    skip_space(f, &f->held, &f->n_space);
+    const size_t space = f->n_space, n = f->held.len - space;
     const char *text = f->held.data + space;
     const cn_call_mark *mark = NULL;
-    verdict v = n > 0 ? match_mark(text, n, &mark) : WAIT;
-    bool is_fence = false;
-    if (v == NO && f->is_fenced) is_fence = (v = match(text, n, fence)) == YES;
-    *more = v != WAIT || end;
+    cn_verdict v = n > 0 ? cn_match_call_mark(text, n, &mark) : CN_WAIT;
+    if (v == CN_NO && f->is_fenced) v = cn_match_fence_end(text, n, end);
+    *more = v != CN_WAIT || end;
     if (!*more) return;
-    if (n == 0 || v == WAIT) {
+    f->n_space = 0;
+    if (n == 0 || v == CN_WAIT) {
         drop(&f->held, 0, f->held.len);
         f->place = CN_OUTSIDE;
-    } else if (mark) {
+    } else if (v == CN_YES && mark) {
         drop(&f->held, 0, space + strlen(mark->text));
         if (mark->kind != CN_MARK_OPENS) return;
         f->is_marked = true;
         f->is_in_list = false;
         begin_object(f, 0);
-    } else if (f->is_fenced && is_fence) {
+    } else if (v == CN_YES) {
         f->is_fenced = false;
-        drop(&f->held, 0, space + strlen(fence));
+        drop(&f->held, 0, space + strlen(CN_CALL_FENCE));
     } else if (strchr(";,]}", *text)) {
         f->is_in_list &= *text != ']';
         drop(&f->held, 0, space + 1);

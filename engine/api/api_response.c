@@ -194,6 +194,7 @@ static bool add_output(cn_api_result *r, cn_api_choice *c, const cn_event *ev)
         c->reasoning_at = c->text.len;
         c->reasoning_call = c->tools.n_calls;
     }
+    c->tools.is_stopped = ev->finish == CN_FINISH_STOP;
     if (cn_tool_finder_add(&c->tools, ev->text, ev->text_len, end, &c->text) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
     c->n_tokens += ev->n_tokens;

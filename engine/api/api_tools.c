@@ -8,6 +8,11 @@
 
 enum { CALL_BYTES = 110 /* of a call in a body, without its values */ };
 
+bool cn_tools_need_no_mark(cn_opt_tool_parser form)
+{
+    return form == CN_OPT_TOOLS_LLAMA3_JSON || form == CN_OPT_TOOLS_PYTHONIC;
+}
+
 json_t *cn_tool_names(const json_t *tools)
 {
     size_t i;
@@ -43,11 +48,11 @@ json_t *cn_tool_finder_calls(const cn_tool_finder *f)
     json_t *calls = f->n_calls > 0 ? json_array() : NULL;
     for (uint32_t i = 0; i < f->n_calls; i++) {
         const cn_tool_call *call = &f->calls[i];
-        json_array_append_new(
-            calls, json_pack("{s:s, s:s, s:{s:O, s:s%}}", "id", call->id, "type", "function",
-                             "function", "name", call->name, "arguments",
-                             call->arguments.data ? call->arguments.data : "",
-                             call->arguments.len));
+        json_array_append_new(calls,
+                              json_pack("{s:s, s:s, s:{s:O, s:s%}}", "id", call->id, "type",
+                                        "function", "function", "name", call->name, "arguments",
+                                        call->arguments.data ? call->arguments.data : "",
+                                        call->arguments.len));
     }
     return calls;
 }
@@ -85,10 +90,11 @@ json_t *cn_tool_finder_take(cn_tool_finder *f)
                      "type", "function", "function", "name", name, "arguments", "");
 }
 
-json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,
-                           bool one)
+json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name, bool one)
 {
-    const bool hermes = form == CN_OPT_TOOLS_HERMES;
+    const bool unmarked = cn_tools_need_no_mark(form), mistral = form == CN_OPT_TOOLS_MISTRAL;
+    const char *begin = unmarked ? "" : mistral ? CN_MISTRAL_CALLS : CN_TOOL_CALL_OPEN;
+    const char *end = unmarked || mistral ? "" : CN_TOOL_CALL_CLOSE;
     size_t i;
     json_t *tool, *functions = json_array();
     json_array_foreach(tools, i, tool)
@@ -104,8 +110,8 @@ json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const c
         if (chosen) json_array_append(functions, entry);
         json_decref(entry);
     }
-    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:o}", "begin", hermes ? CN_TOOL_CALL_OPEN : "",
-                     "between", hermes ? "" : ";", "end", hermes ? CN_TOOL_CALL_CLOSE : "",
-                     "arguments", hermes ? "arguments" : "parameters", "one", (int)one, "functions",
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:o}", "begin", begin, "between",
+                     unmarked ? ";" : "", "end", end, "arguments",
+                     unmarked ? "parameters" : "arguments", "one", (int)one, "functions",
                      functions);
 }

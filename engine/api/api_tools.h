@@ -1,11 +1,12 @@
 /* api_tools.h - finds tool calls in the text of an answer while it is generated.
  * Owner: cn_api_result, one for each choice. Thread: the engine's. Stage: 8.
  *
- *   hermes       calls follow a mark, any number, also after other text. Hermes and Qwen models
- *                write <tool_call>{"name": ..., "arguments": {...}}</tool_call>
- *   llama3_json  calls need no mark: {"name": ..., "parameters": {...}}
+ *   hermes, qwen3_coder, mistral  calls follow a mark, any number, also after other text. Hermes
+ * and Qwen models write <tool_call>{"name": ..., "arguments": {...}}</tool_call> llama3_json,
+ * pythonic         calls need no mark: {"name": ..., "parameters": {...}}
  *
- * Both read all public spellings of calls:
+ * The forms of a line differ in what structured output makes the model write, and in the ids of
+ * mistral. All read all public spellings of calls:
  *   - The marks <tool_call>, <|python_tag|> and [TOOL_CALLS]. They never are content, and neither
  *     are those that close them.
  *   - Objects one after another, with ; or , or nothing between them, and arrays of objects.
@@ -21,9 +22,10 @@
  * arrive: unchanged, except that a string which has an object is decoded, that null, "" and []
  * become {}, and that what is not JSON is made JSON. So a whole and a streamed answer have the same
  * calls, also if the text of a call is cut off or is not JSON. White space around calls is dropped.
- * A call that is cut off before its arguments is dropped if it has a mark or the name of a tool.
- * After much text that begins like calls and is none, the rest of an answer is content, which
- * bounds the work.
+ * If the model ended the text, arguments in tags or Python are closed; otherwise they are as far as
+ * they came. A call that is cut off before its arguments is dropped if it has a mark or the name of
+ * a tool. After much text that begins like calls and is none, the rest of an answer is content,
+ * which bounds the work.
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. With
  * "auto" and a response_format it makes the answer calls or JSON. */
@@ -38,12 +40,12 @@
 
 typedef struct cn_tool_call {
     char id[32];
-    json_t *name;     /* in a stream NULL after it was taken */
-    cn_buf arguments; /* in a stream without what was taken */
+    json_t *name;      /* in a stream NULL after it was taken */
+    cn_buf arguments;  /* in a stream without what was taken */
     size_t content_at; /* bytes of content before it */
 } cn_tool_call;
 
-/* Zero, then set the first five. */
+/* Zero, then set the first five, and before the end is_stopped. */
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
     const json_t *names; /* borrowed: NAME: its parameters, or true */
@@ -51,10 +53,13 @@ typedef struct cn_tool_finder {
     bool is_forced;      /* structured output makes the answer calls: arguments are as they are */
     bool is_either;      /* it makes the answer calls or JSON: the beginning decides which */
     bool is_content;     /* no further call can begin */
+    bool is_stopped;     /* the model ended the text: what is made JSON is closed */
     bool is_skipping;    /* `held` begins with an object or array that is content */
     size_t n_content;    /* bytes that were content */
     size_t n_failed;     /* bytes read as calls that were none */
+    uint64_t n_looked;   /* bytes that were looked at outside of calls, about */
     cn_buf held;         /* text that may become content or a call */
+    size_t n_space;      /* bytes of white space that it is known to begin with */
     size_t begin;        /* bytes of `held` before the object of the call */
     size_t at;           /* bytes of `held` that were read */
     enum {
@@ -77,14 +82,17 @@ typedef struct cn_tool_finder {
     bool is_bare;          /* without an object: the arguments follow the name */
     bool is_in_list;       /* the object is in an array */
     bool is_nested;        /* the object is the member "function" of another */
-    bool is_fenced;        /* the call is in fenced code */
+    bool is_fenced;        /* calls in fenced code were found, whose end was not */
+    bool has_fence;        /* the object begins fenced code */
+    bool in_code;          /* fenced code that is content has begun */
     bool is_python;        /* the last call was written NAME(...) */
     bool is_call, is_kept; /* the object is a call; that call is the last of `calls` */
     bool has_arguments;
     enum { CN_ARGUMENTS_UNKNOWN, CN_ARGUMENTS_RAW, CN_ARGUMENTS_TEXT } arguments;
-    cn_buf word;         /* the text of the key or name, or of arguments not known yet */
-    cn_buf decoded;      /* the text of a string of arguments not known yet */
-    char escape[6];      /* an unfinished escape sequence of that string */
+    cn_buf word;    /* the text of the key or name, or of arguments not known yet */
+    cn_buf decoded; /* the text of a string of arguments not known yet */
+    size_t n_blank; /* bytes without a value that it, or a list in `word`, begins with */
+    char escape[6]; /* an unfinished escape sequence of that string */
     uint32_t n_escape, surrogate; /* its bytes; the first half of a character, or 0 */
     cn_python_args python;
     cn_xml_args xml;
@@ -93,6 +101,9 @@ typedef struct cn_tool_finder {
     uint32_t n_calls, max_calls;
     uint32_t n_taken; /* in a stream: calls whose name was taken */
 } cn_tool_finder;
+
+/* Whether calls of the form need no mark. */
+bool cn_tools_need_no_mark(cn_opt_tool_parser form);
 
 /* The `names` of a finder for `tools`, which are members of a body. NULL when out of memory. */
 json_t *cn_tool_names(const json_t *tools);

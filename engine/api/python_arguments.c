@@ -6,6 +6,8 @@
 
 #include "engine/base/json.h"
 
+enum { MAX_LITERAL_BYTES = 8 }; /* of True, False or None, and more */
+
 static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
 
 static cn_status put_python_text(cn_buf *out, const char *text)
@@ -140,7 +142,11 @@ static cn_status begin_string(cn_python_args *p, char quote, cn_buf *out)
 static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
 {
     CN_TRY(put_comma(p, out));
-    if (p->n_word == sizeof p->word) CN_TRY(end_word(p, out));
+    if (p->gap) CN_TRY(put_python_text(out, " ")); /* two numbers are not one */
+    p->gap = false;
+    const bool begins = ((unsigned char)c & 0xc0) != 0x80; /* a character: it stays whole */
+    if (p->n_word == sizeof p->word || (p->n_word >= MAX_LITERAL_BYTES && begins))
+        CN_TRY(end_word(p, out));
     p->word[p->n_word++] = c;
     return CN_OK;
 }
@@ -150,6 +156,7 @@ static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
 {
     if (c == '"' || c == '\'') return begin_string(p, c, out);
     if (!cn_json_is_space(c) && !is_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
+    p->gap = cn_json_is_space(c) && (p->gap || p->n_word > 0);
     CN_TRY(end_word(p, out));
     if (cn_json_is_space(c)) return CN_OK;
     if (c == ':') return put_python_text(out, ": ");
@@ -199,6 +206,21 @@ cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended
     if (!p->in_value) return add_to_key(p, c, out);
     if (c == ',' && p->depth == 0) p->in_value = false;
     return add_to_value(p, c, out);
+}
+
+cn_status cn_python_args_cut(cn_python_args *p, bool is_whole, cn_buf *out)
+{
+    if (!p->begun) return CN_OK;
+    if (p->quote && p->n_open == 2) CN_TRY(end_string(p, out)); /* "" */
+    if (p->quote && !is_whole) return CN_OK;
+    if (p->quote) {
+        CN_TRY(put_escape(p, out));
+        for (; p->n_close > 0; p->n_close--) CN_TRY(put_character(out, p->quote));
+        CN_TRY(end_string(p, out));
+    }
+    CN_TRY(end_word(p, out));
+    if (!is_whole || p->depth > 0) return CN_OK;
+    return put_python_text(out, p->in_key ? "\": null}" : "}");
 }
 
 cn_status cn_python_literal(const char *text, size_t n, cn_buf *out)

@@ -15,6 +15,7 @@ typedef struct cn_python_args {
     bool begun; /* the object */
     bool in_key, in_value;
     bool comma;       /* one was read and is not written */
+    bool gap;         /* white space follows a number or name */
     uint32_t depth;   /* open brackets of the value */
     char quote;       /* of the string being read; 0: none */
     bool raw, triple; /* of the string */
@@ -22,12 +23,16 @@ typedef struct cn_python_args {
     uint8_t n_close;  /* quotes that may close a triple one */
     char escape[10];  /* an unfinished escape sequence */
     uint8_t n_escape;
-    char word[8]; /* the start of a number or name */
+    char word[12]; /* the start of a number or name */
     uint8_t n_word;
 } cn_python_args;
 
 /* Takes a byte of what follows "f(" and appends JSON. *ended: it closed the call. */
 cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended);
+
+/* The text of the call ends early. `is_whole`: the model ended it, so what is open is closed,
+ * except brackets of values. Otherwise appends what there is. */
+cn_status cn_python_args_cut(cn_python_args *p, bool is_whole, cn_buf *out);
 
 /* Appends the literal text[n] as JSON. */
 cn_status cn_python_literal(const char *text, size_t n, cn_buf *out);

@@ -6,11 +6,17 @@
 
 #include "engine/api/python_arguments.h"
 #include "engine/base/json.h"
+#include "engine/base/json_pointer.h"
+#include "engine/text/call_marks.h"
 
 static const char parameter_tag[] = "<parameter=", parameter_end[] = "</parameter>";
-static const char function_end[] = "</function>", call_end[] = "</tool_call>";
+static const char function_tag[] = "<function=", function_end[] = "</function>";
+static const char call_tag[] = CN_TOOL_CALL_OPEN, call_end[] = CN_TOOL_CALL_CLOSE;
 
-enum { MAX_TAG_BYTES = 512 };
+enum {
+    MAX_TAG_BYTES = 512,
+    MAX_SCHEMAS = 64 /* that are looked at for the types of a parameter */
+};
 
 static bool ends_with(const cn_buf *b, const char *word)
 {
@@ -43,11 +49,26 @@ static unsigned type_of_name(const char *name)
     return 0;
 }
 
-/* The types that a schema names, as bits of json_type; 0: none. `alternatives`: those of anyOf and
- * oneOf too. */
-static unsigned types_of(const json_t *schema, bool alternatives)
+static unsigned types_of(const json_t *root, const json_t *schema, uint32_t *n_left);
+
+/* The types of any schema of a list, as bits of json_type; 0: any type. */
+static unsigned types_of_any(const json_t *root, const json_t *list, uint32_t *n_left)
 {
-    static const char *const keys[] = {"anyOf", "oneOf"};
+    unsigned types = 0;
+    size_t i;
+    json_t *schema;
+    json_array_foreach(list, i, schema)
+    {
+        const unsigned one = types_of(root, schema, n_left);
+        if (one == 0) return 0;
+        types |= one;
+    }
+    return types;
+}
+
+/* The types that the schema itself names. */
+static unsigned own_types(const json_t *schema)
+{
     const json_t *type = json_object_get(schema, "type");
     unsigned types = type_of_name(json_string_value(type));
     size_t i;
@@ -56,8 +77,27 @@ static unsigned types_of(const json_t *schema, bool alternatives)
     json_array_foreach(json_object_get(schema, "enum"), i, v) types |= 1u << json_typeof(v);
     v = json_object_get(schema, "const");
     if (v) types |= 1u << json_typeof(v);
-    for (size_t k = 0; alternatives && k < sizeof keys / sizeof *keys; k++)
-        json_array_foreach(json_object_get(schema, keys[k]), i, v) types |= types_of(v, false);
+    if (types && json_is_true(json_object_get(schema, "nullable"))) types |= 1u << JSON_NULL;
+    return types;
+}
+
+/* The types of values of a schema, as bits of json_type; 0: any type. */
+static unsigned types_of(const json_t *root, const json_t *schema, uint32_t *n_left)
+{
+    const char *ref = json_string_value(json_object_get(schema, "$ref"));
+    unsigned types = own_types(schema);
+    size_t i;
+    json_t *part;
+    if (types || *n_left == 0) return types;
+    --*n_left;
+    if (ref && *ref == '#') types = types_of(root, cn_json_find_ref(root, ref), n_left);
+    if (!types) types = types_of_any(root, json_object_get(schema, "anyOf"), n_left);
+    if (!types) types = types_of_any(root, json_object_get(schema, "oneOf"), n_left);
+    json_array_foreach(json_object_get(schema, "allOf"), i, part)
+    {
+        if (types) break;
+        types = types_of(root, part, n_left);
+    }
     return types;
 }
 
@@ -111,9 +151,10 @@ static void trim(const char **text, size_t *n)
 
 static unsigned types_of_parameter(const cn_xml_args *x)
 {
-    const json_t *schema =
-        json_object_getn(x->properties, x->key.data ? x->key.data : "", x->key.len);
-    return types_of(schema, true);
+    uint32_t n_left = MAX_SCHEMAS;
+    const json_t *schema = json_object_getn(json_object_get(x->parameters, "properties"),
+                                            x->key.data ? x->key.data : "", x->key.len);
+    return types_of(x->parameters, schema, &n_left);
 }
 
 /* The text without its last n_tag bytes is a value. */
@@ -123,6 +164,8 @@ static cn_status end_value(cn_xml_args *x, size_t n_tag, cn_buf *out)
     size_t n = x->text.len - n_tag;
     trim(&text, &n);
     x->in_value = false;
+    x->n_open = 0;
+    x->closed_at = 0;
     const cn_status status = put_value(out, text, n, types_of_parameter(x));
     cn_buf_clear(&x->text);
     return status;
@@ -167,17 +210,47 @@ static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *st
     return CN_OK;
 }
 
-/* A value also ends where the next parameter begins, or the function ends. */
+/* The </tool_call> in the value has ended the call. */
+static cn_status end_at_mark(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
+{
+    const size_t n_rest = x->text.len - x->closed_at;
+    CN_TRY(cn_buf_add(&x->rest, x->text.data + x->closed_at, n_rest));
+    CN_TRY(end_value(x, n_rest + strlen(call_end), out));
+    return end_function(x, out, step);
+}
+
+/* Remembers the first </tool_call> that closes no <tool_call> of the value. */
+static void count_marks(cn_xml_args *x)
+{
+    if (ends_with(&x->text, call_tag)) x->n_open++;
+    if (!ends_with(&x->text, call_end)) return;
+    if (x->n_open > 0)
+        x->n_open--;
+    else
+        x->closed_at = x->text.len;
+}
+
+/* A value also ends where the next parameter or call begins, or the function ends. */
 static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
-    if (c == '=' && ends_with(&x->text, parameter_tag)) {
+    if (c != '=' && c != '>') return CN_OK;
+    if (ends_with(&x->text, parameter_end)) return end_value(x, strlen(parameter_end), out);
+    const bool is_next = ends_with(&x->text, parameter_tag),
+               ends = ends_with(&x->text, function_end);
+    if (x->closed_at > 0) {
+        const bool begins =
+            ends_with(&x->text, function_tag) || ends_with(&x->text, call_tag) || is_next || ends;
+        return begins ? end_at_mark(x, out, step) : CN_OK;
+    }
+    if (is_next) {
         CN_TRY(end_value(x, strlen(parameter_tag), out));
         return cn_buf_add(&x->text, parameter_tag, strlen(parameter_tag));
     }
-    if (c != '>') return CN_OK;
-    if (ends_with(&x->text, parameter_end)) return end_value(x, strlen(parameter_end), out);
-    if (!ends_with(&x->text, function_end)) return CN_OK;
+    if (!ends) {
+        count_marks(x);
+        return CN_OK;
+    }
     CN_TRY(end_value(x, strlen(function_end), out));
     return end_function(x, out, step);
 }
@@ -188,15 +261,29 @@ cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step
     return x->in_value ? add_to_value(x, c, out, step) : add_to_tag(x, c, out, step);
 }
 
-cn_status cn_xml_args_cut(cn_xml_args *x, cn_buf *out)
+/* Bytes of the beginning of a closing tag that the text ends with. */
+static size_t count_cut_tag(const cn_buf *text)
 {
+    static const char *const tags[] = {parameter_end, function_end, call_end, parameter_tag};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++)
+        for (size_t k = n + 1; k < strlen(tags[i]) && k <= text->len; k++)
+            if (memcmp(text->data + text->len - k, tags[i], k) == 0) n = k;
+    return n;
+}
+
+cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out)
+{
+    cn_xml_step step;
+    if (x->in_value && x->closed_at > 0) return end_at_mark(x, out, &step);
+    const size_t n_tag = count_cut_tag(&x->text);
+    if (is_whole) {
+        if (x->in_value) CN_TRY(end_value(x, n_tag, out));
+        return end_function(x, out, &step);
+    }
     if (!x->in_value) return CN_OK;
     const char *text = x->text.data ? x->text.data : "";
-    size_t n = x->text.len, tag = 0;
-    /* The beginning of a closing tag is not part of the value. */
-    for (size_t k = 1; k < strlen(parameter_end) && k <= n; k++)
-        if (memcmp(text + n - k, parameter_end, k) == 0) tag = k;
-    n -= tag;
+    size_t n = x->text.len - n_tag;
     trim(&text, &n);
     x->in_value = false;
     const unsigned types = types_of_parameter(x);
@@ -207,5 +294,6 @@ void cn_xml_args_free(cn_xml_args *x)
 {
     cn_buf_free(&x->key);
     cn_buf_free(&x->text);
+    cn_buf_free(&x->rest);
     *x = (cn_xml_args){0};
 }

@@ -9,6 +9,9 @@
  * The schema of a parameter says whether its text is a string. Without a schema, text that is JSON
  * is a value, and other text is a string.
  *
+ * </tool_call> in a value is part of it if </parameter> follows before another call begins.
+ * Otherwise it ends the call, whose closing tags the model left out.
+ *
  * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
 #ifndef CN_XML_ARGUMENTS_H
 #define CN_XML_ARGUMENTS_H
@@ -19,10 +22,13 @@
 
 /* Zero, then set the first. Free with cn_xml_args_free. */
 typedef struct cn_xml_args {
-    const json_t *properties; /* borrowed: the schemas of the parameters; NULL: none */
+    const json_t *parameters; /* borrowed: the schema of the function's parameters, or not one */
     cn_buf key, text;         /* the parameter, and its text or a tag so far */
+    cn_buf rest; /* text that was read and follows the function: the caller clears it */
     bool in_value;
-    uint32_t n; /* parameters so far */
+    uint32_t n_open;  /* <tool_call> in the value that are not closed there */
+    size_t closed_at; /* bytes of `text` up to a </tool_call> that closes none of them; 0: none */
+    uint32_t n;       /* parameters so far */
 } cn_xml_args;
 
 typedef enum cn_xml_step { CN_XML_GO_ON, CN_XML_ENDED, CN_XML_NONE } cn_xml_step;
@@ -30,8 +36,9 @@ typedef enum cn_xml_step { CN_XML_GO_ON, CN_XML_ENDED, CN_XML_NONE } cn_xml_step
 /* Takes a byte of what follows <function=NAME> and appends JSON. *step: whether the function has
  * ended, or the text cannot be its arguments, which is so before the first parameter only. */
 cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step);
-/* The text is cut off: appends what there is of a value. */
-cn_status cn_xml_args_cut(cn_xml_args *x, cn_buf *out);
+/* The text ends early. `is_whole`: the model ended it, so the arguments are closed. Otherwise
+ * appends what there is of a value. */
+cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out);
 void cn_xml_args_free(cn_xml_args *x);
 
 #endif

@@ -32,7 +32,10 @@ typedef enum cn_opt_reasoning_parser {
 typedef enum cn_opt_tool_parser {
     CN_OPT_TOOLS_NONE,
     CN_OPT_TOOLS_HERMES,
-    CN_OPT_TOOLS_LLAMA3_JSON
+    CN_OPT_TOOLS_QWEN3_CODER,
+    CN_OPT_TOOLS_MISTRAL,
+    CN_OPT_TOOLS_LLAMA3_JSON,
+    CN_OPT_TOOLS_PYTHONIC
 } cn_opt_tool_parser;
 typedef enum cn_opt_async { CN_OPT_ASYNC_AUTO, CN_OPT_ASYNC_ON, CN_OPT_ASYNC_OFF } cn_opt_async;
 typedef enum cn_opt_scheduling {

@@ -5,7 +5,7 @@
 
 const cn_call_mark cn_call_marks[CN_N_CALL_MARKS] = {
     {CN_TOOL_CALL_OPEN, CN_MARK_OPENS}, {CN_TOOL_CALL_CLOSE, CN_MARK_CLOSES},
-    {"<|python_tag|>", CN_MARK_OPENS},  {"[TOOL_CALLS]", CN_MARK_OPENS},
+    {"<|python_tag|>", CN_MARK_OPENS},  {CN_MISTRAL_CALLS, CN_MARK_OPENS},
     {"[/TOOL_CALLS]", CN_MARK_CLOSES},  {"</function>", CN_MARK_CLOSES_CALL},
     {CN_CALL_ARGUMENTS, CN_MARK_INSIDE}, {CN_CALL_ID, CN_MARK_INSIDE},
 };

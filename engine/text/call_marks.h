@@ -7,6 +7,7 @@
 
 #define CN_TOOL_CALL_OPEN "<tool_call>"
 #define CN_TOOL_CALL_CLOSE "</tool_call>"
+#define CN_MISTRAL_CALLS "[TOOL_CALLS]"
 #define CN_CALL_ARGUMENTS "[ARGS]"
 #define CN_CALL_ID "[CALL_ID]"
 
