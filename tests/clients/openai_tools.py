@@ -7,6 +7,7 @@ The server must serve the bundled checkpoint under the name "tiny", with --tool-
 every call is the work of the token masks.
 """
 import json
+import re
 import sys
 
 import openai
@@ -32,9 +33,14 @@ def ask(client, seed, **more):
            "max_tokens": 300, **more})
 
 
+def is_id(text):
+    """The templates of the Mistral models want nine letters and digits."""
+    return re.fullmatch("call_[0-9a-f]{24}|[0-9A-Za-z]{9}", text)
+
+
 def check_call(call):
     arguments = json.loads(call.function.arguments)
-    assert call.type == "function" and call.id.startswith("call_"), call
+    assert call.type == "function" and is_id(call.id), call
     if call.function.name == "multiply":
         assert set(arguments) == {"a", "b"}, arguments
         assert all(type(x) is int and 0 <= x <= 999 for x in arguments.values()), arguments
@@ -90,7 +96,7 @@ def read_stream(stream):
         content += choice.delta.content or ""
         for delta in choice.delta.tool_calls or []:
             if delta.index == len(calls):  # the first of a call: everything but its arguments
-                assert delta.id.startswith("call_") and delta.type == "function", delta
+                assert is_id(delta.id) and delta.type == "function", delta
                 assert delta.function.name and delta.function.arguments == "", delta
                 calls.append((delta.function.name, ""))
                 counts.append(0)
@@ -162,6 +168,14 @@ def calls_have_many_spellings(client):
                  '<function=look_up>{"word": "x"}</function>'):
         assert written(client, text) == ("", two), text
         assert written(client, "Hm. " + text) == ("Hm.", two), text
+    tags = ("<tool_call>\n<function=multiply>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n"
+            "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=look_up>\n"
+            "<parameter=word>\nx\n</parameter>\n")
+    for text in (tags + "</function>\n</tool_call>", tags + "</tool_call>", tags,
+                 tags + "</function>\n</tool_call>\n"):
+        assert written(client, text) == ("", two), text
+    text = "<tool_call>[multiply(a=2, b=3), look_up(word='x')]</tool_call>"
+    assert written(client, f"```python\n{text}\n```") == ("", two), text
     for arguments, passed in (('"{\\"a\\": 2}"', '{"a": 2}'), ("null", "{}"), ('""', "{}")):
         text = '<tool_call>{"name": "multiply", "arguments": %s}</tool_call>' % arguments
         assert written(client, text) == ("", [("multiply", passed)]), text
