@@ -80,7 +80,9 @@ stop
 # serve_client_check.sh has the other forms of tool calls.
 need_python clients openai==3.52.0 prometheus_client==0.26.0
 for parser in qwen3_coder mistral pythonic; do
-    serve --kv-cache-memory-bytes 64M --tool-call-parser $parser --chat-template qwen3
+    template=qwen3
+    [ $parser != mistral ] || template=tests/golden/chat_template/templates/mistral_v3.jinja
+    serve --kv-cache-memory-bytes 64M --tool-call-parser $parser --chat-template $template
     "$python" tests/clients/openai_tools.py "$url" a-key >"$dir/$parser.log" 2>&1 ||
         { cat "$dir/$parser.log"; exit 1; }
     echo "tool calls, $parser: ok"
