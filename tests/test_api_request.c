@@ -667,8 +667,8 @@ static const struct refusal {
      "only \"\" is supported"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 1, \"stream\": true}",
      "prompt_logprobs", "stream"},
-    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"truncate_prompt_tokens\": 0}",
-     "truncate_prompt_tokens", "0"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"truncate_prompt_tokens\": -2}",
+     "truncate_prompt_tokens", "-1, for all that there is room for, or a positive"},
     {CN_API_COMPLETION, "[1]", "", "object"},
 };
 

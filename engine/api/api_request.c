@@ -282,7 +282,9 @@ static cn_status set_return_token_ids(cn_api_request *r, const char *key, json_t
 static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
 {
     int64_t n;
-    if (!cn_json_as_i64(v, -1, -1, &n)) CN_TRY(as_i64(key, v, 1, UINT32_MAX - 1, &n));
+    if (!cn_json_as_i64(v, -1, -1, &n) && !cn_json_as_i64(v, 1, UINT32_MAX - 1, &n))
+        return cn_api_refuse(key, "-1, for all that there is room for, or a positive whole number",
+                             v);
     r->params.truncate_prompt = n < 0 ? CN_TRUNCATE_TO_ROOM : (uint32_t)n;
     return CN_OK;
 }
