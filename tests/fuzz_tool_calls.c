@@ -135,7 +135,7 @@ static const fuzz_target target = {
     .n_corpus = sizeof corpus / sizeof *corpus,
     .words = words,
     .n_words = sizeof words / sizeof *words,
-    .max_size = 512,
+    .max_size = 1500,
 };
 
 int main(int argc, char **argv)

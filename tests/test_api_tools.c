@@ -540,8 +540,33 @@ static void random_texts_have_the_same_calls_however_cut(void **state)
     is_stopped = false;
 }
 
-/* Each byte is looked at a few times, however many tokens of white space come. */
-static void white_space_is_read_once(void **state)
+enum { N_PIECES = 4000, PIECE_BYTES = 80 };
+
+/* Reads a text as whole pieces, and repeats a last one. Each byte is looked at a few times. */
+static void expect_linear(uint32_t flags, const char *begin, const char *repeated, size_t n_whole)
+{
+    cn_tool_finder f = {.form = flags % 2 ? HERMES : LLAMA3, .names = names};
+    cn_buf content = {0}, text = {0};
+    f.is_either = flags / 2 % 2;
+    cn_buf_addf(&text, "%s", begin);
+    for (int k = 0; k < N_PIECES; k++) cn_buf_addf(&text, "%*s", PIECE_BYTES, "");
+    for (int k = 0; *repeated && k < N_PIECES; k++) cn_buf_addf(&text, "%s", repeated);
+    for (size_t at = 0, n; at < text.len; at += n) {
+        n = n_whole < text.len - at ? n_whole : text.len - at;
+        assert_int_equal(cn_tool_finder_add(&f, text.data + at, n, false, &content), CN_OK);
+    }
+    assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
+    if (f.n_work > 100 * text.len)
+        fail_msg("'%s' and '%s' in pieces of %zu: %" PRIu64 " for %zu", begin, repeated, n_whole,
+                 f.n_work, text.len);
+    cn_tool_finder_free(&f);
+    cn_buf_free(&content);
+    cn_buf_free(&text);
+}
+
+/* White space that is held back is read once, whatever comes before and after it, and marks are
+ * dropped without moving all that follows. */
+static void the_work_is_linear(void **state)
 {
     (void)state;
     static const char *const begins[] = {"",
@@ -554,23 +579,20 @@ static void white_space_is_read_once(void **state)
                                          CALL("f", "{}") "x",
                                          "<tool_call>{\"name\": \"f\", \"arguments\": \"",
                                          "<tool_call>{\"name\": \"f\", \"arguments\": [",
+                                         "<tool_call>{\"name\": \"h\", \"arguments\": \"",
                                          "<function=g><parameter=s>",
-                                         "[TOOL_CALLS]f"};
-    enum { N = 4000, SPACES = 80 };
-    char spaces[SPACES];
-    memset(spaces, ' ', SPACES);
-    for (size_t i = 0; i < 4 * (sizeof begins / sizeof *begins); i++) {
-        const char *begin = begins[i / 4];
-        cn_tool_finder f = {.form = i % 2 ? HERMES : LLAMA3, .names = names};
-        cn_buf content = {0};
-        f.is_either = i / 2 % 2;
-        assert_int_equal(cn_tool_finder_add(&f, begin, strlen(begin), false, &content), CN_OK);
-        for (int k = 0; k < N; k++)
-            assert_int_equal(cn_tool_finder_add(&f, spaces, SPACES, false, &content), CN_OK);
-        if (f.n_looked > 3 * N * SPACES) fail_msg("'%s': %" PRIu64, begin, f.n_looked);
-        cn_tool_finder_free(&f);
-        cn_buf_free(&content);
-    }
+                                         "<function=g><parameter=s></tool_call>",
+                                         "[TOOL_CALLS]f",
+                                         "```json\n" ONE("f")};
+    static const char *const repeated[] = {
+        "",        "<tool_call>",    "</tool_call>", "<function=g><parameter=s></tool_call>",
+        "```",     "[TOOL_CALLS]f[", "[f(",          "\"{",
+        "{\"a\":", "<function=g> "};
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        for (size_t k = 0; k < sizeof repeated / sizeof *repeated; k++) {
+            expect_linear((uint32_t)(i + k), begins[i], repeated[k], 80);
+            expect_linear((uint32_t)(i + k + 1), begins[i], repeated[k], SIZE_MAX);
+        }
 }
 
 /* Their templates refuse other ids. */
@@ -711,7 +733,7 @@ int main(void)
         cmocka_unit_test(json_beside_calls_is_content),
         cmocka_unit_test(random_texts_have_the_same_calls_however_cut),
         cmocka_unit_test(arguments_are_closed_when_the_model_stops),
-        cmocka_unit_test(white_space_is_read_once),
+        cmocka_unit_test(the_work_is_linear),
         cmocka_unit_test(ids_of_mistral_have_nine_letters_and_digits),
         cmocka_unit_test(forced_calls_are_in_a_form_that_is_read),
         cmocka_unit_test(arguments_are_not_held_back),

@@ -13,6 +13,7 @@
 enum {
     ID_BYTES = 12, /* drawn for an id */
     MISTRAL_ID_BYTES = 9,
+    SLICE_BYTES = 512, /* that are held at a time, so that little is moved when some are dropped */
     MAX_FAILED_BYTES = 64 << 10 /* read as calls that were none, and then again as content */
 };
 
@@ -50,7 +51,7 @@ static void begin_object(cn_tool_finder *f, size_t begin)
     f->is_python = f->has_fence = false;
     f->arguments = CN_ARGUMENTS_UNKNOWN;
     f->n_escape = f->surrogate = 0;
-    f->n_blank = f->n_space = 0;
+    f->n_blank = 0;
     cn_buf_clear(&f->decoded);
     free_call(&f->open);
 }
@@ -161,7 +162,7 @@ static void skip_space(cn_tool_finder *f, const cn_buf *b, size_t *n)
 {
     const size_t begin = *n;
     if (begin < b->len) *n += cn_count_space(b->data + begin, b->len - begin);
-    f->n_looked += *n - begin + 1;
+    f->n_work += *n - begin + 1;
 }
 
 /* Decides how the arguments are passed on, once that is known, and passes on what was held. */
@@ -306,15 +307,38 @@ static cn_status read_python(cn_tool_finder *f, char c)
     return CN_OK;
 }
 
-/* Inserts the text before byte `at` of the held text, and clears it. */
-static cn_status put_back(cn_tool_finder *f, size_t at, cn_buf *text)
+/* The text is read again, before what is queued. */
+static cn_status unread(cn_tool_finder *f, const char *text, size_t n)
 {
-    const size_t n = text->len, n_after = f->held.len - at;
+    cn_buf *q = &f->queue;
+    if (n > f->queue_at) { /* no room before it */
+        const size_t n_left = q->len - f->queue_at;
+        CN_TRY(cn_buf_add(q, text, n));
+        memmove(q->data + n, q->data + f->queue_at, n_left);
+        f->queue_at = n;
+        q->len = n + n_left;
+        f->n_work += q->len;
+    }
     if (n == 0) return CN_OK;
-    CN_TRY(cn_buf_add(&f->held, text->data, n));
-    memmove(f->held.data + at + n, f->held.data + at, n_after);
-    memcpy(f->held.data + at, text->data, n);
-    cn_buf_clear(text);
+    f->queue_at -= n;
+    memcpy(q->data + f->queue_at, text, n);
+    f->n_work += n;
+    return CN_OK;
+}
+
+/* The held text from byte `at` on is read again. */
+static cn_status unread_held(cn_tool_finder *f, size_t at)
+{
+    CN_TRY(unread(f, f->held.data + at, f->held.len - at));
+    f->held.len = at;
+    return CN_OK;
+}
+
+/* What was read as the last value of a call, but follows it, is read again. */
+static cn_status unread_rest(cn_tool_finder *f)
+{
+    CN_TRY(unread(f, f->xml.rest.data, f->xml.rest.len));
+    cn_buf_clear(&f->xml.rest);
     return CN_OK;
 }
 
@@ -322,7 +346,10 @@ static cn_status read_xml(cn_tool_finder *f, char c, bool *ok)
 {
     cn_xml_step step;
     CN_TRY(cn_xml_args_add(&f->xml, c, arguments_of(f), &step));
-    CN_TRY(put_back(f, f->at + 1, &f->xml.rest));
+    if (f->xml.rest.len > 0) {
+        CN_TRY(unread_held(f, f->at + 1));
+        CN_TRY(unread_rest(f));
+    }
     *ok = step != CN_XML_NONE;
     f->has_arguments = f->is_call || f->open.arguments.len > 0;
     if (step == CN_XML_ENDED) f->place = CN_AFTER_OBJECT;
@@ -374,9 +401,12 @@ static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
 
 /* ---- the held text ---- */
 
-static void drop(cn_buf *b, size_t at, size_t n)
+static void drop(cn_tool_finder *f, size_t at, size_t n)
 {
-    memmove(b->data + at, b->data + at + n, b->len - at - n);
+    cn_buf *b = &f->held;
+    const size_t n_left = b->len - at - n;
+    if (n_left > 0) memmove(b->data + at, b->data + at + n, n_left);
+    f->n_work += n_left;
     b->len -= n;
 }
 
@@ -386,7 +416,7 @@ static cn_status release(cn_tool_finder *f, size_t n, cn_buf *content)
     if (n == 0) return CN_OK;
     CN_TRY(cn_buf_add(content, f->held.data, n));
     f->n_content += n;
-    drop(&f->held, 0, n);
+    drop(f, 0, n);
     return CN_OK;
 }
 
@@ -414,7 +444,7 @@ static void open_call(cn_tool_finder *f, size_t at, const cn_opening *found)
 {
     const cn_call_mark *mark = found->mark;
     const size_t after_fence = at + found->n_fence;
-    if (mark) drop(&f->held, after_fence, strlen(mark->text));
+    if (mark) drop(f, after_fence, strlen(mark->text));
     if (mark && (mark->kind != CN_MARK_OPENS || f->is_content)) return;
     const bool is_tag = !mark && found->kind == CN_AT_TAG,
                is_list = !mark && found->kind == CN_AT_LIST;
@@ -423,7 +453,7 @@ static void open_call(cn_tool_finder *f, size_t at, const cn_opening *found)
     f->is_in_list = is_list;
     f->is_marked = mark || is_list;
     f->has_fence = found->n_fence > 0;
-    if (is_tag || is_list) drop(&f->held, after_fence, found->n);
+    if (is_tag || is_list) drop(f, after_fence, found->n);
     if (is_tag) begin_bare(f, at);
     f->open.name = name;
     f->at = after_fence;
@@ -435,8 +465,11 @@ static cn_status end_fence(cn_tool_finder *f, size_t at, cn_buf *content)
     const size_t n = strlen(CN_CALL_FENCE);
     const bool is_of_call = f->is_fenced;
     f->is_fenced = f->in_code = false;
-    if (!is_of_call) return release(f, at + n, content);
-    drop(&f->held, at, n);
+    if (!is_of_call) {
+        f->n_space = 0;
+        return release(f, at + n, content);
+    }
+    drop(f, at, n);
     return CN_OK;
 }
 
@@ -486,13 +519,13 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
     if (trims && kept == f->n_space) kept = 0;
     CN_TRY(release(f, kept, content));
     *more = v == CN_YES;
-    f->n_space = *more || end ? 0 : i - kept;
+    f->n_space = !*more && end ? 0 : i - kept;
     if (v == CN_YES && !found.mark && found.kind == CN_AT_FENCE_END)
         CN_TRY(end_fence(f, i - kept, content));
     else if (v == CN_YES)
         open_call(f, i - kept, &found);
     else if (end)
-        drop(&f->held, 0, f->held.len);
+        drop(f, 0, f->held.len);
     return CN_OK;
 }
 
@@ -512,8 +545,11 @@ static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
     f->depth = 0;
     f->quoted = f->escaped = false;
     if (f->is_content) f->is_skipping = false;
+    const bool begins_again = !f->is_skipping && n_read == 0;
+    f->n_space = begins_again && !f->is_bare ? f->begin : 0;
     /* Its first byte does not begin a call again. */
-    return f->is_skipping || n_read == 0 ? CN_OK : release(f, f->begin + 1, content);
+    if (!f->is_skipping && !begins_again) CN_TRY(release(f, f->begin + 1, content));
+    return f->held.len > f->n_space + SLICE_BYTES ? unread_held(f, f->n_space) : CN_OK;
 }
 
 /* The name being read is the start of that of a tool. */
@@ -532,6 +568,7 @@ static cn_status cut_call(cn_tool_finder *f, cn_buf *content)
 {
     if (f->is_marked || f->is_forced || f->open.name || begins_name(f)) f->held.len = 0;
     f->place = CN_OUTSIDE;
+    f->n_space = 0;
     return release(f, f->held.len, content);
 }
 
@@ -544,7 +581,7 @@ static bool read_name(cn_tool_finder *f, bool end, bool *ok)
     *ok = v == CN_YES || (v == CN_WAIT && !end);
     if (v != CN_YES) return false;
     const bool is_python = f->held.data[f->at + n - 1] == '(';
-    drop(&f->held, f->at, n);
+    drop(f, f->at, n);
     if (is_python)
         begin_python(f, f->at);
     else
@@ -595,7 +632,7 @@ static cn_status end_arguments_early(cn_tool_finder *f)
         return cn_python_args_cut(&f->python, f->is_stopped, arguments_of(f));
     if (f->place != CN_IN_XML) return CN_OK;
     CN_TRY(cn_xml_args_cut(&f->xml, f->is_stopped, arguments_of(f)));
-    return put_back(f, 0, &f->xml.rest);
+    return unread_rest(f);
 }
 
 /* Reads an object up to its end. *more: the object has ended, or there is none. */
@@ -604,8 +641,8 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
     bool ok = true;
     CN_TRY(read_bytes(f, end, &ok));
     if (f->is_call) {
-        drop(&f->held, 0, f->at);
-        f->at = 0;
+        drop(f, 0, f->at);
+        f->at = f->n_space = 0;
     }
     const bool ended = f->place == CN_AFTER_OBJECT;
     *more = !ok || end || ended;
@@ -630,39 +667,67 @@ static void leave_call(cn_tool_finder *f, bool end, bool *more)
     if (!*more) return;
     f->n_space = 0;
     if (n == 0 || v == CN_WAIT) {
-        drop(&f->held, 0, f->held.len);
+        drop(f, 0, f->held.len);
         f->place = CN_OUTSIDE;
     } else if (v == CN_YES && mark) {
-        drop(&f->held, 0, space + strlen(mark->text));
+        drop(f, 0, space + strlen(mark->text));
         if (mark->kind != CN_MARK_OPENS) return;
         f->is_marked = true;
         f->is_in_list = false;
         begin_object(f, 0);
     } else if (v == CN_YES) {
         f->is_fenced = false;
-        drop(&f->held, 0, space + strlen(CN_CALL_FENCE));
+        drop(f, 0, space + strlen(CN_CALL_FENCE));
     } else if (strchr(";,]}", *text)) {
         f->is_in_list &= *text != ']';
-        drop(&f->held, 0, space + 1);
+        drop(f, 0, space + 1);
     } else {
         f->is_marked = f->is_in_list || f->is_python;
         begin_object(f, space);
     }
 }
 
+/* Reads what is held. `end`: nothing follows what is held and queued. */
+static cn_status read_held(cn_tool_finder *f, bool end, cn_buf *content)
+{
+    for (bool more = true; more;) {
+        const bool is_last = end && f->queue_at == f->queue.len;
+        if (f->form == CN_OPT_TOOLS_NONE)
+            more = false;
+        else if (f->place == CN_OUTSIDE)
+            CN_TRY(read_content(f, is_last, &more, content));
+        else if (f->place == CN_AFTER_OBJECT)
+            leave_call(f, is_last, &more);
+        else
+            CN_TRY(read_object(f, is_last, &more, content));
+    }
+    return CN_OK;
+}
+
+/* Holds the next bytes of the queue. */
+static cn_status hold_slice(cn_tool_finder *f)
+{
+    const size_t n_left = f->queue.len - f->queue_at,
+                 n = n_left < SLICE_BYTES ? n_left : SLICE_BYTES;
+    if (n == 0) return CN_OK;
+    f->queue_at += n;
+    return cn_buf_add(&f->held, f->queue.data + f->queue_at - n, n);
+}
+
 cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool end,
                              cn_buf *content)
 {
     if (f->form == CN_OPT_TOOLS_NONE) return cn_buf_add(content, text, n);
-    CN_TRY(cn_buf_add(&f->held, text ? text : "", n));
-    for (bool more = true; more;) {
-        if (f->place == CN_OUTSIDE)
-            CN_TRY(read_content(f, end, &more, content));
-        else if (f->place == CN_AFTER_OBJECT)
-            leave_call(f, end, &more);
+    cn_buf_clear(&f->queue);
+    f->queue_at = 0;
+    if (n > 0) CN_TRY(cn_buf_add(&f->queue, text, n));
+    do {
+        CN_TRY(hold_slice(f));
+        if (f->form == CN_OPT_TOOLS_NONE)
+            CN_TRY(release(f, f->held.len, content));
         else
-            CN_TRY(read_object(f, end, &more, content));
-    }
+            CN_TRY(read_held(f, end, content));
+    } while (f->queue_at < f->queue.len);
     return CN_OK;
 }
 
@@ -671,6 +736,7 @@ void cn_tool_finder_free(cn_tool_finder *f)
     for (uint32_t i = 0; i < f->n_calls; i++) free_call(&f->calls[i]);
     free_call(&f->open);
     cn_free(f->calls);
+    cn_buf_free(&f->queue);
     cn_buf_free(&f->held);
     cn_buf_free(&f->word);
     cn_buf_free(&f->decoded);

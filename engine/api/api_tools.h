@@ -57,7 +57,9 @@ typedef struct cn_tool_finder {
     bool is_skipping;    /* `held` begins with an object or array that is content */
     size_t n_content;    /* bytes that were content */
     size_t n_failed;     /* bytes read as calls that were none */
-    uint64_t n_looked;   /* bytes that were looked at outside of calls, about */
+    uint64_t n_work;     /* bytes that were looked at outside of calls, or moved, about */
+    cn_buf queue;        /* text that is to be read */
+    size_t queue_at;     /* bytes of it that were */
     cn_buf held;         /* text that may become content or a call */
     size_t n_space;      /* bytes of white space that it is known to begin with */
     size_t begin;        /* bytes of `held` before the object of the call */

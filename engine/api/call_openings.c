@@ -165,7 +165,7 @@ cn_verdict cn_match_opening(cn_tool_finder *f, size_t i, bool end, cn_opening *o
     const char *text = f->held.data + i;
     const size_t n = f->held.len - i;
     *out = (cn_opening){0};
-    f->n_looked++;
+    f->n_work++;
     if (*text != '`' || f->is_content) return match_call(f, text, n, end, out);
     cn_verdict v = CN_NO;
     if (f->is_fenced || f->in_code) v = cn_match_fence_end(text, n, end);
