@@ -42,7 +42,7 @@ void cn_kv_keep_all(cn_kv_params *kv)
     kv->home = CN_HOME_DEVICE;
 }
 
-static bool has_tiles(const cn_kv_params *kv) { return cn_selector_of(kv->select)->has_tiles; }
+static bool ranks_tiles(const cn_kv_params *kv) { return cn_selector_of(kv->select)->has_tiles; }
 
 uint32_t cn_away_selectors(void)
 {
@@ -55,7 +55,7 @@ uint32_t cn_away_selectors(void)
 const char *cn_away_params(const cn_kv_params *kv)
 {
     if (!cn_kv_is_away(kv)) return "";
-    if (!has_tiles(kv)) return "home select_cap";
+    if (!ranks_tiles(kv)) return "home select_cap";
     return kv->select_query == CN_QUERY_PREDICTED
                ? "home select_cap select_query select_window select_weights"
                : "home select_cap select_query";
@@ -80,16 +80,16 @@ uint32_t cn_home_longest(uint64_t n_blocks, uint32_t n_requests, uint32_t block_
 
 static uint32_t default_cap(const cn_kv_params *kv, uint32_t n_entries)
 {
-    if (has_tiles(kv)) return CAP_TILES;
+    if (ranks_tiles(kv)) return CAP_TILES;
     return n_entries / cn_kv_home_kind(kv)->cap_share;
 }
 
 cn_away cn_away_of(const cn_kv_params *kv, uint32_t block_tokens)
 {
     if (!cn_kv_is_away(kv)) return (cn_away){0};
-    cn_away a = {.entry_tokens = has_tiles(kv) ? CN_DIGEST_TILE : 1};
+    cn_away a = {.entry_tokens = ranks_tiles(kv) ? CN_DIGEST_TILE : 1};
     const uint64_t resident =
-        has_tiles(kv) ? (uint64_t)kv->select_tiles * CN_DIGEST_TILE : kv->select_tokens;
+        ranks_tiles(kv) ? (uint64_t)kv->select_tiles * CN_DIGEST_TILE : kv->select_tokens;
     a.n_exchange = (uint32_t)cn_ceil_div(resident, block_tokens);
     a.n_entries = a.n_exchange * block_tokens / a.entry_tokens;
     const uint32_t cap = kv->select_cap > 0 ? kv->select_cap : default_cap(kv, a.n_entries);
@@ -137,9 +137,9 @@ static cn_status check_selector(const cn_kv_params *kv)
                    cn_kv_select_name(kv->select), home);
 }
 
-static cn_status check_zip(const cn_kv_params *kv)
+static cn_status check_away_zip(const cn_kv_params *kv)
 {
-    if (has_tiles(kv))
+    if (ranks_tiles(kv))
         return cn_fail(CN_ERR_ARG,
                        "kv policy zip with kv select %s and kv home %s: expected spade or last, "
                        "because a tile may have tokens that zip keeps; or use kv policy window",
@@ -169,12 +169,12 @@ cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens)
     if ((unsigned)kv->select_query > CN_QUERY_PREDICTED)
         return cn_fail(CN_ERR_ARG, "kv select_query %u: expected a value of cn_select_query",
                        (unsigned)kv->select_query);
-    if (!kind->ranks_rows && kv->select_keys == CN_SELECT_ROWS && !has_tiles(kv))
+    if (!kind->ranks_rows && kv->select_keys == CN_SELECT_ROWS && !ranks_tiles(kv))
         return cn_fail(CN_ERR_ARG,
                        "kv select_keys rows with kv home %s: expected labels, because each step "
                        "would read all keys from host memory; or use kv home peer",
                        kind->name);
-    if (kv->policy == CN_KV_ZIP) return check_zip(kv);
+    if (kv->policy == CN_KV_ZIP) return check_away_zip(kv);
     if (kv->policy == CN_KV_FULL) {
         kv->policy = CN_KV_WINDOW;
         kv->budget_tokens = cn_away_budget(block_tokens);

@@ -21,7 +21,7 @@ struct cn_events {
     cn_event_stats stats;
 };
 
-static cn_status create_parts(cn_events *v)
+static cn_status create_event_parts(cn_events *v)
 {
     cn_backend *be = v->o.backend;
     const size_t n = v->o.max_batch_events;
@@ -43,7 +43,7 @@ cn_status cn_events_create(cn_events **out, const cn_events_opts *o)
     cn_events *v = cn_calloc(1, sizeof *v);
     if (!v) return cn_fail(CN_ERR_MEMORY, "out of host memory for compression events");
     v->o = *o;
-    cn_status status = create_parts(v);
+    cn_status status = create_event_parts(v);
     if (status != CN_OK) {
         cn_events_free(v);
         return status;
@@ -65,9 +65,9 @@ void cn_events_free(cn_events *v)
     cn_free(v);
 }
 
-static event_batch *filling(cn_events *v) { return &v->batches[v->tail % N_BATCHES]; }
+static event_batch *batch_to_fill(cn_events *v) { return &v->batches[v->tail % N_BATCHES]; }
 
-static void report(cn_events *v, event_batch *b, uint64_t step)
+static void report_event_batch(cn_events *v, event_batch *b, uint64_t step)
 {
     const uint64_t missed = step - b->started_at;
     v->stats.missed[missed < CN_MISSED_STEPS_MAX ? missed : CN_MISSED_STEPS_MAX] += b->n_events;
@@ -84,7 +84,7 @@ cn_status cn_events_poll(cn_events *v, uint64_t step)
         CN_TRY(v->o.backend->fence_done(b->fence, &done));
         if (!done) break;
         v->head++;
-        report(v, b, step);
+        report_event_batch(v, b, step);
     }
     return CN_OK;
 }
@@ -99,7 +99,7 @@ cn_status cn_events_wait(cn_events *v, uint64_t step)
 
 void cn_events_add(cn_events *v, const cn_compress_req *req, void *user)
 {
-    event_batch *b = filling(v);
+    event_batch *b = batch_to_fill(v);
     CN_ASSERT(b->n_events < v->o.max_batch_events);
     b->reqs[b->n_events] = *req;
     b->users[b->n_events++] = user;
@@ -107,7 +107,7 @@ void cn_events_add(cn_events *v, const cn_compress_req *req, void *user)
 
 cn_status cn_events_start(cn_events *v, uint64_t step)
 {
-    event_batch *b = filling(v);
+    event_batch *b = batch_to_fill(v);
     if (b->n_events == 0) return CN_OK;
     if (v->tail - v->head == MAX_IN_FLIGHT) CN_TRY(cn_events_wait(v, step));
     cn_backend *be = v->o.backend;

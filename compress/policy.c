@@ -6,7 +6,7 @@
 #include <math.h>
 
 /* Returns false for a NaN too. */
-static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
+static bool lies_within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
 /* The queries of a first event must lie in the ring. The window does: it has been checked. */
 static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_tokens)
@@ -23,7 +23,7 @@ static cn_status check_observe(const cn_kv_params *kv, uint32_t max_window_token
  * must leave in token order, like the window. */
 static cn_status check_ends(const cn_kv_params *kv, uint32_t block_tokens)
 {
-    if (!within(kv->recent, 0.0f, (float)(1 << 30)) ||
+    if (!lies_within(kv->recent, 0.0f, (float)(1 << 30)) ||
         (kv->recent >= 1.0f && kv->recent != floorf(kv->recent)))
         return cn_fail(CN_ERR_ARG,
                        "kv recent %g: expected a share of the budget, from 0 to below 1, or a "
@@ -44,8 +44,8 @@ static cn_status check_ends(const cn_kv_params *kv, uint32_t block_tokens)
     return CN_OK;
 }
 
-static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
-                           uint32_t max_window_tokens)
+static cn_status check_zip_params(const cn_kv_params *kv, uint32_t block_tokens,
+                                  uint32_t max_window_tokens)
 {
     if (kv->window_tokens == 0 || kv->window_tokens > max_window_tokens)
         return cn_fail(CN_ERR_ARG,
@@ -59,14 +59,14 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
     if ((unsigned)kv->rule >= CN_N_RULES)
         return cn_fail(CN_ERR_ARG, "kv rule %u: expected a value of cn_kv_rule",
                        (unsigned)kv->rule);
-    if (!within(kv->alpha, 0.0f, 1.0f))
+    if (!lies_within(kv->alpha, 0.0f, 1.0f))
         return cn_fail(CN_ERR_ARG, "kv alpha %g: expected 0 to 1", (double)kv->alpha);
-    if (!within(kv->lambda, 0.0f, 1.0f))
+    if (!lies_within(kv->lambda, 0.0f, 1.0f))
         return cn_fail(CN_ERR_ARG, "kv lambda %g: expected 0 to 1", (double)kv->lambda);
-    if (!within(kv->redundancy_p, -1.0f, 1.0f))
+    if (!lies_within(kv->redundancy_p, -1.0f, 1.0f))
         return cn_fail(CN_ERR_ARG, "kv redundancy p %g: expected a cosine, -1 to 1",
                        (double)kv->redundancy_p);
-    if (!within(kv->redundancy_tau, FLT_MIN, 100.0f))
+    if (!lies_within(kv->redundancy_tau, FLT_MIN, 100.0f))
         return cn_fail(CN_ERR_ARG, "kv redundancy tau %g: expected above 0 and at most 100",
                        (double)kv->redundancy_tau);
     if ((unsigned)kv->pooling > CN_POOLING_ALWAYS)
@@ -143,10 +143,7 @@ static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
 /* ---- the table ---- */
 
 static const cn_policy table[CN_N_POLICIES] = {
-    [CN_KV_FULL] = {.name = "full",
-                    .params = "",
-                    .away = true,
-                    .keep = CN_KEEP_ALL},
+    [CN_KV_FULL] = {.name = "full", .params = "", .away = true, .keep = CN_KEEP_ALL},
     [CN_KV_WINDOW] = {.name = "window",
                       .params = "budget sinks",
                       .keep = CN_KEEP_RECENT,
@@ -158,7 +155,7 @@ static const cn_policy table[CN_N_POLICIES] = {
                    .needs_slot = true,
                    .away = true,
                    .planes = 1U << CN_PLANE_SCORE,
-                   .check = check_zip,
+                   .check = check_zip_params,
                    .check_event = check_zip_event},
 };
 

@@ -58,12 +58,12 @@ float cn_rule_scale(const cn_kv_params *kv)
 }
 
 /* Not infinite for alpha 0, so that the newest query, of age 0, counts. */
-static float log2_of(float alpha) { return alpha > 0.0f ? log2f(alpha) : -1e6f; }
+static float log2_of_decay(float alpha) { return alpha > 0.0f ? log2f(alpha) : -1e6f; }
 
 float cn_rule_decay_log2(const cn_kv_params *kv)
 {
     const bool peak = cn_rule_of(kv->rule)->form == CN_FORM_PEAK;
-    return peak ? log2_of(kv->alpha) / (float)CN_DECAY_TOKENS : 0.0f;
+    return peak ? log2_of_decay(kv->alpha) / (float)CN_DECAY_TOKENS : 0.0f;
 }
 
 float cn_rule_history_factor(const cn_kv_params *kv, uint32_t n_tokens)

@@ -111,7 +111,7 @@ void cn_pool_on_reclaim(cn_pool *p, void (*fn)(void *ctx, uint32_t block), void 
     p->reclaim_ctx = ctx;
 }
 
-static uint32_t take_one(cn_pool *p)
+static uint32_t take_block(cn_pool *p)
 {
     bool reclaim = p->free.n == 0;
     uint32_t id = reclaim ? p->cached_only.head : p->free.head;
@@ -126,7 +126,7 @@ static uint32_t take_one(cn_pool *p)
 bool cn_pool_try_take(cn_pool *p, uint32_t n, uint32_t *blocks)
 {
     if (n > cn_pool_available(p)) return false;
-    for (uint32_t i = 0; i < n; i++) blocks[i] = take_one(p);
+    for (uint32_t i = 0; i < n; i++) blocks[i] = take_block(p);
     return true;
 }
 
@@ -137,7 +137,7 @@ bool cn_pool_try_take_older(cn_pool *p, uint64_t stamp, uint32_t *id)
     const uint32_t oldest = p->cached_only.head;
     if (p->free.n == 0 && (oldest == CN_NO_BLOCK || p->blocks[oldest].released_at > stamp))
         return false;
-    *id = take_one(p);
+    *id = take_block(p);
     return true;
 }
 

@@ -22,7 +22,7 @@ struct cn_prefix_cache {
     uint32_t *tokens;   /* [n_blocks, block_tokens] */
 };
 
-static void forget(void *ctx, uint32_t block) { cn_prefix_cache_forget(ctx, block); }
+static void forget_reclaimed(void *ctx, uint32_t block) { cn_prefix_cache_forget(ctx, block); }
 
 cn_status cn_prefix_cache_create(cn_prefix_cache **out, cn_pool *pool, uint32_t block_tokens,
                                  uint64_t model_hash)
@@ -46,7 +46,7 @@ cn_status cn_prefix_cache_create(cn_prefix_cache **out, cn_pool *pool, uint32_t 
                        n_blocks, block_tokens);
     }
     for (uint32_t i = 0; i < n_buckets; i++) c->buckets[i] = CN_NO_BLOCK;
-    cn_pool_on_reclaim(pool, forget, c);
+    cn_pool_on_reclaim(pool, forget_reclaimed, c);
     *out = c;
     return CN_OK;
 }

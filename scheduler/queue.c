@@ -27,7 +27,7 @@ void cn_queue_free(cn_queue *q)
     *q = (cn_queue){0};
 }
 
-static void place(cn_queue *q, uint32_t at, cn_seq *seq)
+static void place_in_heap(cn_queue *q, uint32_t at, cn_seq *seq)
 {
     q->heap[at] = seq;
     seq->sched->heap_at = at;
@@ -37,10 +37,10 @@ static void place(cn_queue *q, uint32_t at, cn_seq *seq)
 static void sift_up(cn_queue *q, uint32_t at, cn_seq *seq)
 {
     while (at > 0 && cn_seq_before(seq, q->heap[(at - 1) / 2], q->by_priority)) {
-        place(q, at, q->heap[(at - 1) / 2]);
+        place_in_heap(q, at, q->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    place(q, at, seq);
+    place_in_heap(q, at, seq);
 }
 
 /* Moves seq from the empty place `at` towards the leaves until it goes before its children. */
@@ -52,10 +52,10 @@ static void sift_down(cn_queue *q, uint32_t at, cn_seq *seq)
         if (child + 1 < q->n && cn_seq_before(q->heap[child + 1], q->heap[child], q->by_priority))
             child++;
         if (!cn_seq_before(q->heap[child], seq, q->by_priority)) break;
-        place(q, at, q->heap[child]);
+        place_in_heap(q, at, q->heap[child]);
         at = child;
     }
-    place(q, at, seq);
+    place_in_heap(q, at, seq);
 }
 
 void cn_queue_push(cn_queue *q, cn_seq *seq)

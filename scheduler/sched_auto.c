@@ -35,7 +35,7 @@ uint64_t cn_sched_count_committed(const cn_scheduler *s)
 }
 
 /* Returns true when q fits to its end with the home that it has now. */
-static bool fits(const cn_scheduler *s, const cn_seq *q)
+static bool fits_to_end(const cn_scheduler *s, const cn_seq *q)
 {
     if (cn_kv_is_away(&q->kv)) return !cn_sched_lacks_home(q);
     const uint64_t committed = cn_sched_count_committed(s), n_total = s->o.n_blocks;
@@ -53,7 +53,7 @@ bool cn_sched_choose_home(cn_scheduler *s, cn_seq *q)
     for (int h = 0; h < CN_N_HOMES; h++) {
         if (!(st->homes >> h & 1)) continue;
         cn_seq_set_home(q, (cn_kv_home)h);
-        if (fits(s, q)) return true;
+        if (fits_to_end(s, q)) return true;
     }
     for (int h = CN_N_HOMES; h-- > 0;)
         if (st->homes >> h & 1) cn_seq_set_home(q, (cn_kv_home)h);
@@ -64,7 +64,7 @@ bool cn_sched_follow_home(cn_scheduler *s, cn_seq *q, const cn_seq *leader)
 {
     if (!q->sched->chooses) return true;
     cn_seq_set_home(q, cn_seq_home(s, leader));
-    return fits(s, q);
+    return fits_to_end(s, q);
 }
 
 void cn_sched_count_choice(cn_scheduler *s, cn_seq *q)

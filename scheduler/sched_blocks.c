@@ -143,7 +143,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
 }
 
 /* Returns the last batch sequence of a list, or the last sequence if none is batch. */
-static cn_seq *last_of(const cn_seq_list *l)
+static cn_seq *last_of_list(const cn_seq_list *l)
 {
     for (cn_seq *q = l->tail; q; q = q->sched->links[l->link].prev)
         if (q->klass == CN_CLASS_BATCH) return q;
@@ -154,11 +154,11 @@ static cn_seq *last_of(const cn_seq_list *l)
  * block. */
 static cn_seq *find_victim(const cn_scheduler *s)
 {
-    cn_seq *last = last_of(&s->by_hold[CN_HOLD_NONE]);
+    cn_seq *last = last_of_list(&s->by_hold[CN_HOLD_NONE]);
     /* Without sharing, holders get their blocks from compressions, their own or those of other
      * holders (paper §4.3). */
     bool sharing = s->prefix || s->n_in_group > 0;
-    return !last && sharing ? last_of(&s->by_hold[CN_HOLD_GRANTED]) : last;
+    return !last && sharing ? last_of_list(&s->by_hold[CN_HOLD_GRANTED]) : last;
 }
 
 void cn_sched_preempt(cn_scheduler *s, cn_seq *q)

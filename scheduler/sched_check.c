@@ -12,7 +12,7 @@
         if (!(cond)) return (text); \
     } while (0)
 
-static const char *check_list(const cn_seq_list *l)
+static const char *check_links(const cn_seq_list *l)
 {
     uint32_t n = 0;
     const cn_seq *prev = NULL;
@@ -279,7 +279,7 @@ static const char *check_swap(const cn_scheduler *s)
 
 /* Checks that each block and slot of a home belongs to one running or swapped sequence, and that
  * such a sequence has all of its home. */
-static const char *check_home(const cn_scheduler *s, cn_kv_home home)
+static const char *check_home_space(const cn_scheduler *s, cn_kv_home home)
 {
     const cn_space *space = &s->home[home];
     const char *broken = cn_space_check(space);
@@ -323,14 +323,14 @@ static const char *check_queue(const cn_queue *q, cn_class klass)
     return NULL;
 }
 
-static const char *check_lists(const cn_scheduler *s)
+static const char *check_all_lists(const cn_scheduler *s)
 {
-    const char *broken = check_list(&s->all);
-    if (!broken) broken = check_list(&s->running);
-    if (!broken) broken = check_list(&s->aged);
+    const char *broken = check_links(&s->all);
+    if (!broken) broken = check_links(&s->running);
+    if (!broken) broken = check_links(&s->aged);
     uint32_t n_held = 0, n_state[CN_SEQ_FINISHED + 1] = {0};
     for (int h = 0; h < CN_N_HOLDS && !broken; h++) {
-        broken = check_list(&s->by_hold[h]);
+        broken = check_links(&s->by_hold[h]);
         n_held += s->by_hold[h].n;
     }
     for (int c = 0; c < 2 && !broken; c++) broken = check_queue(&s->waiting[c], (cn_class)c);
@@ -352,10 +352,10 @@ static const char *check_lists(const cn_scheduler *s)
 
 const char *cn_scheduler_check(const cn_scheduler *s)
 {
-    const char *broken = check_lists(s);
+    const char *broken = check_all_lists(s);
     if (!broken) broken = check_pool(s);
     if (!broken) broken = check_slots(s);
     if (!broken) broken = check_swap(s);
-    for (int h = 0; h < CN_N_HOMES && !broken; h++) broken = check_home(s, (cn_kv_home)h);
+    for (int h = 0; h < CN_N_HOMES && !broken; h++) broken = check_home_space(s, (cn_kv_home)h);
     return broken;
 }

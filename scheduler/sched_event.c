@@ -169,7 +169,7 @@ static void drop_old_table(cn_scheduler *s, cn_seq *q)
     }
 }
 
-static void commit(cn_scheduler *s, cn_seq *q)
+static void commit_event(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     CN_ASSERT(q->state == CN_SEQ_COMPRESSING && st->event_done);
@@ -209,6 +209,6 @@ static void commit(cn_scheduler *s, cn_seq *q)
 
 void cn_sched_commit_done(cn_scheduler *s)
 {
-    for (uint32_t i = 0; i < s->n_done; i++) commit(s, s->done[i]->seq);
+    for (uint32_t i = 0; i < s->n_done; i++) commit_event(s, s->done[i]->seq);
     s->n_done = 0;
 }

@@ -72,7 +72,7 @@ bool cn_sched_try_room(const cn_scheduler *s, const cn_seq *q, cn_swap_room *lef
     return true;
 }
 
-static uint32_t take_one(cn_pool *p)
+static uint32_t take_counted(cn_pool *p)
 {
     uint32_t id;
     const bool taken = cn_pool_try_take(p, 1, &id);
@@ -90,14 +90,14 @@ bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q)
     st->n_host = count_content(s, q);
     while (q->n_blocks > st->n_host) cn_pool_drop(s->device.blocks, q->table[--q->n_blocks]);
     for (uint32_t i = 0; i < st->n_host; i++) {
-        const uint32_t host = take_one(w->space.blocks);
+        const uint32_t host = take_counted(w->space.blocks);
         w->out_blocks[w->n_out_blocks++] = (cn_block_copy){q->table[i], host};
         cn_pool_drop(s->device.blocks, q->table[i]);
         q->table[i] = host;
     }
     q->n_blocks = 0;
     if (q->query_slot >= 0) {
-        st->host_window = take_one(w->space.slots);
+        st->host_window = take_counted(w->space.slots);
         w->out_windows[w->n_out_windows++] =
             (cn_block_copy){(uint32_t)q->query_slot, st->host_window};
     }
@@ -134,7 +134,7 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
         return false;
     st->hold = CN_HOLD_COMPRESSED;
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t block = take_one(s->device.blocks);
+        const uint32_t block = take_counted(s->device.blocks);
         if (i < st->n_host) {
             w->in_blocks[w->n_in_blocks++] = (cn_block_copy){q->table[i], block};
             cn_pool_drop(w->space.blocks, q->table[i]);

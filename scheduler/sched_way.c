@@ -59,7 +59,7 @@ static room held_room(const cn_scheduler *s, const cn_seq *v, const cn_space *ho
 }
 
 /* Returns true when some of `held` is still short. */
-static bool helps(const room *held, const room *have, const room *want)
+static bool helps_room(const room *held, const room *have, const room *want)
 {
     return (held->blocks > 0 && have->blocks < want->blocks) ||
            (held->to_end > 0 && have->to_end < want->to_end) ||
@@ -101,7 +101,7 @@ static bool gives_share(const cn_scheduler *s, const cn_seq *v, const cn_seq *q)
            !(s->o.priority_order && v->priority < q->priority);
 }
 
-static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
+static cn_seq *previous_running(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
 
 /* Preempts and swaps out sequences that hold what is short until the room `want` is free for q.
  * Returns false and changes nothing when all of them together would not free enough. */
@@ -111,29 +111,29 @@ static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
     room have = free_room(s, home);
     cn_swap_room left = cn_sched_swap_room(s);
     if (s->n_owners > 1) cn_sched_count_loads(s);
-    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = previous_running(v)) {
         const room held = held_room(s, v, home);
-        if (!makes_way(v) || !helps(&held, &have, want)) continue;
+        if (!makes_way(v) || !helps_room(&held, &have, want)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
     }
-    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = previous_running(v)) {
         const room held = held_room(s, v, home);
-        if (!cn_sched_is_movable(s, v) || !helps(&held, &have, want)) continue;
+        if (!cn_sched_is_movable(s, v) || !helps_room(&held, &have, want)) continue;
         if (!cn_sched_try_room(s, v, &left)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
     }
-    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = previous_running(v)) {
         const room held = held_room(s, v, home);
-        if (!gives_share(s, v, q) || !helps(&held, &have, want)) continue;
+        if (!gives_share(s, v, q) || !helps_room(&held, &have, want)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
         s->owners[v->sched->owner_slot].n_running--;
     }
     const bool enough = suffices(&have, want);
     for (cn_seq *v = s->running.tail, *next; v; v = next) {
-        next = before(v);
+        next = previous_running(v);
         const bool leaves = v->sched->leaves;
         v->sched->leaves = false;
         if (!leaves || !enough) continue;
@@ -168,7 +168,7 @@ void cn_sched_make_way(cn_scheduler *s)
     try_make_room(s, q, &want);
 }
 
-static bool is_stuck(const cn_scheduler *s, const cn_seq *q)
+static bool is_stuck_interactive(const cn_scheduler *s, const cn_seq *q)
 {
     return q->klass == CN_CLASS_INTERACTIVE && cn_seq_is_lacking(q) &&
            q->n_computed < cn_seq_end(q) && q->n_computed == cn_seq_limit(s, q);
@@ -182,7 +182,7 @@ void cn_sched_make_way_to_hold(cn_scheduler *s)
      * the queue. */
     cn_seq *q = none->head;
     uint32_t n_ahead = 0;
-    for (; q && !is_stuck(s, q); q = cn_seq_list_next(none, q)) {
+    for (; q && !is_stuck_interactive(s, q); q = cn_seq_list_next(none, q)) {
         if (!cn_seq_is_lacking(q)) continue;
         if (!makes_way(q)) return;
         n_ahead++;

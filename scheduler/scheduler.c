@@ -27,7 +27,7 @@ static cn_status check_opts(const cn_sched_opts *o)
     return CN_OK;
 }
 
-static cn_status create_parts(cn_scheduler *s)
+static cn_status create_scheduler_parts(cn_scheduler *s)
 {
     const cn_sched_opts *o = &s->o;
     CN_TRY(cn_space_init(&s->device, o->n_blocks, o->n_query_slots));
@@ -76,7 +76,7 @@ cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
     s->aged.link = CN_LINK_AGED;
     for (int h = 0; h < CN_N_HOLDS; h++) s->by_hold[h].link = CN_LINK_HOLD;
     for (int c = 0; c < 2; c++) s->waiting[c].by_priority = o->priority_order;
-    cn_status status = create_parts(s);
+    cn_status status = create_scheduler_parts(s);
     if (status != CN_OK) {
         cn_scheduler_free(s);
         return status;
@@ -118,7 +118,7 @@ typedef struct seq_shape {
 } seq_shape;
 
 /* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
-static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
+static cn_status check_policy_and_selector(const cn_sched_opts *o, cn_kv_params *kv)
 {
     CN_TRY(cn_away_check(kv, o->block_tokens));
     CN_TRY(cn_selector_check(kv, o->block_tokens, &o->select_most));
@@ -138,7 +138,7 @@ static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
 
 /* Sets the home blocks of a request with KV elsewhere. One that ends before its first event needs
  * none. */
-static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
+static cn_status check_form_home(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
 {
     const char *name = cn_kv_home_kind(&form->kv)->name;
     form->n_home = 0;
@@ -185,7 +185,7 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
                              "raise --kv-cache-memory-bytes (or --num-gpu-blocks-override)",
                              p->n_prompt, p->max_output, cn_kv_policy_name(form->kv.policy),
                              form->max_blocks, o->block_tokens, o->n_blocks);
-    return check_home(s, p, form);
+    return check_form_home(s, p, form);
 }
 
 /* Checks the request with each home that it may have. With home `auto` the parameters must be valid
@@ -198,11 +198,12 @@ static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, se
     shape->homes = 0;
     if (homes == 0 && shape->chooses)
         return cn_fail(CN_ERR_ARG, "kv home auto, but the engine has no home to choose");
-    if (homes == 0) return check_kv(&s->o, &(cn_kv_params){.home = p->kv.home}); /* no home */
+    if (homes == 0)
+        return check_policy_and_selector(&s->o, &(cn_kv_params){.home = p->kv.home}); /* no home */
     for (int h = CN_N_HOMES; h-- > 0;) {
         if (!(homes >> h & 1)) continue;
         cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h), .home = &s->home[h]};
-        CN_TRY(check_kv(&s->o, &form.kv));
+        CN_TRY(check_policy_and_selector(&s->o, &form.kv));
         status = check_form(s, p, &form);
         if (status != CN_OK) continue;
         shape->forms[h] = form;
@@ -348,7 +349,7 @@ void cn_sched_enqueue(cn_scheduler *s, cn_seq *q)
     cn_queue_push(&s->waiting[q->klass], q);
 }
 
-static void put_off(cn_scheduler *s, cn_seq *q)
+static void put_off_unready(cn_scheduler *s, cn_seq *q)
 {
     q->state = CN_SEQ_UNREADY;
     s->n_unready[q->klass]++;
@@ -419,7 +420,7 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     seqs[0]->sched->samples = p->n > 1 ? seqs[1] : NULL;
     s->n_forking[p->klass] += p->n - 1;
     if (p->unready)
-        put_off(s, seqs[0]);
+        put_off_unready(s, seqs[0]);
     else
         cn_sched_enqueue(s, seqs[0]);
     return CN_OK;
@@ -462,7 +463,7 @@ static void promote_sample(cn_scheduler *s, cn_seq *leader, bool unready)
     for (cn_seq *q = first->sched->samples; q; q = q->sched->next_sample) q->sched->leader = first;
     s->n_forking[first->klass]--;
     if (unready)
-        put_off(s, first);
+        put_off_unready(s, first);
     else
         cn_sched_enqueue(s, first);
 }
