@@ -275,7 +275,8 @@ field() {
     printf '%s\n' "$2" >>"$dir/texts"
     ask "bad$(wc -l <"$dir/texts")" 8 "$1" >>"$dir/in"
 }
-ask good 8 '{"policy": "zip", "budget": 64}' >"$dir/in"
+# A window may be as large as the ring, of --kv-observe queries here.
+ask good 8 '{"policy": "zip", "budget": 64, "window": 32}' >"$dir/in"
 : >"$dir/texts"
 field '{"policy": "quest"}' 'kv.policy "quest": expected one of full|window|zip'
 field '{"policy": 1}' 'kv.policy 1'
@@ -321,7 +322,7 @@ refused() {
             { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
     done <"$dir/texts"
 }
-refused --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
+refused --block-size 16 --kv-budget 64 --kv-window 16 --kv-observe 32 --num-gpu-blocks-override 200
 
 ask good 8 '{"select": "none", "policy": "zip"}' >"$dir/in"
 : >"$dir/texts"
