@@ -29,6 +29,7 @@
 
 #include "engine/base/base.h"
 #include "engine/base/dtype.h"
+#include "engine/expert_ops.h"
 #include "paged/planes.h"
 
 #ifdef __cplusplus
@@ -710,6 +711,11 @@ struct cn_backend {
     cn_status (*fetch)(cn_stream *s, const cn_fetch_args *a);
     cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
     cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
+    /* Layers with experts; NULL: the backend runs no model that has them. */
+    cn_status (*route)(cn_stream *s, const cn_route_args *a);
+    cn_status (*expert_gate_up)(cn_stream *s, const cn_expert_gate_up_args *a);
+    cn_status (*expert_down)(cn_stream *s, const cn_expert_down_args *a);
+    cn_status (*expert_sum)(cn_stream *s, const cn_expert_sum_args *a);
     /* Bytes of scratch for a step of at most max_rows rows. */
     size_t (*sample_scratch_bytes)(cn_backend *be, uint32_t max_rows, uint32_t vocab);
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);

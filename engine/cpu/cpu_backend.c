@@ -105,6 +105,10 @@ CPU_OP(exchange, cn_cpu_exchange)
 CPU_OP(fetch, cn_cpu_fetch)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
+CPU_OP(route, cn_cpu_route)
+CPU_OP(expert_gate_up, cn_cpu_expert_gate_up)
+CPU_OP(expert_down, cn_cpu_expert_down)
+CPU_OP(expert_sum, cn_cpu_expert_sum)
 
 /* Rows of a step are sampled in parallel. Each worker uses its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
@@ -224,6 +228,10 @@ static const cn_backend CPU_TABLE = {
     .fetch = enqueue_fetch,
     .silu_mul = enqueue_silu_mul,
     .gather = enqueue_gather,
+    .route = enqueue_route,
+    .expert_gate_up = enqueue_expert_gate_up,
+    .expert_down = enqueue_expert_down,
+    .expert_sum = enqueue_expert_sum,
     .sample_scratch_bytes = sample_scratch_bytes,
     .sample = enqueue_sample,
     .count_reset = enqueue_count_reset,

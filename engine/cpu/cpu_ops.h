@@ -93,6 +93,10 @@ cn_status cn_cpu_exchange(cn_stream *s, const cn_exchange_args *a);
 cn_status cn_cpu_fetch(cn_stream *s, const cn_fetch_args *a);
 cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
+cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a);
+cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a);
+cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a);
+cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
 /* Checks the shape of pools that digest and score read; `op` names the op in the error. */

@@ -1,0 +1,141 @@
+/* cpu_experts.c - a layer with experts: which experts a token takes, their products, and the sum.
+ * The products of an expert are gemm over its pairs, whose rows have the same bits in any batch. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_ops.h"
+
+/* ---- route ---- */
+
+/* out[E] = the score of each logit. */
+static void score_logits(float *out, const float *logits, const cn_router *r)
+{
+    float most = -INFINITY, sum = 0;
+    if (r->score == CN_ROUTE_SIGMOID) {
+        for (uint32_t e = 0; e < r->n_experts; e++) out[e] = 1 / (1 + expf(-logits[e]));
+        return;
+    }
+    for (uint32_t e = 0; e < r->n_experts; e++) most = fmaxf(most, logits[e]);
+    for (uint32_t e = 0; e < r->n_experts; e++) sum += out[e] = expf(logits[e] - most);
+    for (uint32_t e = 0; e < r->n_experts; e++) out[e] /= sum;
+}
+
+/* Writes the n_used experts with the highest rank, the best first; of equal ones the lower number.
+ * A rank that is not a number is the lowest. */
+static void choose(uint32_t *chosen, const float *ranks, const cn_router *r)
+{
+    uint32_t n = 0;
+    for (uint32_t e = 0; e < r->n_experts; e++) {
+        uint32_t i = n;
+        while (i > 0 && (ranks[e] > ranks[chosen[i - 1]] ||
+                         (isnan(ranks[chosen[i - 1]]) && !isnan(ranks[e]))))
+            i--;
+        if (i == r->n_used) continue;
+        if (n < r->n_used) n++;
+        memmove(chosen + i + 1, chosen + i, (n - 1 - i) * sizeof *chosen);
+        chosen[i] = e;
+    }
+}
+
+/* The experts of a token, and their weights. Softmax does not change the order of the logits, which
+ * have no ties that rounding made. */
+static void route_token(const cn_route_args *a, size_t t, uint32_t *chosen, float *weights)
+{
+    const cn_router *r = &a->router;
+    const float *logits = a->logits + t * r->n_experts;
+    float scores[CN_MAX_EXPERTS], ranks[CN_MAX_EXPERTS], sum = 0;
+    score_logits(scores, logits, r);
+    const float *base = r->score == CN_ROUTE_SOFTMAX && !a->bias ? logits : scores;
+    for (uint32_t e = 0; e < r->n_experts; e++) ranks[e] = base[e] + (a->bias ? a->bias[e] : 0);
+    choose(chosen, ranks, r);
+    for (uint32_t j = 0; j < r->n_used; j++) sum += weights[j] = scores[chosen[j]];
+    for (uint32_t j = 0; j < r->n_used; j++)
+        weights[j] = (r->normalized ? weights[j] / (sum + 1e-20F) : weights[j]) * r->scale;
+}
+
+/* Numbers the pairs of each expert in the order of their tokens. Until then pairs[t,j] is the
+ * expert. */
+static void number_pairs(const cn_route_args *a)
+{
+    const uint32_t n_experts = a->router.n_experts, k = a->router.n_used;
+    const size_t n_pairs = (size_t)a->n_tokens * k;
+    uint32_t next[CN_MAX_EXPERTS];
+    memset(a->starts, 0, (n_experts + 1) * sizeof *a->starts);
+    for (size_t i = 0; i < n_pairs; i++) a->starts[a->pairs[i] + 1]++;
+    for (uint32_t e = 0; e < n_experts; e++) {
+        next[e] = a->starts[e];
+        a->starts[e + 1] += a->starts[e];
+    }
+    for (size_t i = 0; i < n_pairs; i++) {
+        a->pairs[i] = next[a->pairs[i]]++;
+        a->pair_tokens[a->pairs[i]] = (uint32_t)(i / k);
+    }
+}
+
+cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a)
+{
+    (void)s;
+    const cn_router *r = &a->router;
+    if (r->n_experts > CN_MAX_EXPERTS || r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
+        return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected at most %d of %d",
+                       r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
+    for (size_t t = 0; t < a->n_tokens; t++)
+        route_token(a, t, a->pairs + t * r->n_used, a->weights + t * r->n_used);
+    number_pairs(a);
+    return CN_OK;
+}
+
+/* ---- the products ---- */
+
+/* Rows [first, end) of out[P,n] = x[P,k] weight^T. */
+static cn_status multiply_rows(cn_stream *s, float *out, const float *x, const float *weight,
+                               uint32_t first, uint32_t end, uint32_t n, uint32_t k)
+{
+    const cn_gemm_args a = {.out = out + (size_t)first * n,
+                            .x = x + (size_t)first * k,
+                            .weight = weight,
+                            .n_tokens = end - first,
+                            .n = n,
+                            .k = k};
+    return cn_cpu_gemm_run(s, &a);
+}
+
+cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
+{
+    const uint32_t n_pairs = a->n_tokens * a->n_used, n = 2 * a->intermediate;
+    float *gathered = a->gathered;
+    for (size_t p = 0; p < n_pairs; p++)
+        memcpy(gathered + p * a->k, (const float *)a->x + (size_t)a->pair_tokens[p] * a->k,
+               a->k * sizeof *gathered);
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        CN_TRY(multiply_rows(s, a->gate_up, gathered,
+                             (const float *)a->weight + (size_t)e * n * a->k, a->starts[e],
+                             a->starts[e + 1], n, a->k));
+    const cn_silu_mul_args silu = {
+        .out = a->out, .gate_up = a->gate_up, .n_tokens = n_pairs, .intermediate = a->intermediate};
+    return cn_cpu_silu_mul(s, &silu);
+}
+
+cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a)
+{
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        CN_TRY(multiply_rows(s, a->out, a->x,
+                             (const float *)a->weight + (size_t)e * a->n * a->intermediate,
+                             a->starts[e], a->starts[e + 1], a->n, a->intermediate));
+    return CN_OK;
+}
+
+cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a)
+{
+    (void)s;
+    for (size_t t = 0; t < a->n_tokens; t++) {
+        float *out = (float *)a->out + t * a->n;
+        if (!a->adds) memset(out, 0, a->n * sizeof *out);
+        for (uint32_t j = 0; j < a->n_used; j++) {
+            const float *x = (const float *)a->x + (size_t)a->pairs[t * a->n_used + j] * a->n;
+            const float weight = a->weights[t * a->n_used + j];
+            for (uint32_t i = 0; i < a->n; i++) out[i] += weight * x[i];
+        }
+    }
+    return CN_OK;
+}
