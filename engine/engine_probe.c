@@ -64,9 +64,9 @@ static cn_kv_params complete(const cn_engine *e, const cn_kv_params *kv)
     return check(e, &k) == CN_OK ? k : *kv;
 }
 
-uint64_t cn_engine_step_weight_bytes(const cn_engine *e)
+double cn_engine_step_weight_bytes(const cn_engine *e, uint32_t n_rows)
 {
-    return cn_weights_step_bytes(&e->model_config, e->backend);
+    return cn_weights_step_bytes(&e->model_config, e->backend, n_rows);
 }
 
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident)

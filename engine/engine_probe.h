@@ -22,9 +22,8 @@ cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_promp
  * cn_engine_submit. */
 cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p);
 
-/* Bytes of weights that every decode step reads: all, except the embedding table (a step reads one
- * row of it per request) when that table is not also the output matrix. */
-uint64_t cn_engine_step_weight_bytes(const cn_engine *e);
+/* Bytes of weights that a decode step of n_rows requests reads (cn_weights_step_bytes). */
+double cn_engine_step_weight_bytes(const cn_engine *e, uint32_t n_rows);
 
 /* Bytes that a decode step reads for a request that holds `resident` tokens: K and V of all, or
  * what its selector reads (engine/select/select_cost.h). Weights are not included. */

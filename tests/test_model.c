@@ -239,10 +239,11 @@ static void check_crowd(model_rig *r, const crowd *c, uint32_t n_decode, test_rn
 static void a_batch_of_64_has_the_bits_of_64_batches_of_one(void **state)
 {
     (void)state;
-    static const char *const models[] = {"qwen3-d80-f32", "qwen2-tied-bf16", "llama-yarn-bias-f16"};
+    static const char *const models[] = {"qwen3-d80-f32", "qwen2-tied-bf16", "llama-yarn-bias-f16",
+                                         "glm4-moe-bf16"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         test_rng rng = {i};
-        model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i, false);
+        model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i % 3, false);
         crowd *c = draw_crowd(r, &rng);
         for (uint32_t n_decode = 0; n_decode <= N_SEQS; n_decode += 21)
             check_crowd(r, c, n_decode, &rng);
@@ -348,10 +349,9 @@ static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
 
 /* ---- start and step ---- */
 
-static void a_pass_allocates_nothing(void **state)
+static void check_allocations(const char *name)
 {
-    (void)state;
-    model_rig *r = open_golden("qwen3-bf16", 64, 2, 16, false);
+    model_rig *r = open_golden(name, 64, 2, 16, false);
     uint32_t tokens[20] = {1, 2, 3};
     model_rig_chunk chunks[] = {{0, 20, tokens}, {1, 7, tokens}};
     uint64_t before = cn_alloc_count();
@@ -360,6 +360,13 @@ static void a_pass_allocates_nothing(void **state)
     model_rig_pass(r, chunks, 2, 2, false);
     assert_int_equal(cn_alloc_count(), before);
     model_rig_close(r);
+}
+
+static void a_pass_allocates_nothing(void **state)
+{
+    (void)state;
+    check_allocations("qwen3-bf16");
+    check_allocations("glm4-moe-bf16");
 }
 
 static void a_missing_op_is_refused_by_name(void **state)
@@ -405,15 +412,33 @@ static void a_missing_op_is_refused_by_name(void **state)
     lacking.exchange = NULL;
     assert_int_equal(cn_backend_check_ops(&lacking, 0, 0, 1U << CN_HOME_PEER), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "exchange"));
+    lacking = *r->be;
+    lacking.expert_down = NULL;
+    assert_int_equal(cn_backend_check_model(&lacking, &r->cfg), CN_OK);
+    model_rig_close(r);
+}
+
+/* A model with experts on a backend that has no ops for them. */
+static void experts_without_their_ops_are_refused_by_name(void **state)
+{
+    (void)state;
+    model_rig *r = open_golden("qwen3-moe-bf16", 8, 1, 16, false);
+    cn_backend lacking = *r->be;
+    lacking.expert_down = NULL;
+    cn_model *m = NULL;
+    const cn_model_opts o = {.backend = &lacking, .config = &r->cfg};
+    assert_int_equal(cn_model_create(&m, &o), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "Qwen3MoeForCausalLM has layers with experts, and the "
+                                            "cpu backend lacks the op expert_down"));
+    assert_null(m);
     model_rig_close(r);
 }
 
 /* The model writes up to the end of the planned bytes and not beyond. */
-static void the_workspace_has_the_planned_size(void **state)
+static void check_workspace(const char *name)
 {
-    (void)state;
     enum { GUARD = 256, TOKENS = 100, ROWS = 7, POSITIONS = 64 };
-    model_rig *r = open_golden("llama-f32", 8, 1, 16, false);
+    model_rig *r = open_golden(name, 8, 1, 16, false);
     const size_t bytes = cn_model_workspace_bytes(&r->cfg, r->be, TOKENS, ROWS, POSITIONS);
     unsigned char *memory = cn_calloc_aligned(bytes + GUARD, 1);
     memset(memory + bytes, 0xa5, GUARD);
@@ -437,6 +462,14 @@ static void the_workspace_has_the_planned_size(void **state)
     model_rig_close(r);
 }
 
+static void the_workspace_has_the_planned_size(void **state)
+{
+    (void)state;
+    check_workspace("llama-f32");
+    check_workspace("qwen3-moe-bf16");
+    check_workspace("glm4-moe-plain-f32"); /* no layer without experts */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -450,6 +483,7 @@ int main(void)
         cmocka_unit_test(a_shared_prefix_gives_the_bits_of_a_computed_one),
         cmocka_unit_test(a_pass_allocates_nothing),
         cmocka_unit_test(a_missing_op_is_refused_by_name),
+        cmocka_unit_test(experts_without_their_ops_are_refused_by_name),
         cmocka_unit_test(the_workspace_has_the_planned_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -98,6 +98,72 @@ static void test_parameter_count(void **state)
     assert_int_equal(cn_model_config_n_params(&c), UINT64_C(494032768));
 }
 
+/* With everything that its config.json may leave out. */
+static void test_experts_of_qwen3(void **state)
+{
+    (void)state;
+    cn_model_config c;
+    assert_int_equal(cn_model_config_load(&c, "bench/shapes/qwen3-30b-a3b"), CN_OK);
+    const cn_experts *x = &c.experts;
+    assert_true(x->router.n_experts == 128 && x->router.n_used == 8 && x->intermediate == 768);
+    assert_true(x->router.normalized && x->router.score == CN_ROUTE_SOFTMAX && !x->bias);
+    assert_true(x->shared == 0 && x->router.scale == 1 && c.rotary == 128);
+    assert_int_equal(cn_model_config_n_params(&c), UINT64_C(30532122624));
+    /* 3.04 B without the embedding, of which a step reads some rows. */
+    assert_int_equal(cn_model_config_n_read(&c, 1), UINT64_C(3353032704));
+    assert_true(fabs(cn_model_config_experts_read(&c, 8) - 51.6) < 0.05);
+
+    c = parse(CONFIG("Qwen3MoeForCausalLM", ""));
+    assert_true(c.experts.router.n_experts == 128 && c.experts.router.n_used == 8);
+    assert_true(c.experts.intermediate == 768 && !c.experts.router.normalized);
+    assert_true(c.qk_norm && !c.o_bias && c.head_dim == 16);
+    c = parse(CONFIG("Qwen3MoeForCausalLM", ", \"num_local_experts\": 9"));
+    assert_int_equal(c.experts.router.n_experts, 9);
+}
+
+/* The kinds of the two layers of CONFIG. */
+static void check_kinds(const char *text, cn_mlp_kind first, cn_mlp_kind second)
+{
+    const cn_model_config c = parse(text);
+    assert_int_equal(cn_model_config_layer(&c, 0).mlp, first);
+    assert_int_equal(cn_model_config_layer(&c, 1).mlp, second);
+}
+
+static void test_layer_kinds(void **state)
+{
+    (void)state;
+    const cn_mlp_kind dense = CN_MLP_DENSE, experts = CN_MLP_EXPERTS;
+    check_kinds(CONFIG("Qwen3ForCausalLM", ""), dense, dense);
+    check_kinds(CONFIG("Qwen3MoeForCausalLM", ""), experts, experts);
+    check_kinds(CONFIG("Qwen3MoeForCausalLM", ", \"decoder_sparse_step\": 2"), dense, experts);
+    check_kinds(CONFIG("Qwen3MoeForCausalLM", ", \"mlp_only_layers\": [1, 7]"), experts, dense);
+    check_kinds(CONFIG("Glm4MoeForCausalLM", ""), dense, experts);
+    check_kinds(CONFIG("Glm4MoeForCausalLM", ", \"first_k_dense_replace\": 0"), experts, experts);
+    cn_model_config c = parse(CONFIG("Qwen3MoeForCausalLM", ", \"mlp_only_layers\": [0, 1]"));
+    assert_int_equal(c.experts.router.n_experts, 0); /* it is dense */
+    assert_int_equal(cn_model_config_n_read(&c, 1), cn_model_config_n_params(&c));
+}
+
+static void test_experts_of_glm4(void **state)
+{
+    (void)state;
+    cn_model_config c = parse(CONFIG("Glm4MoeForCausalLM", ""));
+    const cn_experts *x = &c.experts;
+    assert_true(x->router.n_experts == 128 && x->router.n_used == 8 && x->intermediate == 1408);
+    assert_true(x->router.score == CN_ROUTE_SIGMOID && x->router.normalized && x->bias);
+    assert_true(x->shared == 1408 && x->router.scale == 1);
+    assert_true(c.rotary == 8 && c.head_dim == 16 && c.rms_eps == 1e-5F && !c.qk_norm);
+    assert_int_equal(cn_model_config_layer(&c, 0).dense, 96);
+    assert_int_equal(cn_model_config_layer(&c, 1).dense, 1408);
+    c = parse(CONFIG("Glm4MoeForCausalLM",
+                     ", \"n_shared_experts\": 2, \"routed_scaling_factor\": 2.5, "
+                     "\"attention_bias\": true, \"use_qk_norm\": true, \"norm_topk_prob\": false"));
+    assert_true(c.experts.shared == 2816 && c.experts.router.scale == 2.5F);
+    assert_true(c.qkv_bias && !c.o_bias && c.qk_norm && !c.experts.router.normalized);
+    c = parse(CONFIG("Glm4MoeForCausalLM", ", \"partial_rotary_factor\": 1.0"));
+    assert_int_equal(c.rotary, 16);
+}
+
 static void test_rope_places(void **state)
 {
     (void)state;
@@ -194,6 +260,44 @@ static void test_refusals(void **state)
     assert_non_null(strstr(cn_last_error(), "--model /nonexistent: no such directory"));
 }
 
+static void test_refusals_of_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {CONFIG("Qwen3MoeForCausalLM", ", \"num_experts\": 2000"), "num_experts: expected"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"num_experts\": 4"),
+         "num_experts_per_tok 8 exceeds num_experts 4"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"num_experts_per_tok\": 64"),
+         "num_experts_per_tok: expected"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"decoder_sparse_step\": 0"),
+         "decoder_sparse_step: expected"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"mlp_only_layers\": [\"0\"]"),
+         "mlp_only_layers[0]: expected the number of a layer, got \"0\""},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"scoring_func\": \"sigmoid\""),
+         "scoring_func \"sigmoid\" is not supported; supported is softmax"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"shared_expert_intermediate_size\": 64"),
+         "shared_expert_intermediate_size 64 is not supported"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 64, "
+                                       "\"max_window_layers\": 2"),
+         "a window of 64 tokens from layer 0"},
+        {CONFIG("Qwen3MoeForCausalLM", ", \"quantization_config\": {\"quant_method\": \"fp8\"}"),
+         "quant_method \"fp8\""},
+        {CONFIG("Glm4MoeForCausalLM", ", \"n_group\": 8"), "n_group 8 is not supported"},
+        {CONFIG("Glm4MoeForCausalLM", ", \"topk_group\": 4"), "topk_group 4 is not supported"},
+        {CONFIG("Glm4MoeForCausalLM", ", \"scoring_func\": \"softmax\""),
+         "scoring_func \"softmax\" is not supported; supported is sigmoid"},
+        {CONFIG("Glm4MoeForCausalLM", ", \"topk_method\": \"greedy\""), "topk_method \"greedy\""},
+        {CONFIG("Glm4MoeForCausalLM", ", \"partial_rotary_factor\": 0.3"),
+         "0.3 of head_dim 16 is 4.8 dimensions"},
+        {CONFIG("Glm4MoeForCausalLM", ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2}"),
+         "with a scaling of RoPE is not supported"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_refusal(cases[i].text, cases[i].words);
+}
+
 static void test_inactive_sliding_window_is_accepted(void **state)
 {
     (void)state;
@@ -218,6 +322,25 @@ static void test_hash_covers_what_changes_results(void **state)
         CONFIG("Qwen3ForCausalLM", ", \"eos_token_id\": 5"),
         CONFIG("Qwen2ForCausalLM", ", \"head_dim\": 128"),
     };
+    const char *const experts[] = {
+        CONFIG("Qwen3MoeForCausalLM", ""),
+        CONFIG("Qwen3MoeForCausalLM", ", \"num_experts\": 127"),
+        CONFIG("Qwen3MoeForCausalLM", ", \"num_experts_per_tok\": 7"),
+        CONFIG("Qwen3MoeForCausalLM", ", \"norm_topk_prob\": true"),
+        CONFIG("Qwen3MoeForCausalLM", ", \"moe_intermediate_size\": 64"),
+        CONFIG("Qwen3MoeForCausalLM", ", \"mlp_only_layers\": [0]"),
+        CONFIG("Qwen3MoeForCausalLM", ", \"mlp_only_layers\": [1]"),
+        CONFIG("Glm4MoeForCausalLM", ""),
+        CONFIG("Glm4MoeForCausalLM", ", \"n_shared_experts\": 2"),
+        CONFIG("Glm4MoeForCausalLM", ", \"routed_scaling_factor\": 2"),
+        CONFIG("Glm4MoeForCausalLM", ", \"partial_rotary_factor\": 1"),
+    };
+    const size_t n_experts = sizeof experts / sizeof *experts;
+    for (size_t i = 0; i < n_experts; i++)
+        for (size_t j = i + 1; j < n_experts; j++) {
+            const cn_model_config x = parse(experts[i]), y = parse(experts[j]);
+            assert_int_not_equal(cn_model_config_hash(&x), cn_model_config_hash(&y));
+        }
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         cn_model_config c = parse(changes[i]);
         assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&c));
@@ -301,9 +424,13 @@ int main(void)
         cmocka_unit_test(test_bundled_checkpoint),
         cmocka_unit_test(test_architecture_defaults),
         cmocka_unit_test(test_parameter_count),
+        cmocka_unit_test(test_experts_of_qwen3),
+        cmocka_unit_test(test_experts_of_glm4),
+        cmocka_unit_test(test_layer_kinds),
         cmocka_unit_test(test_rope_places),
         cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals_of_experts),
         cmocka_unit_test(test_inactive_sliding_window_is_accepted),
         cmocka_unit_test(test_hash_covers_what_changes_results),
         cmocka_unit_test(test_generation_config),

@@ -28,7 +28,7 @@ static void compare(const char *name)
     const float *want_freq = golden_f32(g, "rope.inv_freq", &rows, &half);
     const float *want_cos = golden_f32(g, "rope.cos", &rows, &half);
     const float *want_sin = golden_f32(g, "rope.sin", &rows, &half);
-    assert_int_equal(half, c.head_dim / 2);
+    assert_int_equal(half, c.rotary / 2);
     assert_int_equal(rows, n_positions);
 
     float freq[128];
@@ -38,20 +38,22 @@ static void compare(const char *name)
         if (error > 2.5e-7) fail_msg("%s: inv_freq[%zu] differs by %g", name, i, error);
     }
 
-    size_t last = positions[n_positions - 1];
-    float *cos_table = malloc((last + 1) * half * sizeof *cos_table);
-    float *sin_table = malloc((last + 1) * half * sizeof *sin_table);
+    const size_t last = positions[n_positions - 1], stride = c.head_dim / 2;
+    float *cos_table = malloc((last + 1) * stride * sizeof *cos_table);
+    float *sin_table = malloc((last + 1) * stride * sizeof *sin_table);
     assert_non_null(cos_table);
     assert_non_null(sin_table);
     cn_rope_table(&c, 0, (uint32_t)last + 1, cos_table, sin_table);
     for (size_t p = 0; p < n_positions; p++) {
         double angle_error = 3e-7 * positions[p] + 3e-7;
-        size_t at = positions[p] * half;
+        size_t at = positions[p] * stride;
         double cos_diff = golden_max_diff(cos_table + at, want_cos + p * half, half);
         double sin_diff = golden_max_diff(sin_table + at, want_sin + p * half, half);
         if (cos_diff > angle_error || sin_diff > angle_error)
             fail_msg("%s: position %u: cos differs by %g, sin by %g", name, positions[p], cos_diff,
                      sin_diff);
+        for (size_t i = half; i < stride; i++) /* dimensions without a position */
+            assert_true(cos_table[at + i] == 1 && sin_table[at + i] == 0);
     }
     free(cos_table);
     free(sin_table);

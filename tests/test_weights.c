@@ -141,9 +141,24 @@ static float f16_value(uint16_t h)
 
 /* ---- places of tensors ---- */
 
+/* The element of the file that must be element i of the part. Of a head that RoPE rotates in part,
+ * dimensions i and i + r of the file are i and i + half here (r, half: half of what is rotated, of
+ * the head). */
+static uint64_t source_of(const cn_model_config *c, const cn_st_tensor *t, uint64_t i)
+{
+    const bool is_rotated = strstr(t->name, ".q_") || strstr(t->name, ".k_");
+    const uint64_t cols = t->n_dims == 2 ? t->shape[1] : 1, d = c->head_dim;
+    if (!is_rotated || c->rotary == d) return i;
+    const uint64_t row = i / cols % d, half = d / 2, r = c->rotary / 2;
+    const uint64_t from = row % half < r ? row % half + row / half * r
+                                         : 2 * r + row % half - r + row / half * (half - r);
+    return i + from * cols - row * cols;
+}
+
 /* Every tensor of the file, row by row, must be where the comment in weights.h says. */
-static void check_row_block(const cn_weights *w, const cn_safetensors *s, const char *name,
-                            cn_weight_id id, uint32_t layer, uint64_t first_elem)
+static void check_row_block(const cn_weights *w, const cn_safetensors *s,
+                            const cn_model_config *c, const char *name, cn_weight_id id,
+                            uint32_t layer, uint64_t first_elem)
 {
     const cn_st_tensor *t = cn_safetensors_find(s, name);
     assert_non_null(t);
@@ -152,10 +167,11 @@ static void check_row_block(const cn_weights *w, const cn_safetensors *s, const 
     for (uint64_t i = 0; i < n; i++) {
         float want;
         uint16_t half;
+        const uint64_t at = source_of(c, t, i);
         if (t->dtype == CN_ST_F32) {
-            memcpy(&want, (const char *)t->data + 4 * i, 4);
+            memcpy(&want, (const char *)t->data + 4 * at, 4);
         } else {
-            memcpy(&half, (const char *)t->data + 2 * i, 2);
+            memcpy(&half, (const char *)t->data + 2 * at, 2);
             uint32_t bits = (uint32_t)half << 16;
             memcpy(&want, &bits, 4);
             if (t->dtype == CN_ST_F16) want = f16_value(half);
@@ -164,10 +180,41 @@ static void check_row_block(const cn_weights *w, const cn_safetensors *s, const 
     }
 }
 
+/* The experts of a layer, each with tensors of its own or all in one. */
+static void check_experts(const cn_weights *w, const cn_safetensors *s, const cn_model_config *c,
+                          uint32_t layer)
+{
+    const uint64_t one = (uint64_t)c->experts.intermediate * c->hidden;
+    char name[96];
+    snprintf(name, sizeof name, "model.layers.%u.mlp.experts.gate_up_proj", layer);
+    if (cn_safetensors_find(s, name)) {
+        check_row_block(w, s, c, name, CN_W_EXPERT_GATE_UP, layer, 0);
+        snprintf(name, sizeof name, "model.layers.%u.mlp.experts.down_proj", layer);
+        check_row_block(w, s, c, name, CN_W_EXPERT_DOWN, layer, 0);
+        return;
+    }
+    static const struct {
+        const char *name;
+        cn_weight_id id;
+        uint64_t each, first; /* expert e begins at (e * each + first) * one */
+    } parts[] = {{"gate_proj", CN_W_EXPERT_GATE_UP, 2, 0},
+                 {"up_proj", CN_W_EXPERT_GATE_UP, 2, 1},
+                 {"down_proj", CN_W_EXPERT_DOWN, 1, 0}};
+    for (uint64_t e = 0; e < c->experts.router.n_experts; e++)
+        for (size_t i = 0; i < 3; i++) {
+            snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s.weight", layer,
+                     (unsigned)e, parts[i].name);
+            check_row_block(w, s, c, name, parts[i].id, layer,
+                            (e * parts[i].each + parts[i].first) * one);
+        }
+}
+
 static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_model_config *c,
                         uint32_t layer)
 {
     uint64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, h = c->hidden;
+    const bool routed = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
+    const bool shares = routed && c->experts.shared > 0;
     const struct {
         bool present;
         const char *name;
@@ -186,18 +233,26 @@ static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_m
         {true, "self_attn.o_proj.weight", CN_W_O, 0},
         {c->o_bias, "self_attn.o_proj.bias", CN_W_O_BIAS, 0},
         {true, "post_attention_layernorm.weight", CN_W_MLP_NORM, 0},
-        {true, "mlp.gate_proj.weight", CN_W_GATE_UP, 0},
-        {true, "mlp.up_proj.weight", CN_W_GATE_UP, (uint64_t)c->intermediate * h},
-        {true, "mlp.down_proj.weight", CN_W_DOWN, 0},
+        {!routed, "mlp.gate_proj.weight", CN_W_GATE_UP, 0},
+        {!routed, "mlp.up_proj.weight", CN_W_GATE_UP, (uint64_t)c->intermediate * h},
+        {!routed, "mlp.down_proj.weight", CN_W_DOWN, 0},
+        {shares, "mlp.shared_experts.gate_proj.weight", CN_W_GATE_UP, 0},
+        {shares, "mlp.shared_experts.up_proj.weight", CN_W_GATE_UP,
+         (uint64_t)c->experts.shared * h},
+        {shares, "mlp.shared_experts.down_proj.weight", CN_W_DOWN, 0},
+        {routed, "mlp.gate.weight", CN_W_ROUTER, 0},
+        {routed && c->experts.bias, "mlp.gate.e_score_correction_bias", CN_W_ROUTER_BIAS, 0},
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[96];
         snprintf(name, sizeof name, "model.layers.%u.%s", layer, places[i].name);
         if (places[i].present)
-            check_row_block(w, s, name, places[i].id, layer, places[i].first);
+            check_row_block(w, s, c, name, places[i].id, layer, places[i].first);
         else
             assert_null(cn_safetensors_find(s, name));
     }
+    if (routed) check_experts(w, s, c, layer);
+    assert_true((cn_weights_at(w, CN_W_ROUTER, layer) != NULL) == routed);
     assert_true((cn_weights_at(w, CN_W_QKV_BIAS, layer) != NULL) == c->qkv_bias);
     assert_true((cn_weights_at(w, CN_W_Q_NORM, layer) != NULL) == c->qk_norm);
     assert_true((cn_weights_at(w, CN_W_O_BIAS, layer) != NULL) == c->o_bias);
@@ -219,12 +274,12 @@ static void check_places(const char *dir)
 
     cn_safetensors *s;
     assert_int_equal(cn_safetensors_open(&s, dir), CN_OK);
-    check_row_block(w, s, "model.embed_tokens.weight", CN_W_EMBED, 0, 0);
-    check_row_block(w, s, "model.norm.weight", CN_W_FINAL_NORM, 0, 0);
+    check_row_block(w, s, &c, "model.embed_tokens.weight", CN_W_EMBED, 0, 0);
+    check_row_block(w, s, &c, "model.norm.weight", CN_W_FINAL_NORM, 0, 0);
     if (c.tied)
         assert_ptr_equal(cn_weights_at(w, CN_W_LM_HEAD, 0), cn_weights_at(w, CN_W_EMBED, 0));
     else
-        check_row_block(w, s, "lm_head.weight", CN_W_LM_HEAD, 0, 0);
+        check_row_block(w, s, &c, "lm_head.weight", CN_W_LM_HEAD, 0, 0);
     for (uint32_t layer = 0; layer < c.n_layers; layer++) check_layer(w, s, &c, layer);
     cn_safetensors_close(s);
     unload(&be, w);
@@ -259,7 +314,7 @@ static void test_bf16_backend(void **state)
         assert_int_equal(load(&half, &bf16, ck), CN_OK);
         assert_in_range(fake.largest_write, 1, 1 << 20);
         uint64_t rows, cols;
-        cn_weight_shape(&c, CN_W_GATE_UP, &rows, &cols);
+        cn_weight_shape(&c, CN_W_GATE_UP, 0, &rows, &cols);
         const float *a = cn_weights_at(full, CN_W_GATE_UP, 1);
         const uint16_t *b = cn_weights_at(half, CN_W_GATE_UP, 1);
         for (uint64_t i = 0; i < rows * cols; i++) assert_int_equal(b[i], bf16_nearest(a[i]));
@@ -333,15 +388,27 @@ static cn_status write_and_open(const cn_model_config *c, const damage *d)
     return status;
 }
 
+typedef struct damage_case {
+    const cn_model_config *config;
+    damage damage;
+    const char *words; /* NULL: it must open */
+} damage_case;
+
+static void check_damages(const damage_case *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        cn_status status = write_and_open(cases[i].config, &cases[i].damage);
+        assert_int_equal(status, cases[i].words ? CN_ERR_MODEL : CN_OK);
+        if (cases[i].words && !strstr(cn_last_error(), cases[i].words))
+            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), cases[i].words);
+    }
+}
+
 static void test_damaged_checkpoints(void **state)
 {
     (void)state;
     cn_model_config tied = config_of("qwen3-bf16"), untied = config_of("llama-f32");
-    const struct {
-        const cn_model_config *config;
-        damage damage;
-        const char *words; /* NULL: it must open */
-    } cases[] = {
+    const damage_case cases[] = {
         {&tied, {0}, NULL},
         {&untied, {0}, NULL},
         {&untied, {.drop = "lm_head.weight"}, "tensor lm_head.weight [300, 32] is missing"},
@@ -370,12 +437,49 @@ static void test_damaged_checkpoints(void **state)
          {.add_head = true, .other_head = true},
          "lm_head.weight differs from model.embed_tokens.weight"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_status status = write_and_open(cases[i].config, &cases[i].damage);
-        assert_int_equal(status, cases[i].words ? CN_ERR_MODEL : CN_OK);
-        if (cases[i].words && !strstr(cn_last_error(), cases[i].words))
-            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), cases[i].words);
-    }
+    check_damages(cases, sizeof cases / sizeof *cases);
+}
+
+static void test_damaged_experts(void **state)
+{
+    (void)state;
+    cn_model_config experts = config_of("qwen3-moe-bf16"), shared = config_of("glm4-moe-bf16");
+    const damage_case cases[] = {
+        {&experts, {0}, NULL},
+        {&shared, {0}, NULL},
+        {&experts,
+         {.drop = "model.layers.1.mlp.experts.5.up_proj.weight"},
+         "tensor model.layers.1.mlp.experts.5.up_proj.weight [20, 32] is missing"},
+        {&experts,
+         {.drop = "model.layers.1.mlp.gate.weight"},
+         "tensor model.layers.1.mlp.gate.weight [6, 32] is missing"},
+        {&experts,
+         {.reshape = "model.layers.1.mlp.experts.0.down_proj.weight"},
+         "experts.0.down_proj.weight: expected shape [32, 20] from config.json, got [20, 32]"},
+        {&experts,
+         {.extra = "model.layers.1.mlp.experts.6.up_proj.weight"},
+         "tensor model.layers.1.mlp.experts.6.up_proj.weight is not supported"},
+        {&experts,
+         {.extra = "model.layers.0.mlp.gate.weight"},
+         "tensor model.layers.0.mlp.gate.weight is not supported"}, /* layer 0 has no experts */
+        {&experts,
+         {.extra = "model.layers.1.mlp.gate.e_score_correction_bias"},
+         "e_score_correction_bias is not supported: Qwen3MoeForCausalLM"},
+        {&experts,
+         {.extra = "model.layers.1.mlp.shared_expert_gate.weight"},
+         "shared_expert_gate.weight is not supported"},
+        {&experts,
+         {.extra = "model.layers.1.mlp.experts.gate_up_proj"},
+         "experts.gate_up_proj: expected shape [6, 40, 32] from config.json, got [1]"},
+        {&shared,
+         {.drop = "model.layers.1.mlp.shared_experts.down_proj.weight"},
+         "tensor model.layers.1.mlp.shared_experts.down_proj.weight [32, 24] is missing"},
+        {&shared,
+         {.drop = "model.layers.2.mlp.gate.e_score_correction_bias"},
+         "tensor model.layers.2.mlp.gate.e_score_correction_bias [6] is missing"},
+        {&shared, {.extra = "model.layers.3.mlp.experts.0.up_proj.weight"}, NULL}, /* no layer 3 */
+    };
+    check_damages(cases, sizeof cases / sizeof *cases);
 }
 
 /* Checks all 65,536 values of F16 and BF16 with an embedding of that many elements. */
@@ -486,12 +590,47 @@ static void test_dummy_statistics(void **state)
     cn_checkpoint_close(ck);
 }
 
+/* The logits of a router differ by about 1 between experts, whatever the model's deviation is. */
+static void test_dummy_router(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("qwen3-moe-bf16");
+    c.experts.router.n_experts = 128;
+    c.initializer_range = 1e-3F;
+    cn_checkpoint *ck = open_checkpoint(&c, NULL);
+    size_t n_parts;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    while (parts->id != CN_W_ROUTER) parts++;
+    float x[128 * 32];
+    double squares = 0;
+    cn_checkpoint_read(ck, parts, 0, 128 * 32, CN_F32, x);
+    for (size_t i = 0; i < 128 * 32; i++) squares += (double)x[i] * x[i];
+    assert_true(fabs(squares / 128 - 1) < 0.1);
+    cn_checkpoint_close(ck);
+}
+
+/* A step reads the experts that its tokens take: k of E for one token, all for many. */
+static void test_bytes_of_a_step(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("qwen3-moe-fused-f32"), dense = config_of("qwen3-bf16");
+    cn_backend be = backend_of(CN_BF16);
+    const double expert = 2.0 * 3 * 32 * 16, layers = 2; /* bytes of one */
+    const double all = cn_weights_step_bytes(&c, &be, 1000);
+    assert_true(fabs(all - cn_weights_step_bytes(&c, &be, 1) - layers * 2 * expert) < 1e-6);
+    const double two = 5 * (1 - 0.4 * 0.4); /* of 5 experts, each token takes 3 */
+    assert_true(fabs(all - cn_weights_step_bytes(&c, &be, 2) - layers * (5 - two) * expert) < 1e-6);
+    assert_true(cn_weights_step_bytes(&dense, &be, 1) == cn_weights_step_bytes(&dense, &be, 64));
+    assert_int_equal(cn_model_config_n_read(&c, 1),
+                     cn_model_config_n_params(&c) - 2 * 2 * 3 * 32 * 16);
+}
+
 /* A device that makes the weights itself must have the bits that the host would write. */
 static void test_dummies_on_device(void **state)
 {
     (void)state;
-    const char *names[] = {"llama-f32", "qwen2-f16", "qwen3-bf16"};
-    for (size_t k = 0; k < 3; k++) {
+    const char *names[] = {"llama-f32", "qwen2-f16", "qwen3-bf16", "glm4-moe-bf16"};
+    for (size_t k = 0; k < 4; k++) {
         cn_model_config c = config_of(names[k]);
         cn_checkpoint *ck = open_checkpoint(&c, NULL);
         cn_backend host = backend_of(CN_BF16), device = host;
@@ -549,10 +688,13 @@ int main(void)
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_bf16_backend),
         cmocka_unit_test_setup_teardown(test_damaged_checkpoints, enter_folder, leave_folder),
+        cmocka_unit_test_setup_teardown(test_damaged_experts, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(test_every_half, enter_folder, leave_folder),
         cmocka_unit_test(test_dummy_formula),
         cmocka_unit_test(test_dummy_statistics),
         cmocka_unit_test(test_dummies_on_device),
+        cmocka_unit_test(test_dummy_router),
+        cmocka_unit_test(test_bytes_of_a_step),
         cmocka_unit_test(test_dummy_streams_differ),
     };
     return cmocka_run_group_tests_name("weights", tests, NULL, NULL);

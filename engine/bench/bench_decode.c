@@ -248,7 +248,7 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
 {
     const cn_engine *e = d->b->engine;
     const double step_s = t->step_s, replay_s = t->replay_s;
-    const double bytes = (double)cn_engine_step_weight_bytes(e) +
+    const double bytes = cn_engine_step_weight_bytes(e, t->batch) +
                          cn_engine_row_bytes(e, &d->b->kv, t->resident) * t->batch;
     const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
     cn_progress_end(&d->b->progress);
@@ -343,7 +343,8 @@ static cn_status time_decode(cn_bench *b, json_t *json)
     cn_exchange_clock_free(d.clock);
     json_object_set_new(json, "decode", rows);
     json_object_set_new(json, "weight_bytes",
-                        json_integer((json_int_t)cn_engine_step_weight_bytes(b->engine)));
+                        json_integer((json_int_t)cn_engine_step_weight_bytes(
+                            b->engine, b->config->max_num_seqs)));
     json_object_set_new(json, "read_bytes_per_second", json_real(d.read_bytes_s));
     return status;
 }

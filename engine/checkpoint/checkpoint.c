@@ -19,11 +19,17 @@ struct cn_checkpoint {
     cn_weight_part *parts;
     size_t n_parts;
     uint64_t seed;
-    float dummy_scale;
+    float dummy_scale, dummy_router_scale;
 };
 
-typedef enum need { ALWAYS, QK_NORM, QKV_BIAS, O_BIAS, UNTIED } need;
-typedef enum dim { ONE, HIDDEN, QUERY, KV, HEAD, INTER, VOCAB } dim;
+/* DENSE: a layer without experts. The last four: a layer with experts; each expert has a tensor of
+ * its own (SEPARATE), or all are in one (FUSED). */
+typedef enum need {
+    ALWAYS, QK_NORM, QKV_BIAS, O_BIAS, UNTIED, DENSE, SHARED, ROUTED, ROUTER_BIAS, SEPARATE, FUSED
+} need;
+typedef enum dim {
+    ONE, HIDDEN, QUERY, KV, HEAD, INTER, VOCAB, EXPERTS, EXPERT_INTER, EXPERT_GATE_UP, SHARED_INTER
+} dim;
 
 /* A tensor's name (after "model.layers.N." in a layer), matrix and shape. The parts of one matrix
  * are adjacent rows of the table, in the matrix's order. */
@@ -53,15 +59,38 @@ static const part_spec layer_specs[] = {
     {"self_attn.o_proj.weight", CN_W_O, HIDDEN, QUERY, ALWAYS},
     {"self_attn.o_proj.bias", CN_W_O_BIAS, ONE, HIDDEN, O_BIAS},
     {"post_attention_layernorm.weight", CN_W_MLP_NORM, ONE, HIDDEN, ALWAYS},
-    {"mlp.gate_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, ALWAYS},
-    {"mlp.up_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, ALWAYS},
-    {"mlp.down_proj.weight", CN_W_DOWN, HIDDEN, INTER, ALWAYS},
+    {"mlp.gate_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, DENSE},
+    {"mlp.up_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, DENSE},
+    {"mlp.shared_experts.gate_proj.weight", CN_W_GATE_UP, SHARED_INTER, HIDDEN, SHARED},
+    {"mlp.shared_experts.up_proj.weight", CN_W_GATE_UP, SHARED_INTER, HIDDEN, SHARED},
+    {"mlp.down_proj.weight", CN_W_DOWN, HIDDEN, INTER, DENSE},
+    {"mlp.shared_experts.down_proj.weight", CN_W_DOWN, HIDDEN, SHARED_INTER, SHARED},
+    {"mlp.gate.weight", CN_W_ROUTER, EXPERTS, HIDDEN, ROUTED},
+    {"mlp.gate.e_score_correction_bias", CN_W_ROUTER_BIAS, ONE, EXPERTS, ROUTER_BIAS},
+    {"mlp.experts.gate_up_proj", CN_W_EXPERT_GATE_UP, EXPERT_GATE_UP, HIDDEN, FUSED},
+    {"mlp.experts.down_proj", CN_W_EXPERT_DOWN, HIDDEN, EXPERT_INTER, FUSED},
+};
+
+/* Once for each expert, after "model.layers.N.mlp.experts.E.". */
+static const part_spec expert_specs[] = {
+    {"gate_proj.weight", CN_W_EXPERT_GATE_UP, EXPERT_INTER, HIDDEN, SEPARATE},
+    {"up_proj.weight", CN_W_EXPERT_GATE_UP, EXPERT_INTER, HIDDEN, SEPARATE},
+    {"down_proj.weight", CN_W_EXPERT_DOWN, HIDDEN, EXPERT_INTER, SEPARATE},
 };
 
 enum {
     N_HEAD_SPECS = sizeof head_specs / sizeof *head_specs,
     N_LAYER_SPECS = sizeof layer_specs / sizeof *layer_specs,
+    N_EXPERT_SPECS = sizeof expert_specs / sizeof *expert_specs,
 };
+
+/* Whether the tensor of all gate and up matrices of a layer is in the files. */
+static bool is_fused(const cn_checkpoint *ck, uint32_t layer)
+{
+    char name[64];
+    snprintf(name, sizeof name, "model.layers.%u.mlp.experts.gate_up_proj", layer);
+    return ck->tensors && cn_safetensors_find(ck->tensors, name);
+}
 
 static uint64_t size_of(const cn_model_config *c, dim d)
 {
@@ -80,12 +109,23 @@ static uint64_t size_of(const cn_model_config *c, dim d)
         return c->intermediate;
     case VOCAB:
         return c->vocab;
+    case EXPERTS:
+        return c->experts.router.n_experts;
+    case EXPERT_INTER:
+        return c->experts.intermediate;
+    case EXPERT_GATE_UP:
+        return 2 * (uint64_t)c->experts.intermediate;
+    case SHARED_INTER:
+        return c->experts.shared;
     }
     return 0;
 }
 
-static bool needed(const cn_model_config *c, need n)
+/* `layer` is unused outside the layers. */
+static bool needed(const cn_checkpoint *ck, need n, uint32_t layer)
 {
+    const cn_model_config *c = &ck->config;
+    const bool routed = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
     switch (n) {
     case ALWAYS:
         return true;
@@ -97,20 +137,49 @@ static bool needed(const cn_model_config *c, need n)
         return c->o_bias;
     case UNTIED:
         return !c->tied;
+    case DENSE:
+        return !routed;
+    case SHARED:
+        return routed && c->experts.shared > 0;
+    case ROUTED:
+        return routed;
+    case ROUTER_BIAS:
+        return routed && c->experts.bias;
+    case SEPARATE:
+        return routed && !is_fused(ck, layer);
+    case FUSED:
+        return routed && is_fused(ck, layer);
     }
     return false;
 }
 
 /* ---- the parts ---- */
 
+/* Elements of one expert in a matrix of all experts; 0 for other matrices. */
+static uint64_t expert_elems(const cn_model_config *c, cn_weight_id id)
+{
+    const uint64_t one = (uint64_t)c->hidden * c->experts.intermediate;
+    return id == CN_W_EXPERT_GATE_UP ? 2 * one : id == CN_W_EXPERT_DOWN ? one : 0;
+}
+
+/* Whether RoPE rotates the rows of a matrix. */
+static bool is_rotated(const part_spec *s)
+{
+    const char *name = s->name;
+    return strstr(name, "q_proj") || strstr(name, "k_proj") || s->id == CN_W_Q_NORM ||
+           s->id == CN_W_K_NORM;
+}
+
+/* expert: whose part of a matrix of all experts it is, else 0. */
 static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const char *prefix,
-                      uint32_t layer)
+                      uint32_t layer, uint32_t expert)
 {
     const cn_model_config *c = &ck->config;
     uint64_t next = 0; /* first free element of the current matrix */
     for (size_t i = 0; i < n; i++) {
-        if (i == 0 || specs[i].id != specs[i - 1].id) next = 0;
-        if (!needed(c, specs[i].need)) continue;
+        if (i == 0 || specs[i].id != specs[i - 1].id)
+            next = expert * expert_elems(c, specs[i].id);
+        if (!needed(ck, specs[i].need, layer)) continue;
         cn_weight_part *p = &ck->parts[ck->n_parts++];
         int length = snprintf(p->name, sizeof p->name, "%s%s", prefix, specs[i].name);
         CN_ASSERT(length > 0 && (size_t)length < sizeof p->name);
@@ -119,20 +188,34 @@ static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const
         p->first_elem = next;
         p->tensor.rows = size_of(c, specs[i].rows);
         p->tensor.cols = size_of(c, specs[i].cols);
+        if (specs[i].need == FUSED) {
+            p->stack = c->experts.router.n_experts;
+            p->tensor.rows *= p->stack;
+        }
+        if (c->rotary != c->head_dim && is_rotated(&specs[i])) {
+            p->rotary = c->rotary;
+            p->head_dim = c->head_dim;
+        }
         next += p->tensor.rows * p->tensor.cols;
     }
 }
 
 static cn_status list_parts(cn_checkpoint *ck)
 {
-    size_t most = N_HEAD_SPECS + (size_t)N_LAYER_SPECS * ck->config.n_layers;
+    const uint32_t n_experts = ck->config.experts.router.n_experts;
+    size_t most = N_HEAD_SPECS + (N_LAYER_SPECS + (size_t)N_EXPERT_SPECS * n_experts) *
+                                     ck->config.n_layers;
     ck->parts = cn_calloc(most, sizeof *ck->parts);
     if (!ck->parts) return cn_fail(CN_ERR_MEMORY, "out of memory for a table of %zu tensors", most);
-    add_parts(ck, head_specs, N_HEAD_SPECS, "", 0);
+    add_parts(ck, head_specs, N_HEAD_SPECS, "", 0, 0);
     for (uint32_t layer = 0; layer < ck->config.n_layers; layer++) {
-        char prefix[32];
+        char prefix[64];
         snprintf(prefix, sizeof prefix, "model.layers.%u.", layer);
-        add_parts(ck, layer_specs, N_LAYER_SPECS, prefix, layer);
+        add_parts(ck, layer_specs, N_LAYER_SPECS, prefix, layer, 0);
+        for (uint32_t e = 0; e < n_experts; e++) {
+            snprintf(prefix, sizeof prefix, "model.layers.%u.mlp.experts.%u.", layer, e);
+            add_parts(ck, expert_specs, N_EXPERT_SPECS, prefix, layer, e);
+        }
     }
     return CN_OK;
 }
@@ -160,7 +243,10 @@ static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
 {
     uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
     char want[64], found[128];
-    if (rows == 1)
+    if (p->stack)
+        snprintf(want, sizeof want, "[%u, %llu, %llu]", p->stack,
+                 (unsigned long long)rows / p->stack, (unsigned long long)cols);
+    else if (rows == 1)
         snprintf(want, sizeof want, "[%llu]", (unsigned long long)cols);
     else
         snprintf(want, sizeof want, "[%llu, %llu]", (unsigned long long)rows,
@@ -168,6 +254,9 @@ static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
     if (!t) return cn_fail(CN_ERR_MODEL, "%s: tensor %s %s is missing", dir, p->name, want);
     bool fits = rows == 1 ? t->n_dims == 1 && t->shape[0] == cols
                           : t->n_dims == 2 && t->shape[0] == rows && t->shape[1] == cols;
+    if (p->stack)
+        fits = t->n_dims == 3 && t->shape[0] == p->stack && t->shape[1] == rows / p->stack &&
+               t->shape[2] == cols;
     if (!fits)
         return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected shape %s from config.json, got %s",
                        t->file, t->name, want, cn_st_shape_text(t, found, sizeof found));
@@ -253,9 +342,8 @@ static cn_status check_extras(const cn_checkpoint *ck)
     return status;
 }
 
-static cn_status open_files(cn_checkpoint *ck, const char *dir)
+static cn_status bind_all(cn_checkpoint *ck, const char *dir)
 {
-    CN_TRY(cn_safetensors_open(&ck->tensors, dir));
     for (size_t i = 0; i < ck->n_parts; i++)
         CN_TRY(bind(&ck->parts[i], cn_safetensors_find(ck->tensors, ck->parts[i].name), dir));
     return check_extras(ck);
@@ -270,8 +358,11 @@ cn_status cn_checkpoint_open(cn_checkpoint **out, const char *dir, const cn_mode
     ck->config = *c;
     ck->seed = seed;
     ck->dummy_scale = (float)((double)c->initializer_range / sqrt(4294967295.0 / 3));
-    cn_status status = list_parts(ck);
-    if (status == CN_OK && format != CN_OPT_LOAD_DUMMY) status = open_files(ck, dir);
+    ck->dummy_router_scale = (float)(1 / sqrt((double)c->hidden * 4294967295.0 / 3));
+    cn_status status = CN_OK;
+    if (format != CN_OPT_LOAD_DUMMY) status = cn_safetensors_open(&ck->tensors, dir);
+    if (status == CN_OK) status = list_parts(ck);
+    if (status == CN_OK && format != CN_OPT_LOAD_DUMMY) status = bind_all(ck, dir);
     if (status != CN_OK) {
         cn_checkpoint_close(ck);
         return status;
@@ -338,13 +429,14 @@ bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, u
 {
     if (p->tensor.data || is_norm(p->id)) return false;
     *key = cn_hash64(cn_hash64(0, &ck->seed, sizeof ck->seed), p->name, strlen(p->name));
-    *scale = ck->dummy_scale;
+    *scale = p->id == CN_W_ROUTER ? ck->dummy_router_scale : ck->dummy_scale;
     return true;
 }
 
-/* Reads n elements as f32. memcpy, because data may have any alignment. */
-static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
-                     float *out)
+/* Reads n elements as f32, in the order of the file. memcpy, because data may have any
+ * alignment. */
+static void read_in_order(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
+                          uint64_t n, float *out)
 {
     const unsigned char *data = p->tensor.data;
     uint64_t key;
@@ -364,6 +456,33 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
             memcpy(&half, data + k * 2, 2);
             out[k] = is_bf16 ? from_bits((uint32_t)half << 16) : f32_of_f16(half);
         }
+    }
+}
+
+/* The row of a head in the file that is row i of the head here. With r = rotary / 2, pairs
+ * (i, r + i) become (i, head_dim / 2 + i); the rows without a position fill the other places. */
+static uint32_t row_in_file(const cn_weight_part *p, uint32_t i)
+{
+    const uint32_t half = p->head_dim / 2, r = p->rotary / 2;
+    if (i < r) return i;
+    if (i < half) return i + r;
+    return i < half + r ? i - half + r : i;
+}
+
+static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
+                     float *out)
+{
+    if (!p->rotary || !p->tensor.data) {
+        read_in_order(ck, p, first, n, out);
+        return;
+    }
+    const uint64_t cols = p->tensor.rows == 1 ? 1 : p->tensor.cols;
+    for (uint64_t done = 0; done < n;) {
+        const uint64_t row = (first + done) / cols, col = (first + done) % cols;
+        const uint64_t count = cols - col < n - done ? cols - col : n - done;
+        const uint32_t i = (uint32_t)(row % p->head_dim);
+        read_in_order(ck, p, (row - i + row_in_file(p, i)) * cols + col, count, out + done);
+        done += count;
     }
 }
 

@@ -6,7 +6,8 @@
  * Dummy weights (--load-format dummy) need no weight file and exist for any config. Norm weights
  * are 1; the elements of other tensors are those of dummy_weight.h with
  *   key      = cn_hash64(cn_hash64(0, seed as 8 bytes, little-endian), name), 64 bits
- *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double */
+ *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double; for
+ *              the weights of a router 1 / sqrt(hidden), so that its logits differ by about 1 */
 #ifndef CN_CHECKPOINT_H
 #define CN_CHECKPOINT_H
 
@@ -27,8 +28,12 @@ typedef enum cn_weight_id {
     CN_W_O,
     CN_W_O_BIAS,
     CN_W_MLP_NORM,
-    CN_W_GATE_UP,
+    CN_W_GATE_UP, /* of the MLP that every token takes */
     CN_W_DOWN,
+    CN_W_ROUTER,
+    CN_W_ROUTER_BIAS,
+    CN_W_EXPERT_GATE_UP,
+    CN_W_EXPERT_DOWN,
     CN_W_COUNT
 } cn_weight_id;
 
@@ -45,6 +50,10 @@ typedef struct cn_weight_part {
     cn_weight_id id;       /* the fused matrix it belongs to */
     uint32_t layer;        /* 0 outside the layers */
     uint64_t first_elem;   /* offset of the part in that matrix; parts are contiguous */
+    uint32_t stack;        /* > 0: the tensor has a third dimension before rows / stack and cols */
+    /* > 0: rows of a head are in another order in the file, in which RoPE pairs dimensions i and
+     * i + rotary / 2. cn_checkpoint_read pairs i and i + head_dim / 2, as the op does. */
+    uint32_t rotary, head_dim;
     cn_host_tensor tensor; /* data is NULL for dummy weights */
 } cn_weight_part;
 

@@ -12,7 +12,6 @@
 enum {
     CONFIG_MAX_BYTES = 4 << 20,
     CONFIG_MAX_DEPTH = 16,
-    MAX_LAYERS = 1024,
     MAX_WIDTH = 1 << 20, /* hidden, intermediate */
     MAX_HEADS = 1024,
     MAX_VOCAB = 1 << 22,
@@ -22,30 +21,51 @@ enum {
     PLACE_BYTES = 512,
 };
 
-typedef enum bias { BIAS_NONE, BIAS_QKV, BIAS_BY_KEY /* attention_bias: q, k, v and o */ } bias;
+typedef enum bias {
+    BIAS_NONE,
+    BIAS_QKV,
+    BIAS_BY_KEY,     /* attention_bias: q, k, v and o */
+    BIAS_QKV_BY_KEY, /* attention_bias: q, k and v */
+} bias;
+
+typedef enum qk_norm { QK_NORM_NONE, QK_NORM_ALWAYS, QK_NORM_BY_KEY /* use_qk_norm */ } qk_norm;
+
+typedef cn_status read_experts_fn(const cn_json_at *a, cn_model_config *c);
+static read_experts_fn read_qwen3_experts, read_glm4_experts;
 
 /* How the class in transformers reads sliding_window. */
 typedef enum sliding {
     SLIDING_NEVER,
     SLIDING_BY_SWITCH, /* only with use_sliding_window, from layer max_window_layers on */
+    SLIDING_ALL_BY_SWITCH, /* only with use_sliding_window, in every layer */
     SLIDING_BY_VALUE   /* in every layer, unless the value is null */
 } sliding;
 
 typedef struct architecture {
     const char *name;
-    bool qk_norm;
+    qk_norm qk_norm;
     bias bias;
     sliding sliding;
     uint32_t head_dim;       /* when absent; 0: hidden / heads */
     uint32_t max_position;   /* when absent */
     int64_t bos, eos;        /* when absent; -1: none */
+    double rms_eps;          /* when absent */
+    double rotary;           /* share of a head that RoPE rotates, when absent; 0: all, always */
+    read_experts_fn *read_experts; /* NULL: all layers are dense */
 } architecture;
 
 static const architecture architectures[] = {
-    {"Qwen3ForCausalLM", true, BIAS_BY_KEY, SLIDING_BY_SWITCH, 128, 32768, -1, -1},
-    {"Qwen2ForCausalLM", false, BIAS_QKV, SLIDING_BY_SWITCH, 0, 32768, -1, -1},
-    {"LlamaForCausalLM", false, BIAS_BY_KEY, SLIDING_NEVER, 0, 2048, 1, 2},
-    {"MistralForCausalLM", false, BIAS_NONE, SLIDING_BY_VALUE, 0, 131072, 1, 2},
+    {"Qwen3ForCausalLM", QK_NORM_ALWAYS, BIAS_BY_KEY, SLIDING_BY_SWITCH, 128, 32768, -1, -1,
+     1e-6, 0, NULL},
+    {"Qwen2ForCausalLM", QK_NORM_NONE, BIAS_QKV, SLIDING_BY_SWITCH, 0, 32768, -1, -1, 1e-6, 0,
+     NULL},
+    {"LlamaForCausalLM", QK_NORM_NONE, BIAS_BY_KEY, SLIDING_NEVER, 0, 2048, 1, 2, 1e-6, 0, NULL},
+    {"MistralForCausalLM", QK_NORM_NONE, BIAS_NONE, SLIDING_BY_VALUE, 0, 131072, 1, 2, 1e-6,
+     0, NULL},
+    {"Qwen3MoeForCausalLM", QK_NORM_ALWAYS, BIAS_BY_KEY, SLIDING_ALL_BY_SWITCH, 0, 32768, -1, -1,
+     1e-6, 0, read_qwen3_experts},
+    {"Glm4MoeForCausalLM", QK_NORM_BY_KEY, BIAS_QKV_BY_KEY, SLIDING_NEVER, 0, 131072, -1, -1,
+     1e-5, 0.5, read_glm4_experts},
 };
 
 static cn_status find_architecture(const cn_json_at *a, const architecture **out)
@@ -63,7 +83,8 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
     }
     return cn_fail(a->error,
                    "%s: architectures: %s is not supported; supported are Qwen3ForCausalLM, "
-                   "Qwen2ForCausalLM, LlamaForCausalLM and MistralForCausalLM",
+                   "Qwen2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3MoeForCausalLM "
+                   "and Glm4MoeForCausalLM",
                    a->where, cn_json_describe(first, shown, sizeof shown));
 }
 
@@ -72,7 +93,7 @@ static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_mo
 {
     CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->hidden));
     CN_TRY(cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->intermediate));
-    CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, MAX_LAYERS, &c->n_layers));
+    CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, CN_MAX_LAYERS, &c->n_layers));
     CN_TRY(cn_json_u32(a, "num_attention_heads", CN_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
     CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 2, MAX_VOCAB, &c->vocab));
 
@@ -139,6 +160,7 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
     if (!cn_json_find(a, "sliding_window")) window = 4096;
     CN_TRY(cn_json_u32(a, "sliding_window", CN_JSON_OPTIONAL, 0, UINT32_MAX, &window));
     CN_TRY(cn_json_u32(a, "max_window_layers", CN_JSON_OPTIONAL, 0, UINT32_MAX, &first));
+    if (arch->sliding == SLIDING_ALL_BY_SWITCH) first = 0;
     if (first >= c->n_layers || window >= c->max_position) return CN_OK;
     return cn_fail(a->error,
                    "%s: use_sliding_window: a window of %u tokens from layer %u on is not "
@@ -239,11 +261,34 @@ static cn_status read_yarn(const cn_json_at *r, cn_model_config *c)
     return CN_OK;
 }
 
-static cn_status read_rope(const cn_json_at *a, cn_model_config *c)
+/* RoPE of a part of the head. Other scalings of it are not in any file that is known. */
+static cn_status read_rotary(const cn_json_at *a, const architecture *arch, double partial,
+                             const char *type, cn_model_config *c)
+{
+    const double n_rotated = c->head_dim * partial;
+    c->rotary = (uint32_t)n_rotated;
+    if (partial == 1.0) return CN_OK;
+    if (arch->rotary == 0)
+        return cn_fail(a->error, "%s: partial_rotary_factor %g is not supported; supported is 1",
+                       a->where, partial);
+    if (strcmp(type, "default") != 0)
+        return cn_fail(a->error,
+                       "%s: partial_rotary_factor %g with a scaling of RoPE is not supported; "
+                       "supported is rope_type default",
+                       a->where, partial);
+    if (n_rotated != c->rotary || c->rotary < 2 || c->rotary % 2 != 0)
+        return cn_fail(a->error,
+                       "%s: partial_rotary_factor %g of head_dim %u is %g dimensions: expected an "
+                       "even number from 2",
+                       a->where, partial, c->head_dim, n_rotated);
+    return CN_OK;
+}
+
+static cn_status read_rope(const cn_json_at *a, const architecture *arch, cn_model_config *c)
 {
     cn_json_at r;
     char place[PLACE_BYTES];
-    double partial = 1.0;
+    double partial = arch->rotary > 0 ? arch->rotary : 1.0;
     const char *type = "default";
     c->rope_theta = 10000.0;
     c->rope.attention_factor = 1.0;
@@ -256,9 +301,7 @@ static cn_status read_rope(const cn_json_at *a, cn_model_config *c)
         CN_TRY(cn_json_str(&r, "type", CN_JSON_OPTIONAL, &type));
         CN_TRY(cn_json_str(&r, "rope_type", CN_JSON_OPTIONAL, &type));
     }
-    if (partial != 1.0)
-        return cn_fail(a->error, "%s: partial_rotary_factor %g is not supported; supported is 1",
-                       a->where, partial);
+    CN_TRY(read_rotary(a, arch, partial, type, c));
     if (strcmp(type, "default") == 0) return CN_OK;
 
     /* A length outside the dictionary has priority, as in the files of Phi-3. */
@@ -279,6 +322,113 @@ static cn_status read_rope(const cn_json_at *a, cn_model_config *c)
     return cn_fail(a->error,
                    "%s: rope_type \"%s\" is not supported; supported are default, llama3 and yarn",
                    r.where, cn_json_printable(type, shown, sizeof shown));
+}
+
+/* ---- experts ---- */
+
+/* Reads what all families have; the caller has set the defaults. n_key: the key of E. */
+static cn_status read_router(const cn_json_at *a, const char *n_key, cn_model_config *c)
+{
+    cn_experts *x = &c->experts;
+    cn_router *r = &x->router;
+    CN_TRY(cn_json_u32(a, n_key, CN_JSON_OPTIONAL, 1, CN_MAX_EXPERTS, &r->n_experts));
+    CN_TRY(cn_json_u32(a, "num_experts_per_tok", CN_JSON_OPTIONAL, 1, CN_MAX_USED, &r->n_used));
+    if (r->n_used > r->n_experts)
+        return cn_fail(a->error, "%s: num_experts_per_tok %u exceeds %s %u", a->where, r->n_used,
+                       n_key, r->n_experts);
+    CN_TRY(cn_json_u32(a, "moe_intermediate_size", CN_JSON_OPTIONAL, 2, MAX_WIDTH,
+                       &x->intermediate));
+    return cn_json_bool(a, "norm_topk_prob", CN_JSON_OPTIONAL, &r->normalized);
+}
+
+/* Refuses a string key that has another value than the one that is computed. */
+static cn_status refuse_other_text(const cn_json_at *a, const char *key, const char *supported)
+{
+    char shown[96];
+    const char *value = supported;
+    CN_TRY(cn_json_str(a, key, CN_JSON_OPTIONAL, &value));
+    if (strcmp(value, supported) == 0) return CN_OK;
+    return cn_fail(a->error, "%s: %s \"%s\" is not supported; supported is %s", a->where, key,
+                   cn_json_printable(value, shown, sizeof shown), supported);
+}
+
+static cn_status refuse_other_number(const cn_json_at *a, const char *key, uint32_t supported)
+{
+    uint32_t value = supported;
+    CN_TRY(cn_json_u32(a, key, CN_JSON_OPTIONAL, 0, UINT32_MAX, &value));
+    if (value == supported) return CN_OK;
+    return cn_fail(a->error, "%s: %s %u is not supported; supported is %u", a->where, key, value,
+                   supported);
+}
+
+static void set_layer(cn_experts *x, uint32_t layer, bool has_experts)
+{
+    const uint64_t bit = UINT64_C(1) << layer % 64;
+    if (has_experts) x->layers[layer / 64] |= bit;
+    else x->layers[layer / 64] &= ~bit;
+}
+
+/* A model of which no layer has experts is dense. */
+static void drop_unused_experts(cn_model_config *c)
+{
+    for (size_t i = 0; i < sizeof c->experts.layers / sizeof *c->experts.layers; i++)
+        if (c->experts.layers[i]) return;
+    memset(&c->experts, 0, sizeof c->experts);
+}
+
+static cn_status read_qwen3_experts(const cn_json_at *a, cn_model_config *c)
+{
+    cn_experts *x = &c->experts;
+    uint32_t step = 1;
+    json_t *dense = NULL, *item;
+    size_t i;
+    x->router = (cn_router){.n_experts = 128, .n_used = 8, .score = CN_ROUTE_SOFTMAX, .scale = 1};
+    x->intermediate = 768;
+    const bool local = !cn_json_find(a, "num_experts") && cn_json_find(a, "num_local_experts");
+    CN_TRY(read_router(a, local ? "num_local_experts" : "num_experts", c));
+    CN_TRY(refuse_other_text(a, "scoring_func", "softmax"));
+    CN_TRY(refuse_other_number(a, "n_shared_experts", 0));
+    CN_TRY(refuse_other_number(a, "shared_expert_intermediate_size", 0));
+    CN_TRY(cn_json_u32(a, "decoder_sparse_step", CN_JSON_OPTIONAL, 1, UINT32_MAX, &step));
+    CN_TRY(cn_json_arr(a, "mlp_only_layers", CN_JSON_OPTIONAL, &dense));
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        set_layer(x, layer, (layer + 1) % step == 0);
+    json_array_foreach(dense, i, item)
+    {
+        char shown[96];
+        if (!json_is_integer(item) || json_integer_value(item) < 0)
+            return cn_fail(a->error,
+                           "%s: mlp_only_layers[%zu]: expected the number of a layer, got %s",
+                           a->where, i, cn_json_describe(item, shown, sizeof shown));
+        if (json_integer_value(item) < c->n_layers)
+            set_layer(x, (uint32_t)json_integer_value(item), false);
+    }
+    drop_unused_experts(c);
+    return CN_OK;
+}
+
+static cn_status read_glm4_experts(const cn_json_at *a, cn_model_config *c)
+{
+    cn_experts *x = &c->experts;
+    uint32_t first = 1, n_shared = 1;
+    double scale = 1;
+    x->router = (cn_router){
+        .n_experts = 128, .n_used = 8, .score = CN_ROUTE_SIGMOID, .normalized = true};
+    x->bias = true;
+    x->intermediate = 1408;
+    CN_TRY(read_router(a, "n_routed_experts", c));
+    CN_TRY(refuse_other_text(a, "scoring_func", "sigmoid"));
+    CN_TRY(refuse_other_text(a, "topk_method", "noaux_tc"));
+    CN_TRY(refuse_other_number(a, "n_group", 1));
+    CN_TRY(refuse_other_number(a, "topk_group", 1));
+    CN_TRY(cn_json_u32(a, "n_shared_experts", CN_JSON_OPTIONAL, 0, 64, &n_shared));
+    CN_TRY(cn_json_u32(a, "first_k_dense_replace", CN_JSON_OPTIONAL, 0, UINT32_MAX, &first));
+    CN_TRY(cn_json_f64(a, "routed_scaling_factor", CN_JSON_OPTIONAL, 0, 1e6, &scale));
+    x->router.scale = (float)scale;
+    x->shared = n_shared * x->intermediate;
+    for (uint32_t layer = first; layer < c->n_layers; layer++) set_layer(x, layer, true);
+    drop_unused_experts(c);
+    return CN_OK;
 }
 
 static cn_status read_eos(const cn_json_at *a, const architecture *arch, cn_model_config *c)
@@ -307,18 +457,21 @@ static cn_status read_config(const cn_json_at *a, void *out)
 {
     cn_model_config *c = out;
     const architecture *arch = NULL;
-    double eps = 1e-6, range = 0.02;
+    double eps, range = 0.02;
     CN_TRY(find_architecture(a, &arch));
+    eps = arch->rms_eps;
     snprintf(c->architecture, sizeof c->architecture, "%s", arch->name);
     CN_TRY(read_sizes(a, arch, c));
     CN_TRY(refuse_unsupported(a, arch, c));
 
-    c->qk_norm = arch->qk_norm;
+    c->qk_norm = arch->qk_norm == QK_NORM_ALWAYS;
+    if (arch->qk_norm == QK_NORM_BY_KEY)
+        CN_TRY(cn_json_bool(a, "use_qk_norm", CN_JSON_OPTIONAL, &c->qk_norm));
     c->qkv_bias = arch->bias == BIAS_QKV;
-    if (arch->bias == BIAS_BY_KEY) {
+    if (arch->bias == BIAS_BY_KEY || arch->bias == BIAS_QKV_BY_KEY)
         CN_TRY(cn_json_bool(a, "attention_bias", CN_JSON_OPTIONAL, &c->qkv_bias));
-        c->o_bias = c->qkv_bias;
-    }
+    c->o_bias = arch->bias == BIAS_BY_KEY && c->qkv_bias;
+    if (arch->read_experts) CN_TRY(arch->read_experts(a, c));
     CN_TRY(cn_json_bool(a, "tie_word_embeddings", CN_JSON_OPTIONAL, &c->tied));
     CN_TRY(cn_json_f64(a, "rms_norm_eps", CN_JSON_OPTIONAL, 0, 1, &eps));
     CN_TRY(cn_json_f64(a, "initializer_range", CN_JSON_OPTIONAL, 0, 1e3, &range));
@@ -326,7 +479,7 @@ static cn_status read_config(const cn_json_at *a, void *out)
     c->initializer_range = range > 0 ? (float)range : 0.02f;
     CN_TRY(read_dtype(a, c));
     CN_TRY(read_eos(a, arch, c));
-    return read_rope(a, c);
+    return read_rope(a, arch, c);
 }
 
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n, const char *what)
@@ -370,15 +523,56 @@ cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
     return status;
 }
 
+cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer)
+{
+    CN_ASSERT(layer < c->n_layers);
+    if (c->experts.layers[layer / 64] >> layer % 64 & 1)
+        return (cn_layer_kind){.mlp = CN_MLP_EXPERTS, .dense = c->experts.shared};
+    return (cn_layer_kind){.mlp = CN_MLP_DENSE, .dense = c->intermediate};
+}
+
+static uint64_t expert_params(const cn_model_config *c)
+{
+    return 3 * (uint64_t)c->hidden * c->experts.intermediate;
+}
+
+static uint64_t mlp_params(const cn_model_config *c, uint32_t layer)
+{
+    const cn_layer_kind kind = cn_model_config_layer(c, layer);
+    const uint64_t h = c->hidden, dense = 3 * h * kind.dense;
+    const uint64_t n = c->experts.router.n_experts;
+    if (kind.mlp == CN_MLP_DENSE) return dense;
+    return dense + n * (h + expert_params(c)) + (c->experts.bias ? n : 0);
+}
+
 uint64_t cn_model_config_n_params(const cn_model_config *c)
 {
     uint64_t h = c->hidden, d = c->head_dim;
     uint64_t q = c->n_heads * d, kv = c->n_kv_heads * d;
-    uint64_t layer = 2 * h + (q + 2 * kv) * h + h * q + 3 * h * c->intermediate;
-    if (c->qk_norm) layer += 2 * d;
-    if (c->qkv_bias) layer += q + 2 * kv;
-    if (c->o_bias) layer += h;
-    return c->n_layers * layer + h + (c->tied ? 1u : 2u) * c->vocab * h;
+    uint64_t attention = 2 * h + (q + 2 * kv) * h + h * q;
+    if (c->qk_norm) attention += 2 * d;
+    if (c->qkv_bias) attention += q + 2 * kv;
+    if (c->o_bias) attention += h;
+    uint64_t mlps = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) mlps += mlp_params(c, layer);
+    return c->n_layers * attention + mlps + h + (c->tied ? 1u : 2u) * c->vocab * h;
+}
+
+double cn_model_config_experts_read(const cn_model_config *c, uint32_t n_tokens)
+{
+    const double n = c->experts.router.n_experts;
+    if (n == 0) return 0;
+    return n * (1 - pow(1 - c->experts.router.n_used / n, n_tokens));
+}
+
+uint64_t cn_model_config_n_read(const cn_model_config *c, uint32_t n_tokens)
+{
+    const double unread = c->experts.router.n_experts - cn_model_config_experts_read(c, n_tokens);
+    uint64_t n_layers = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        n_layers += cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
+    return cn_model_config_n_params(c) -
+           (uint64_t)llround(unread * (double)(n_layers * expert_params(c)));
 }
 
 uint64_t cn_model_config_hash(const cn_model_config *c)
@@ -395,5 +589,14 @@ uint64_t cn_model_config_hash(const cn_model_config *c)
                      r->beta_fast, r->beta_slow, r->attention_factor, r->truncate);
     CN_ASSERT(n > 0 && (size_t)n < sizeof text);
     uint64_t hash = cn_hash64(0, text, (size_t)n);
+    if (c->experts.router.n_experts > 0 || c->rotary != c->head_dim) {
+        const cn_experts *x = &c->experts;
+        n = snprintf(text, sizeof text, "%u %u %u %d %d %.9g %d %u %u", c->rotary,
+                     x->router.n_experts, x->router.n_used, (int)x->router.score,
+                     x->router.normalized, (double)x->router.scale, x->bias, x->intermediate,
+                     x->shared);
+        CN_ASSERT(n > 0 && (size_t)n < sizeof text);
+        hash = cn_hash64(cn_hash64(hash, text, (size_t)n), x->layers, sizeof x->layers);
+    }
     return cn_hash64(hash, c->eos, c->n_eos * sizeof *c->eos);
 }

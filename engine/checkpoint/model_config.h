@@ -4,9 +4,11 @@
  * file of the model is read.
  *
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
- * (with or without attention_bias), MistralForCausalLM (without a sliding window). Any other
- * feature is refused by name, never ignored: other architectures, quantization, active sliding
- * windows, other rope types or activations, partial rotary embeddings, MLP biases. */
+ * (with or without attention_bias), MistralForCausalLM (without a sliding window),
+ * Qwen3MoeForCausalLM (experts), Glm4MoeForCausalLM (experts in one group and a shared one; RoPE
+ * of a part of the head). Any other feature is refused by name, never ignored: other architectures,
+ * quantization, active sliding windows, other rope types, routers or activations, partial rotary
+ * embeddings of other architectures, MLP biases. */
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
@@ -26,7 +28,24 @@ typedef struct cn_rope_scaling {
     bool truncate;                            /* yarn: round the bounds of the ramp to dimensions */
 } cn_rope_scaling;
 
-enum { CN_MAX_EOS = 8 };
+enum { CN_MAX_EOS = 8, CN_MAX_LAYERS = 1024 };
+
+/* The layers with experts. All fields are 0 when the model has none. */
+typedef struct cn_experts {
+    cn_router router;
+    bool bias;             /* the router adds a bias to the scores that choose */
+    uint32_t intermediate; /* of an expert */
+    uint32_t shared;       /* of the MLP that every token takes besides; 0: none */
+    uint64_t layers[CN_MAX_LAYERS / 64]; /* bit l: layer l has experts */
+} cn_experts;
+
+typedef enum cn_mlp_kind { CN_MLP_DENSE, CN_MLP_EXPERTS, CN_N_MLP_KINDS } cn_mlp_kind;
+
+/* What a layer is made of. */
+typedef struct cn_layer_kind {
+    cn_mlp_kind mlp;
+    uint32_t dense; /* intermediate size of the MLP that every token takes; 0: none */
+} cn_layer_kind;
 
 typedef struct cn_model_config {
     char architecture[64];
@@ -38,6 +57,8 @@ typedef struct cn_model_config {
     bool tied;    /* lm_head is the embedding matrix */
     bool qk_norm; /* RMS norm of each query and key head before RoPE */
     bool qkv_bias, o_bias;
+    uint32_t rotary; /* first dimensions of a head that RoPE rotates; the others have no position */
+    cn_experts experts;
     cn_dtype dtype; /* of the weights, by config.json; CN_BF16 if it does not say */
     uint32_t eos[CN_MAX_EOS];
     uint32_t n_eos;
@@ -58,8 +79,18 @@ cn_status cn_model_config_check_architecture(const char *model_dir);
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n,
                                 const char *what);
 
+/* The kind of a layer. All that differs between layers follows from it. */
+cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer);
+
 /* Number of parameters of the model; a tied embedding counts once. */
 uint64_t cn_model_config_n_params(const cn_model_config *c);
+
+/* How many of the E experts of a layer a step of n_tokens tokens is expected to read, if each token
+ * takes any k of them: E (1 - (1 - k/E)^n_tokens). 0 for a model without experts. */
+double cn_model_config_experts_read(const cn_model_config *c, uint32_t n_tokens);
+
+/* n_params without those of the experts that a step of n_tokens tokens does not read. */
+uint64_t cn_model_config_n_read(const cn_model_config *c, uint32_t n_tokens);
 
 /* Hash of all fields that change a result. Used to reject a resume or a cache of another model. */
 uint64_t cn_model_config_hash(const cn_model_config *c);

@@ -8,6 +8,7 @@
  * parameters, plus one read at the first speed of all resident K and V, or of what the default
  * selector reads instead (engine/select/select_cost.h). Copies from a home are not counted. */
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,6 +36,7 @@ typedef struct plan_report {
     cn_plan_selection selection;
     cn_device_choice device;
     cn_plan_home homes[CN_N_HOMES];
+    double step_weight_bytes; /* that a step of `running` requests reads */
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
@@ -102,10 +104,12 @@ static cn_status measure(cn_backend *be, cn_stream *s, plan_report *r)
     CN_TRY(status);
     const double kv_bytes = cn_select_row_bytes(&r->selection.shape, &r->kv, r->mean_tokens) *
                             r->running;
-    const double params = (double)cn_model_config_n_params(&r->model);
-    const double step_s =
-        2 * params * r->running / r->flops_per_s + kv_bytes / r->read_bytes_per_s;
-    r->tokens_per_s = r->running / step_s;
+    const double params = (double)cn_model_config_n_read(&r->model, 1); /* of a token */
+    double weights_s = 2 * params * r->running / r->flops_per_s;
+    /* An expert has so few rows that it is read for longer than it is multiplied. */
+    if (r->model.experts.router.n_experts > 0)
+        weights_s = fmax(weights_s, r->step_weight_bytes / r->read_bytes_per_s);
+    r->tokens_per_s = r->running / (weights_s + kv_bytes / r->read_bytes_per_s);
     return CN_OK;
 }
 
@@ -181,6 +185,7 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
     count_requests(r);
+    r->step_weight_bytes = (double)cn_plan_weight_bytes(&r->model, be, r->running);
     r->matrix_dtype = be->matrix_dtype;
     cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be);
     if (s) CN_TRY(measure(be, s, r));
@@ -227,6 +232,42 @@ static uint64_t workspace_bytes(const plan_report *r)
            cn_start_part_bytes(&r->start, CN_PART_STEPS);
 }
 
+static uint32_t n_layers_with_experts(const cn_model_config *m)
+{
+    uint32_t n = 0;
+    for (uint32_t layer = 0; layer < m->n_layers; layer++)
+        n += cn_model_config_layer(m, layer).mlp == CN_MLP_EXPERTS;
+    return n;
+}
+
+static void print_experts(const plan_report *r)
+{
+    const cn_model_config *m = &r->model;
+    const cn_router *router = &m->experts.router;
+    if (router->n_experts == 0) return;
+    printf("%-12s %u of %u for a token in %u layers, %.1f M parameters of a token; a step of %u "
+           "requests reads %.1f of them, %.1f GiB of weights\n",
+           "experts", router->n_used, router->n_experts, n_layers_with_experts(m),
+           (double)cn_model_config_n_read(m, 1) / 1e6, r->running,
+           cn_model_config_experts_read(m, r->running),
+           r->step_weight_bytes / (1024.0 * 1024 * 1024));
+}
+
+/* null for a model without experts. */
+static json_t *experts_json(const plan_report *r)
+{
+    const cn_model_config *m = &r->model;
+    const cn_router *router = &m->experts.router;
+    if (router->n_experts == 0) return json_null();
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "experts",
+                     (json_int_t)router->n_experts, "experts_per_token",
+                     (json_int_t)router->n_used, "layers", (json_int_t)n_layers_with_experts(m),
+                     "parameters_per_token", (json_int_t)cn_model_config_n_read(m, 1), "requests",
+                     (json_int_t)r->running, "experts_read",
+                     cn_model_config_experts_read(m, r->running), "step_weight_bytes",
+                     r->step_weight_bytes);
+}
+
 static void print_table(const plan_report *r)
 {
     const cn_model_config *m = &r->model;
@@ -234,6 +275,7 @@ static void print_table(const plan_report *r)
     printf("%-12s %s, %.1f M parameters: %u layers, hidden %u, %u query and %u kv heads of %u\n",
            "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
            m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
+    print_experts(r);
     printf("%-12s %s\n", "device", r->device.why);
     print_bytes("weights", cn_start_part_bytes(&r->start, CN_PART_WEIGHTS));
     printf(" in %s\n", r->matrix_dtype == CN_F32 ? "f32" : "bf16");
@@ -280,7 +322,7 @@ static cn_status print_json(const plan_report *r)
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:o, s:o, s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
         "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
@@ -296,7 +338,8 @@ static cn_status print_json(const plan_report *r)
         measured_json(r->read_bytes_per_s), "flops_per_s", measured_json(r->flops_per_s),
         "expected_tokens_per_s", measured_json(r->tokens_per_s), "selection",
         cn_plan_selection_json(&r->selection), "homes", homes_json(r),
-        "home_auto", cn_plan_auto_json(p, r->max_model_len, r->config->max_num_seqs));
+        "home_auto", cn_plan_auto_json(p, r->max_model_len, r->config->max_num_seqs),
+        "experts", experts_json(r));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");
@@ -323,6 +366,8 @@ static cn_status plan_elsewhere(plan_report *r)
              "driver; not measured",
              cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, cache,
              CN_PLAN_CONTEXT_MIB);
+    const cn_status status = cn_backend_check_model(&gpu.backend, &r->model);
+    if (status != CN_OK) return cn_fail(status, "%s: use --device cpu", cn_last_error());
     return fill(r, &gpu.backend, NULL);
 }
 

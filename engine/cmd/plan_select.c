@@ -3,12 +3,10 @@
 
 static const double speed_ups[CN_PLAN_SPEED_UPS] = {1, 1.2, 1.5, 2, 3};
 
-/* Bytes of the parameters that every step reads. Of an embedding that is not the lm_head, a step
- * reads only some rows. */
-static uint64_t weight_bytes(const cn_model_config *m, const cn_backend *be)
+uint64_t cn_plan_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows)
 {
     const uint64_t unread = m->tied ? 0 : (uint64_t)m->vocab * m->hidden;
-    return (cn_model_config_n_params(m) - unread) * cn_dtype_bytes(be->matrix_dtype);
+    return (cn_model_config_n_read(m, n_rows) - unread) * cn_dtype_bytes(be->matrix_dtype);
 }
 
 static void add_selector(cn_plan_selection *p, const cn_config *c, cn_kv_select select,
@@ -34,8 +32,9 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
 {
     const cn_memory_plan *memory = &start->kv;
     const uint32_t selectors = cn_config_selectors(c);
+    const uint32_t n_rows = cn_max_u32(memory->concurrency_full, 1);
     cn_plan_selection p = {
-        .shape = {.weight_bytes = weight_bytes(m, be),
+        .shape = {.weight_bytes = cn_plan_weight_bytes(m, be, n_rows),
                   .n_layers = m->n_layers,
                   .dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers),
                   .n_heads = m->n_heads,
@@ -44,7 +43,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
                   .block_tokens = memory->block_tokens,
                   .kv_dtype = be->kv_dtype,
                   .act_dtype = be->act_dtype},
-        .n_rows = cn_max_u32(memory->concurrency_full, 1),
+        .n_rows = n_rows,
         .mean_tokens = cn_max_u32(memory->max_request_tokens / 2, 1),
         .scratch_bytes = start->select_bytes,
     };

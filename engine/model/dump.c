@@ -29,6 +29,7 @@ static const char *const names[CN_DUMP_COUNT] = {
     [CN_DUMP_GATE_UP] = "gate_up",
     [CN_DUMP_SILU_MUL] = "silu_mul",
     [CN_DUMP_DOWN] = "down",
+    [CN_DUMP_EXPERTS] = "experts",
     [CN_DUMP_FINAL_NORM] = "final_norm",
     [CN_DUMP_LOGITS] = "logits",
 };

@@ -24,6 +24,7 @@ typedef enum cn_dump_name {
     CN_DUMP_GATE_UP,
     CN_DUMP_SILU_MUL,
     CN_DUMP_DOWN,
+    CN_DUMP_EXPERTS,
     CN_DUMP_FINAL_NORM,
     CN_DUMP_LOGITS,
     CN_DUMP_COUNT

@@ -1,8 +1,9 @@
 /* model.c - see model.h.
  *
  * Workspace, with T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention
- * (qkv, q, attn) and the MLP (gate_up, act) share, because they run one after the other; picked
- * [R, h]; logits; rope tables. */
+ * (qkv, q, attn) and the MLP (gate_up, act, and what the experts of a layer need) share, because
+ * they run one after the other; picked [R, h]; logits; rope tables. With experts, P = T * the
+ * experts of a token is the number of pairs (cn_route_args). */
 #include "engine/model/model.h"
 
 #include <math.h>
@@ -23,6 +24,10 @@ typedef struct workspace {
     size_t q, attn;  /* [T, hq*d] */
     size_t gate_up;  /* [T, 2I], shares its start with qkv */
     size_t act;      /* [T, I] */
+    size_t router;   /* [T, E] f32, logits */
+    size_t starts, pair_tokens, pairs, weights; /* the outputs of route */
+    size_t pair_in;  /* [P, h] gathered for the experts, then their outputs */
+    size_t pair_gate_up, pair_act; /* [P, 2I], [P, I] with the I of an expert */
     size_t picked;   /* [R, h] */
     size_t logits;   /* [R, V] f32 */
     size_t cos, sin; /* [max_position, d/2] f32 */
@@ -55,10 +60,35 @@ static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
     return at;
 }
 
+/* The largest MLP that every token takes. */
+static uint32_t widest_mlp(const cn_model_config *c)
+{
+    uint32_t most = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        most = cn_max_u32(most, cn_model_config_layer(c, layer).dense);
+    return most;
+}
+
+/* Adds what a layer with experts needs. */
+static void lay_out_experts(workspace *ws, const cn_experts *x, size_t hidden, size_t max_tokens,
+                            size_t e, size_t *at)
+{
+    const size_t n_pairs = max_tokens * x->router.n_used;
+    if (x->router.n_experts == 0) return;
+    ws->router = take(at, max_tokens * x->router.n_experts, sizeof(float));
+    ws->starts = take(at, x->router.n_experts + 1, sizeof(uint32_t));
+    ws->pair_tokens = take(at, n_pairs, sizeof(uint32_t));
+    ws->pairs = take(at, n_pairs, sizeof(uint32_t));
+    ws->weights = take(at, n_pairs, sizeof(float));
+    ws->pair_in = take(at, n_pairs * hidden, e);
+    ws->pair_gate_up = take(at, n_pairs * 2 * x->intermediate, e);
+    ws->pair_act = take(at, n_pairs * x->intermediate, e);
+}
+
 static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
                          size_t max_rows, size_t max_position)
 {
-    workspace ws;
+    workspace ws = {0};
     size_t e = cn_dtype_bytes(act_dtype), d = c->head_dim, at = 0;
     size_t heads = c->n_heads * d, kv_heads = c->n_kv_heads * d;
     ws.residual = take(&at, max_tokens * c->hidden, e);
@@ -69,8 +99,10 @@ static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t ma
     ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
     ws.q = take(&attention, max_tokens * heads, e);
     ws.attn = take(&attention, max_tokens * heads, e);
-    ws.gate_up = take(&mlp, max_tokens * 2 * c->intermediate, e);
-    ws.act = take(&mlp, max_tokens * c->intermediate, e);
+    const size_t widest = widest_mlp(c);
+    ws.gate_up = take(&mlp, max_tokens * 2 * widest, e);
+    ws.act = take(&mlp, max_tokens * widest, e);
+    lay_out_experts(&ws, &c->experts, c->hidden, max_tokens, e, &mlp);
     at = attention > mlp ? attention : mlp;
     ws.picked = take(&at, max_rows * c->hidden, e);
     ws.logits = take(&at, max_rows * c->vocab, sizeof(float));
@@ -130,6 +162,7 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
 {
     *out = NULL;
     CN_TRY(cn_backend_check_ops(o->backend, 0, 0, 0));
+    CN_TRY(cn_backend_check_model(o->backend, o->config));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
     *m = (cn_model){.be = o->backend,
@@ -283,33 +316,36 @@ static product o_of(const cn_model *m, uint32_t layer)
                      .name = CN_DUMP_O};
 }
 
-static product gate_up_of(const cn_model *m)
+static product gate_up_of(const cn_model *m, uint32_t layer)
 {
+    const uint32_t width = cn_model_config_layer(&m->cfg, layer).dense;
     return (product){.out = m->ws.gate_up,
                      .x = m->ws.normed,
                      .id = CN_W_GATE_UP,
-                     .shape = {.n = 2 * m->cfg.intermediate, .k = m->cfg.hidden},
+                     .shape = {.n = 2 * width, .k = m->cfg.hidden},
                      .name = CN_DUMP_GATE_UP};
 }
 
-static product down_of(const cn_model *m)
+static product down_of(const cn_model *m, uint32_t layer)
 {
+    const uint32_t width = cn_model_config_layer(&m->cfg, layer).dense;
     return (product){.out = m->ws.branch,
                      .x = m->ws.act,
                      .id = CN_W_DOWN,
-                     .shape = {.n = m->cfg.hidden, .k = m->cfg.intermediate},
+                     .shape = {.n = m->cfg.hidden, .k = width},
                      .name = CN_DUMP_DOWN};
 }
 
-/* Sets which norms are part of the products around them. A dump needs their outputs. */
+/* Sets which norms are part of the products around them. A dump needs their outputs, and the
+ * products of experts compute none. */
 static void plan_links(pass *p)
 {
     const cn_model *m = p->m;
     cn_backend *be = m->be;
-    if (!be->links_norm || m->dump) return;
+    if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0) return;
     const uint32_t n = p->batch->n_tokens;
-    const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m);
-    product gate_up = gate_up_of(m);
+    const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m, 0);
+    product gate_up = gate_up_of(m, 0);
     gate_up.shape.gated = be->gemm_silu_mul != NULL;
     p->links_mlp = be->links_norm(be, n, &o.shape, &gate_up.shape);
     p->links_attention = be->links_norm(be, n, &down.shape, &qkv.shape);
@@ -433,8 +469,8 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
 static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
 {
     const cn_model *m = p->m;
-    const cn_model_config *c = &m->cfg;
-    product gate_up = gate_up_of(m);
+    product gate_up = gate_up_of(m, layer);
+    const uint32_t width = gate_up.shape.n / 2;
     gate_up.norms = norms;
     if (m->be->gemm_silu_mul && !m->dump) {
         const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
@@ -442,8 +478,8 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
                                          .weight = weight(m, CN_W_GATE_UP, layer),
                                          .gate_up = at(m, gate_up.out),
                                          .n_tokens = p->batch->n_tokens,
-                                         .intermediate = c->intermediate,
-                                         .k = c->hidden,
+                                         .intermediate = width,
+                                         .k = gate_up.shape.k,
                                          .norms = gate_up.norms};
         return m->be->gemm_silu_mul(p->s, &a);
     }
@@ -451,25 +487,112 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
     cn_silu_mul_args a = {.out = at(m, m->ws.act),
                           .gate_up = at(m, m->ws.gate_up),
                           .n_tokens = p->batch->n_tokens,
-                          .intermediate = c->intermediate};
+                          .intermediate = width};
     CN_TRY(m->be->silu_mul(p->s, &a));
     return dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate);
 }
 
 /* SwiGLU MLP of the normed residual, into branch or, with links_attention, added to the residual.
  * The last layer has no link behind it: rows are gathered between the final norm and the head. */
-static cn_status mlp_branch(const pass *p, uint32_t layer)
+static cn_status dense_branch(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
     const bool is_last = layer + 1 == m->cfg.n_layers;
     const cn_norm_link before = link_of(p, CN_W_MLP_NORM, layer);
     const cn_norm_link behind = link_of(p, CN_W_ATTN_NORM, is_last ? layer : layer + 1);
-    product down = down_of(m);
+    product down = down_of(m, layer);
     if (!p->links_mlp) CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
     CN_TRY(gate(p, layer, p->links_mlp ? &before : NULL));
     if (p->links_attention && !is_last) down.adds = &behind;
     return linear(p, layer, &down);
 }
+
+/* Which experts the tokens take. */
+static cn_status route(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_router *r = &m->cfg.experts.router;
+    const cn_gemm_args logits = {.out = at(m, m->ws.router),
+                                 .x = at(m, m->ws.normed),
+                                 .weight = weight(m, CN_W_ROUTER, layer),
+                                 .n_tokens = p->batch->n_tokens,
+                                 .n = r->n_experts,
+                                 .k = m->cfg.hidden,
+                                 .out_f32 = true};
+    CN_TRY(m->be->gemm(p->s, &logits));
+    const cn_route_args a = {.starts = at(m, m->ws.starts),
+                             .pair_tokens = at(m, m->ws.pair_tokens),
+                             .pairs = at(m, m->ws.pairs),
+                             .weights = at(m, m->ws.weights),
+                             .logits = at(m, m->ws.router),
+                             .bias = weight(m, CN_W_ROUTER_BIAS, layer),
+                             .router = *r,
+                             .n_tokens = p->batch->n_tokens};
+    return m->be->route(p->s, &a);
+}
+
+/* The experts of the normed residual, into branch; added to it if `adds`. */
+static cn_status run_experts(const pass *p, uint32_t layer, bool adds)
+{
+    const cn_model *m = p->m;
+    const cn_experts *x = &m->cfg.experts;
+    const uint32_t n_tokens = p->batch->n_tokens, hidden = m->cfg.hidden;
+    const cn_expert_gate_up_args gate_up = {.out = at(m, m->ws.pair_act),
+                                            .x = at(m, m->ws.normed),
+                                            .weight = weight(m, CN_W_EXPERT_GATE_UP, layer),
+                                            .starts = at(m, m->ws.starts),
+                                            .pair_tokens = at(m, m->ws.pair_tokens),
+                                            .gathered = at(m, m->ws.pair_in),
+                                            .gate_up = at(m, m->ws.pair_gate_up),
+                                            .n_tokens = n_tokens,
+                                            .n_experts = x->router.n_experts,
+                                            .n_used = x->router.n_used,
+                                            .intermediate = x->intermediate,
+                                            .k = hidden};
+    const cn_expert_down_args down = {.out = at(m, m->ws.pair_in),
+                                      .x = at(m, m->ws.pair_act),
+                                      .weight = weight(m, CN_W_EXPERT_DOWN, layer),
+                                      .starts = at(m, m->ws.starts),
+                                      .n_tokens = n_tokens,
+                                      .n_experts = x->router.n_experts,
+                                      .n_used = x->router.n_used,
+                                      .n = hidden,
+                                      .intermediate = x->intermediate};
+    const cn_expert_sum_args sum = {.out = at(m, m->ws.branch),
+                                    .x = at(m, m->ws.pair_in),
+                                    .pairs = at(m, m->ws.pairs),
+                                    .weights = at(m, m->ws.weights),
+                                    .n_tokens = n_tokens,
+                                    .n_used = x->router.n_used,
+                                    .n = hidden,
+                                    .adds = adds};
+    CN_TRY(m->be->expert_gate_up(p->s, &gate_up));
+    CN_TRY(m->be->expert_down(p->s, &down));
+    return m->be->expert_sum(p->s, &sum);
+}
+
+/* The MLP that every token takes, if there is one, plus the experts of each token, into branch. */
+static cn_status experts_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const bool shares = cn_model_config_layer(&m->cfg, layer).dense > 0;
+    CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    if (shares) {
+        product down = down_of(m, layer);
+        CN_TRY(gate(p, layer, NULL));
+        CN_TRY(linear(p, layer, &down));
+    }
+    CN_TRY(route(p, layer));
+    CN_TRY(run_experts(p, layer, shares));
+    return dump(p, CN_DUMP_EXPERTS, (int32_t)layer, m->ws.branch, p->batch->n_tokens,
+                m->cfg.hidden);
+}
+
+typedef cn_status mlp_fn(const pass *p, uint32_t layer);
+static mlp_fn *const mlps[CN_N_MLP_KINDS] = {
+    [CN_MLP_DENSE] = dense_branch,
+    [CN_MLP_EXPERTS] = experts_branch,
+};
 
 static cn_status lm_head(const pass *p, uint32_t n_rows)
 {
@@ -502,7 +625,7 @@ static cn_status run_layer(const pass *p, uint32_t layer, const cn_layer_hook *h
 {
     if (hook) CN_TRY(hook->enter(hook->ctx, layer));
     CN_TRY(attention_branch(p, layer));
-    CN_TRY(mlp_branch(p, layer));
+    CN_TRY(mlps[cn_model_config_layer(&p->m->cfg, layer).mlp](p, layer));
     return hook ? hook->leave(hook->ctx, layer) : CN_OK;
 }
 
@@ -548,8 +671,15 @@ cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32
     const cn_batch_view batch = {.n_tokens = n_tokens};
     const pass p = {.m = m, .s = s, .batch = &batch};
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
-        const product all[] = {qkv_of(m, layer), o_of(m, layer), gate_up_of(m), down_of(m)};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++) CN_TRY(linear(&p, layer, &all[i]));
+        const cn_layer_kind kind = cn_model_config_layer(&m->cfg, layer);
+        const product all[] = {qkv_of(m, layer), o_of(m, layer), gate_up_of(m, layer),
+                               down_of(m, layer)};
+        const size_t n = kind.dense > 0 ? sizeof all / sizeof *all : 2;
+        for (size_t i = 0; i < n; i++) CN_TRY(linear(&p, layer, &all[i]));
+        if (kind.mlp == CN_MLP_EXPERTS) {
+            CN_TRY(route(&p, layer));
+            CN_TRY(run_experts(&p, layer, kind.dense > 0));
+        }
     }
     return n_rows > 0 ? lm_head(&p, n_rows) : CN_OK;
 }

@@ -12,7 +12,7 @@ static const double PI = 3.14159265358979323846;
 /* theta^(2i/d): the reciprocal of the frequency of pair i, before scaling. */
 static float base_period(const cn_model_config *c, uint32_t i)
 {
-    float exponent = (float)(2 * i) / (float)c->head_dim;
+    float exponent = (float)(2 * i) / (float)c->rotary;
     return (float)pow(c->rope_theta, (double)exponent);
 }
 
@@ -57,6 +57,10 @@ static float scale_yarn(const cn_model_config *c, uint32_t i, float period)
 void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq)
 {
     for (uint32_t i = 0; i < c->head_dim / 2; i++) {
+        if (i >= c->rotary / 2) {
+            inv_freq[i] = 0; /* dimensions without a position */
+            continue;
+        }
         float period = base_period(c, i);
         switch (c->rope.type) {
         case CN_ROPE_DEFAULT:

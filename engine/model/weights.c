@@ -4,6 +4,7 @@
 #include <string.h>
 
 enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
+#define NO_MATRIX UINT64_MAX
 
 struct cn_weights {
     cn_backend *backend;
@@ -11,16 +12,20 @@ struct cn_weights {
     unsigned char *memory;
     uint32_t n_layers;
     bool tied;
-    /* Byte offset of each matrix, in layer 0 for those of the layers; layers are layer_bytes apart.
-     * UINT64_MAX: the model has no such matrix. */
-    uint64_t offsets[CN_W_COUNT];
-    uint64_t layer_bytes, total_bytes;
+    /* Byte offset of each matrix in each layer; those outside the layers are in layer 0. NO_MATRIX:
+     * there is none. */
+    uint64_t (*offsets)[CN_W_COUNT];
 };
 
-void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols)
+void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, uint64_t *rows,
+                     uint64_t *cols)
 {
-    uint64_t h = c->hidden, d = c->head_dim, inter = c->intermediate;
+    const cn_layer_kind kind = cn_model_config_layer(c, layer);
+    uint64_t h = c->hidden, d = c->head_dim;
     uint64_t q = c->n_heads * d, qkv = q + 2 * c->n_kv_heads * d;
+    const cn_experts *x = &c->experts;
+    const uint64_t n_experts = x->router.n_experts, inter = x->intermediate;
+    const bool routed = kind.mlp == CN_MLP_EXPERTS, dense = kind.dense > 0;
     const struct {
         bool present;
         uint64_t rows, cols;
@@ -36,8 +41,12 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, 
         [CN_W_O] = {true, h, q},
         [CN_W_O_BIAS] = {c->o_bias, 1, h},
         [CN_W_MLP_NORM] = {true, 1, h},
-        [CN_W_GATE_UP] = {true, 2 * inter, h},
-        [CN_W_DOWN] = {true, h, inter},
+        [CN_W_GATE_UP] = {dense, 2 * (uint64_t)kind.dense, h},
+        [CN_W_DOWN] = {dense, h, kind.dense},
+        [CN_W_ROUTER] = {routed, n_experts, h},
+        [CN_W_ROUTER_BIAS] = {routed && x->bias, 1, n_experts},
+        [CN_W_EXPERT_GATE_UP] = {routed, n_experts * 2 * inter, h},
+        [CN_W_EXPERT_DOWN] = {routed, n_experts * h, inter},
     };
     *rows = shapes[id].present ? shapes[id].rows : 0;
     *cols = shapes[id].present ? shapes[id].cols : 0;
@@ -52,55 +61,64 @@ static cn_dtype dtype_of(const cn_backend *be, cn_weight_id id)
     case CN_W_QKV:
     case CN_W_O:
     case CN_W_GATE_UP:
-    case CN_W_DOWN: return be->matrix_dtype;
+    case CN_W_DOWN:
+    case CN_W_ROUTER:
+    case CN_W_EXPERT_GATE_UP:
+    case CN_W_EXPERT_DOWN: return be->matrix_dtype;
+    case CN_W_ROUTER_BIAS: return CN_F32;
     default: return be->vector_dtype;
     }
 }
 
-static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id)
+static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id,
+                             uint32_t layer)
 {
     uint64_t rows, cols;
-    cn_weight_shape(c, id, &rows, &cols);
+    cn_weight_shape(c, id, layer, &rows, &cols);
     return rows * cols * cn_dtype_bytes(dtype_of(be, id));
 }
 
-static void lay_out(cn_weights *w, const cn_model_config *c, const cn_backend *be)
+/* Lays out the matrices outside the layers, then layer by layer. Returns the bytes. offsets may be
+ * NULL. */
+static uint64_t lay_out(const cn_model_config *c, const cn_backend *be,
+                        uint64_t (*offsets)[CN_W_COUNT])
 {
     uint64_t at = 0;
-    for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
-        const uint64_t bytes = weight_bytes(c, be, id);
-        if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* for now: offset of the first layer */
-        w->offsets[id] = bytes ? at : UINT64_MAX;
-        at += cn_round_up(bytes, ALIGN_BYTES);
-    }
-    uint64_t outside = w->layer_bytes;
-    w->layer_bytes = at - outside;
-    w->total_bytes = outside + c->n_layers * w->layer_bytes;
-    w->n_layers = c->n_layers;
-    w->tied = c->tied;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        for (cn_weight_id id = layer == 0 ? 0 : CN_W_ATTN_NORM; id < CN_W_COUNT; id++) {
+            const uint64_t bytes = weight_bytes(c, be, id, layer);
+            if (offsets) offsets[layer][id] = bytes ? at : NO_MATRIX;
+            at += cn_round_up(bytes, ALIGN_BYTES);
+        }
+    return at;
 }
 
 uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be)
 {
-    cn_weights w = {0};
-    lay_out(&w, c, be);
-    return w.total_bytes;
+    return lay_out(c, be, NULL);
 }
 
-uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be)
+double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uint32_t n_tokens)
 {
-    uint64_t bytes = 0;
-    for (cn_weight_id id = 0; id < CN_W_COUNT; id++)
-        bytes += weight_bytes(c, be, id) * (id >= CN_W_ATTN_NORM ? c->n_layers : 1);
-    return c->tied ? bytes : bytes - weight_bytes(c, be, CN_W_EMBED);
+    uint64_t all = 0, experts = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        for (cn_weight_id id = layer == 0 ? 0 : CN_W_ATTN_NORM; id < CN_W_COUNT; id++) {
+            const bool is_expert = id == CN_W_EXPERT_GATE_UP || id == CN_W_EXPERT_DOWN;
+            *(is_expert ? &experts : &all) += weight_bytes(c, be, id, layer);
+        }
+    if (!c->tied) all -= weight_bytes(c, be, CN_W_EMBED, 0);
+    if (experts == 0) return (double)all;
+    const double share =
+        cn_model_config_experts_read(c, n_tokens) / c->experts.router.n_experts;
+    return (double)all + share * (double)experts;
 }
 
 static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer)
 {
     CN_ASSERT(layer < w->n_layers);
     if (id == CN_W_LM_HEAD && w->tied) id = CN_W_EMBED;
-    if (w->offsets[id] == UINT64_MAX) return NULL;
-    return w->memory + w->offsets[id] + (id >= CN_W_ATTN_NORM ? layer * w->layer_bytes : 0);
+    const uint64_t offset = w->offsets[layer][id];
+    return offset == NO_MATRIX ? NULL : w->memory + offset;
 }
 
 const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
@@ -117,10 +135,11 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
     unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
     uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
     cn_dummy_fill_args fill = {.out = to, .dtype = dtype, .n = n};
-    if (w->backend->dummy_fill && cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
+    if (w->backend->dummy_fill && dtype == CN_BF16 &&
+        cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
         return w->backend->dummy_fill(stream, &fill);
     CN_TRY(cn_checkpoint_check_finite(p));
-    if (p->tensor.data && p->tensor.dtype == dtype) {
+    if (p->tensor.data && p->tensor.dtype == dtype && !p->rotary) {
         CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
         return w->backend->stream_sync(stream);
     }
@@ -155,12 +174,19 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
     CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
     *out = NULL;
+    const cn_model_config *c = cn_checkpoint_config(ck);
     cn_weights *w = cn_calloc(1, sizeof *w);
-    if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for the weights' table");
+    if (w) w->offsets = cn_calloc(c->n_layers, sizeof *w->offsets);
+    if (!w || !w->offsets) {
+        cn_weights_free(w);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the weights' table");
+    }
     w->backend = be;
     w->stream = s;
     w->memory = memory;
-    lay_out(w, cn_checkpoint_config(ck), be);
+    w->n_layers = c->n_layers;
+    w->tied = c->tied;
+    lay_out(c, be, w->offsets);
     const cn_status status = load_all(w, ck);
     if (status != CN_OK) {
         cn_weights_free(w);
@@ -170,4 +196,8 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     return CN_OK;
 }
 
-void cn_weights_free(cn_weights *w) { cn_free(w); }
+void cn_weights_free(cn_weights *w)
+{
+    if (w) cn_free(w->offsets);
+    cn_free(w);
+}

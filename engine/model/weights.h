@@ -9,21 +9,27 @@
  *   EMBED [V, h]      FINAL_NORM [1, h]   LM_HEAD [V, h]; the same memory as EMBED when tied
  *   ATTN_NORM [1, h]  QKV [(hq+2hk)*d, h]: query, key, value rows   QKV_BIAS [1, (hq+2hk)*d]
  *   Q_NORM [1, d]     K_NORM [1, d]       O [h, hq*d]               O_BIAS [1, h]
- *   MLP_NORM [1, h]   GATE_UP [2*I, h]: gate rows, then up rows     DOWN [h, I] */
+ *   MLP_NORM [1, h]   GATE_UP [2*I, h]: gate rows, then up rows     DOWN [h, I]
+ * In a layer with E experts, I of the last two is that of the MLP that every token takes besides:
+ *   ROUTER [E, h]     ROUTER_BIAS [1, E], f32
+ *   EXPERT_GATE_UP [E*2*I, h]: as GATE_UP, expert by expert         EXPERT_DOWN [E*h, I] */
 #ifndef CN_WEIGHTS_H
 #define CN_WEIGHTS_H
 
 #include "engine/checkpoint/checkpoint.h"
 
-/* Rows and columns of a fused matrix. 0 and 0 when the model has none, and for a tied LM_HEAD. */
-void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols);
+/* Rows and columns of a fused matrix. 0 and 0 when the layer has none, and for a tied LM_HEAD.
+ * `layer` is 0 outside the layers. */
+void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, uint64_t *rows,
+                     uint64_t *cols);
 
 /* Bytes of backend memory that cn_weights_load fills. */
 uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be);
 
-/* Bytes that a decode step reads: all weights except the embedding table. A step reads one row of
- * that table for each request, or the whole table if it is the output matrix too. */
-uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be);
+/* Bytes that a decode step of n_tokens requests reads: all weights except the embedding table and
+ * experts that no token takes (cn_model_config_experts_read). A step reads one row of the embedding
+ * table for each request, or the whole table if it is the output matrix too. */
+double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uint32_t n_tokens);
 
 typedef struct cn_weights cn_weights;
 

@@ -205,6 +205,26 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
     return needs.keeps >> CN_KEEP_BEST & 1 ? check_scores(be) : CN_OK;
 }
 
+cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
+{
+    const struct {
+        const char *name;
+        bool there;
+    } ops[] = {
+        {"route", be->route},
+        {"expert_gate_up", be->expert_gate_up},
+        {"expert_down", be->expert_down},
+        {"expert_sum", be->expert_sum},
+    };
+    if (m->experts.router.n_experts == 0) return CN_OK;
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!ops[i].there)
+            return cn_fail(CN_ERR_DEVICE,
+                           "%s has layers with experts, and the %s backend lacks the op %s",
+                           m->architecture, be->name, ops[i].name);
+    return CN_OK;
+}
+
 static cn_status open_cpu(cn_backend **out, const cn_config *c)
 {
     const cn_cpu_backend_opts o = {.n_threads = c->n_threads};
@@ -243,6 +263,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     CN_TRY(status);
     status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
                                   cn_config_homes(c));
+    if (status == CN_OK) status = cn_backend_check_model(*out, m);
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

@@ -71,6 +71,9 @@ cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *ca
 cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
                                uint32_t homes);
 
+/* CN_ERR_DEVICE names the model and the first op that it needs and that the backend lacks. */
+cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
+
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
  * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */
 cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);

@@ -14,9 +14,10 @@ import sys
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import Glm4MoeConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import Qwen3MoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 HERE = pathlib.Path(__file__).resolve().parent / "models"
@@ -26,6 +27,9 @@ GREEDY_TOKENS = 200
 MIN_MARGIN = 5e-4
 # A text with fewer distinct tokens may hide a wrong position or cache slot: another seed is used.
 MIN_DISTINCT = 12
+# Rounding could change which expert a token takes if the last one that it takes and the first one
+# that it does not take differ by less: another seed is used.
+MIN_ROUTER_GAP = 1e-3
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -73,6 +77,31 @@ MODELS = {
         sliding_window=None, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 77, "120KB",
         True),
+    # Layers 0 and 3 are dense: 0 by the step, 3 by its number.
+    "qwen3-moe-bf16": (Qwen3MoeConfig, sizes(
+        300, 32, 48, 4, 4, 2, 16, tie_word_embeddings=True, max_position_embeddings=2048,
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
+        decoder_sparse_step=2, mlp_only_layers=[3],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 30, "60KB",
+        True),
+    "qwen3-moe-fused-f32": (Qwen3MoeConfig, sizes(
+        288, 32, 48, 2, 2, 1, 16, tie_word_embeddings=True, max_position_embeddings=2048,
+        num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "float32", 30, None, False),
+    "glm4-moe-bf16": (Glm4MoeConfig, sizes(
+        300, 32, 48, 3, 12, 1, 16, tie_word_embeddings=True, max_position_embeddings=2048,
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1,
+        routed_scaling_factor=2.5, first_k_dense_replace=1, use_qk_norm=True, attention_bias=True,
+        num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}),
+        "bfloat16", 30, None, False),
+    "glm4-moe-plain-f32": (Glm4MoeConfig, sizes(
+        290, 32, 48, 2, 2, 2, 32, tie_word_embeddings=True, max_position_embeddings=2048,
+        n_routed_experts=4, num_experts_per_tok=1, moe_intermediate_size=16, n_shared_experts=2,
+        first_k_dense_replace=0, use_qk_norm=False, attention_bias=False, norm_topk_prob=False,
+        num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+        "float32", 30, None, False),
 }
 
 # Folders with only a config, for the cos/sin table: head sizes and scalings that no tiny model has.
@@ -105,7 +134,48 @@ def random_weights(model, seed):
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = (0.2 if model.config.tie_word_embeddings else 0.7) * x
         else:
-            p.data = x * (1.2 / math.sqrt(p.shape[1]))
+            p.data = x * (1.2 / math.sqrt(p.shape[-1]))
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            b.data = 0.1 * torch.randn(b.shape, generator=g)
+
+
+def router_gap(model, tokens):
+    """The smallest lead of the last expert that a token takes over the first that it does not."""
+    gaps = [math.inf]
+
+    def look(module, args, _):
+        x = args[0].reshape(-1, args[0].shape[-1])
+        scores = x @ module.weight.T
+        if hasattr(module, "e_score_correction_bias"):
+            scores = scores.sigmoid() + module.e_score_correction_bias
+        best = scores.topk(module.top_k + 1).values
+        gaps.append((best[:, -2] - best[:, -1]).min().item())
+
+    hooks = [m.register_forward_hook(look) for m in model.modules() if "TopK" in type(m).__name__
+             or "TopkRouter" in type(m).__name__]
+    model(input_ids=torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return min(gaps)
+
+
+def fuse_experts(folder):
+    """Writes the experts of a layer as one tensor, as some published files have them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    layers = {n.split(".mlp.")[0] for n in tensors if ".mlp.experts." in n}
+    for layer in sorted(layers):
+        each = {}
+        for name in [n for n in tensors if n.startswith(f"{layer}.mlp.experts.")]:
+            expert, part, _ = name.removeprefix(f"{layer}.mlp.experts.").split(".")
+            each[int(expert), part] = tensors.pop(name)
+        n = 1 + max(e for e, _ in each)
+        tensors[f"{layer}.mlp.experts.gate_up_proj"] = torch.stack(
+            [torch.cat([each[e, "gate_proj"], each[e, "up_proj"]]) for e in range(n)])
+        tensors[f"{layer}.mlp.experts.down_proj"] = torch.stack(
+            [each[e, "down_proj"] for e in range(n)])
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def to_old_form(config):
@@ -147,8 +217,9 @@ def greedy(model, tokens, n, stop=()):
 
 
 def load(folder, dtype=torch.float32):
+    experts = {"experts_implementation": "eager"} if "moe" in folder.name else {}
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager").eval()
+        folder, dtype=dtype, attn_implementation="eager", **experts).eval()
 
 
 @torch.no_grad()
@@ -169,12 +240,15 @@ def make_model(name, seed):
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
     exact = load(folder, torch.float64)(input_ids=torch.tensor([tokens])).logits[0]
     text, lead = greedy(model, tokens, GREEDY_TOKENS)
-    if lead < MIN_MARGIN or len(set(text)) < MIN_DISTINCT:
+    gap = router_gap(model, tokens + text)
+    if lead < MIN_MARGIN or len(set(text)) < MIN_DISTINCT or gap < MIN_ROUTER_GAP:
         return make_model(name, seed + 1000)
     # Checks the greedy text: cached decoding and recomputing the whole sequence must agree.
     for i, t in enumerate(text):
         again = model(input_ids=torch.tensor([tokens + text[:i]])).logits[0, -1].argmax().item()
         assert again == t, (name, i)
+    if "fused" in name:
+        fuse_experts(folder)
     n_positions = model.config.max_position_embeddings
     save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous(),
                "greedy": torch.tensor(text, dtype=torch.int32),

@@ -34,7 +34,8 @@ static cn_step_cost step_cost(const cn_service *s)
 {
     const cn_kv_params *kv = &s->defaults.kv;
     const double held = kv->policy == CN_KV_FULL ? s->max_model_len : kv->budget_tokens;
-    return (cn_step_cost){.weights = (double)cn_engine_step_weight_bytes(s->engine),
+    const uint32_t most_rows = s->config->max_num_seqs;
+    return (cn_step_cost){.weights = cn_engine_step_weight_bytes(s->engine, most_rows),
                           .token = cn_engine_row_bytes(s->engine, kv, held) / held,
                           .rows = cn_engine_rows_of_weights(s->engine),
                           .most_kv = held};
