@@ -396,7 +396,9 @@ typedef struct cn_request_params {
     bool score_prompt;     /* deliver cn_event.prompt_logprobs */
     uint32_t n_prompt_top; /* with alternatives, at most 20 */
     bool no_output;        /* end when the prompt is computed, with CN_FINISH_LENGTH */
-    bool cut_max_tokens;   /* a max_tokens beyond the room in the context is cut, not an error */
+    /* A max_tokens beyond the room in the context is cut, not an error. With CN_CLASS_INTERACTIVE,
+     * so is one beyond what the pool can hold. */
+    bool cut_max_tokens;
     bool finds_calls; /* special tokens that mark tool calls are text in any case */
     bool whole_text; /* reasoning and its tags stay in the text, whatever the reasoning parser */
     /* Keep only the last tokens of the prompt; 0 = all. CN_TRUNCATE_TO_ROOM keeps as many as leave

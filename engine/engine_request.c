@@ -190,6 +190,30 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
     return CN_OK;
 }
 
+/* Cuts an output that need not be as long to what the pool can hold. Answers to batches are not
+ * cut, so that they do not depend on the size of the pool. */
+static void fit_pool(const cn_engine *e, const cn_request_params *p, uint32_t *max_output)
+{
+    cn_group_params group = {.n_prompt = (uint32_t)e->prompt.len,
+                             .max_output = *max_output,
+                             .n = p->sampling.n,
+                             .kv = p->kv};
+    cn_group_need need;
+    uint32_t fits = cn_max_u32(p->sampling.min_tokens, 1), exceeds = *max_output;
+    if (!p->cut_max_tokens || p->no_output || p->klass != CN_CLASS_INTERACTIVE) return;
+    if (fits >= exceeds || cn_scheduler_need(e->scheduler, &group, &need) == CN_OK) return;
+    group.max_output = fits;
+    if (cn_scheduler_need(e->scheduler, &group, &need) != CN_OK) return; /* it is refused later */
+    while (exceeds - fits > 1) {
+        group.max_output = fits + (exceeds - fits) / 2;
+        if (cn_scheduler_need(e->scheduler, &group, &need) == CN_OK)
+            fits = group.max_output;
+        else
+            exceeds = group.max_output;
+    }
+    *max_output = fits;
+}
+
 static cn_status check_forced(const cn_engine *e, const cn_request_params *p, uint32_t max_output)
 {
     if (p->n_forced > max_output)
@@ -274,6 +298,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
     CN_TRY(cn_prompt_tokens(&maker, p, &e->prompt));
     uint32_t max_output = 0;
     CN_TRY(check_lengths(e, p, &max_output));
+    fit_pool(e, p, &max_output);
     CN_TRY(check_forced(e, p, max_output));
     cn_engine_request *r = NULL;
     CN_TRY(make_request(e, p, max_output, &r));

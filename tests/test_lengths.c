@@ -92,11 +92,55 @@ static void lengths_fit_the_context(void **state)
     run_close(&r);
 }
 
+/* A length that nobody sent, or that may be cut, is cut to the pool; not that of a batch. */
+static void lengths_fit_the_pool(void **state)
+{
+    (void)state;
+    enum { REFUSED = -1, ASKED = CN_CLASS_INTERACTIVE, BATCH = CN_CLASS_BATCH };
+    static const struct {
+        uint32_t n_prompt, max_tokens, min_tokens;
+        bool cut;
+        int klass;
+        int expected; /* tokens of output */
+    } cases[] = {
+        {20, 0, 0, true, ASKED, 29},  {20, 100, 0, true, ASKED, 29},
+        {20, 0, 29, true, ASKED, 29}, {20, 0, 30, true, ASKED, REFUSED},
+        {48, 0, 0, true, ASKED, 1},   {49, 0, 0, true, ASKED, REFUSED},
+        {20, 12, 0, true, ASKED, 12}, {20, 30, 0, false, ASKED, REFUSED},
+        {20, 0, 0, true, BATCH, REFUSED},   {20, 29, 0, true, BATCH, 29},
+    };
+    static const uint32_t prompt[64] = {0};
+    run r;
+    run_open(&r, (const char *[]){"max-model-len", "128", "block-size", "16",
+                                  "num-gpu-blocks-override", "3", NULL});
+    int n_sent = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_request_params p = {.tokens = prompt,
+                               .n_tokens = cases[i].n_prompt,
+                               .klass = (cn_class)cases[i].klass,
+                               .cut_max_tokens = cases[i].cut};
+        cn_engine_default_sampling(r.engine, &p.sampling);
+        cn_engine_default_kv(r.engine, &p.kv);
+        p.sampling.ignore_eos = true;
+        p.sampling.max_tokens = cases[i].max_tokens;
+        p.sampling.min_tokens = cases[i].min_tokens;
+        if (cases[i].expected == REFUSED) {
+            assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
+            continue;
+        }
+        run_submit(&r, &p);
+        run_finish(&r);
+        assert_int_equal(r.samples[n_sent++][0].n_tokens, cases[i].expected);
+    }
+    run_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_a_sent_length_is_not_cut),
         cmocka_unit_test(lengths_fit_the_context),
+        cmocka_unit_test(lengths_fit_the_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,7 +151,7 @@ def calls_and_their_outputs_go_back(client):
         more = {"tools": [MULTIPLY, LOOK_UP], "tool_choice": choice, "parallel_tool_calls": False}
         r = ask(client, **more)
         call = r.output[-1]
-        assert call.type == "function_call" and call.call_id.startswith("call_"), r.output
+        assert call.type == "function_call" and call.call_id, r.output
         assert choice == "required" or call.name == "multiply", call
         assert set(json.loads(call.arguments)) <= {"a", "b", "unit"}, call
         history = [{"role": "user", "content": TEXT}, *r.output,
