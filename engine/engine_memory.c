@@ -152,6 +152,7 @@ typedef struct start_sizes {
 static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
     const start_sizes *s = ctx;
+    CN_TRY(cn_backend_check_model(be, s->model)); /* before memory is taken and ops are timed */
     CN_TRY(cn_engine_wanted_bytes(bytes, s->config, s->model, be));
     if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
     return CN_OK;

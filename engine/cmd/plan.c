@@ -366,8 +366,7 @@ static cn_status plan_elsewhere(plan_report *r)
              "driver; not measured",
              cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, cache,
              CN_PLAN_CONTEXT_MIB);
-    const cn_status status = cn_backend_check_model(&gpu.backend, &r->model);
-    if (status != CN_OK) return cn_fail(status, "%s: use --device cpu", cn_last_error());
+    CN_TRY(cn_backend_check_model(&gpu.backend, &r->model));
     return fill(r, &gpu.backend, NULL);
 }
 

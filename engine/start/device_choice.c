@@ -220,7 +220,8 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
             return cn_fail(CN_ERR_DEVICE,
-                           "%s has layers with experts, and the %s backend lacks the op %s",
+                           "%s has layers with experts, and the %s backend lacks the op %s: use "
+                           "--device cpu",
                            m->architecture, be->name, ops[i].name);
     return CN_OK;
 }
@@ -263,7 +264,6 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     CN_TRY(status);
     status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
                                   cn_config_homes(c));
-    if (status == CN_OK) status = cn_backend_check_model(*out, m);
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;
