@@ -20,6 +20,8 @@ from transformers import Glm4MoeConfig, LlamaConfig, MistralConfig, Qwen2Config,
 from transformers import Qwen3MoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import experts_f64
+
 HERE = pathlib.Path(__file__).resolve().parent / "models"
 ROOT = HERE.parents[2]
 GREEDY_TOKENS = 200
@@ -249,6 +251,10 @@ def make_model(name, seed):
         assert again == t, (name, i)
     if "fused" in name:
         fuse_experts(folder)
+    if "moe" in name:
+        difference = np.abs(experts_f64.logits_of(folder, tokens) - logits.numpy()).max()
+        print(f"{name}: |f32 - second pass in f64| {difference:.1e}")
+        assert difference < 3e-5, name
     n_positions = model.config.max_position_embeddings
     save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous(),
                "greedy": torch.tensor(text, dtype=torch.int32),
