@@ -25,6 +25,11 @@ enum { STEP_WORK = 3000000, FREE_COST = 1 << 28, TOKEN_COST = 10000000 };
 static const char too_costly[] =
     "structured output: the tokens that may follow the text take too many automaton steps "
     "(docs/STRUCTURED_OUTPUT.md, Limits): expected fewer alternatives or smaller bounds";
+static const char too_many_items[] =
+    "structured output: finding the tokens after which the items of an array differ (uniqueItems) "
+    "takes too many steps (docs/STRUCTURED_OUTPUT.md, Limits): expected fewer or shorter items "
+    "(maxItems, maxLength)";
+static const char no_memory[] = "structured output: out of memory for a token mask";
 static const char too_large[] =
     "structured output: the form of the text needs too many states; expected fewer alternatives or "
     "smaller bounds";
@@ -57,7 +62,8 @@ static void write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
     }
     memcpy(mask, made_mask(s), cn_mask_words(vocab) * sizeof *mask);
     uint64_t steps = 0;
-    if (cn_matcher_exclude(&s->matcher, mask, &steps) != CN_OK) s->mask_error = too_costly;
+    const cn_status status = cn_matcher_exclude(&s->matcher, mask, &steps);
+    if (status != CN_OK) s->mask_error = status == CN_ERR_MEMORY ? no_memory : too_many_items;
     e->mask_work -= steps < e->mask_work ? steps : e->mask_work;
     s->seq->mask_steps += steps;
     s->mask_cost += steps + cn_matcher_mask_cost(&s->matcher);
@@ -139,7 +145,7 @@ static bool try_make(cn_sample *s, uint64_t *work)
     const cn_status status = cn_matcher_mask(&s->matcher, work, &mask);
     s->seq->mask_steps += before - *work;
     if (status != CN_OK)
-        s->mask_error = too_large;
+        s->mask_error = status == CN_ERR_MEMORY ? no_memory : too_large;
     else if (is_too_costly(s))
         s->mask_error = too_costly;
     return mask || s->mask_error;
@@ -208,6 +214,14 @@ static void sit_out(cn_flight *f, cn_sample *s)
     s->seq->paused = true;
 }
 
+/* Whether the mask of a row takes automaton steps now: it is not made, or uniqueItems takes tokens
+ * out of it. The latter are found for one text and one step, so an away row does not wait. */
+static bool takes_work(cn_sample *s)
+{
+    if (!made_mask(s)) return true;
+    return !s->request->is_away && cn_automaton_has_unique(s->matcher.automaton);
+}
+
 void cn_structure_write_masks(cn_engine *e, cn_flight *f)
 {
     const uint32_t n = cn_mask_words(e->model_config.vocab);
@@ -217,7 +231,7 @@ void cn_structure_write_masks(cn_engine *e, cn_flight *f)
         cn_sample *s = f->seqs[i]->user;
         if (!s->request->has_mask) continue;
         memset(mask, 0, n * sizeof *mask);
-        if (!s->done && !s->mask_error && has_begun(s) && !made_mask(s))
+        if (!s->done && !s->mask_error && has_begun(s) && takes_work(s))
             put_late(e, s, i, mask);
         else if (!s->done)
             write_mask(e, s, mask);
