@@ -45,7 +45,13 @@ static const struct {
           "[\"é\",\"\\u00e9\"]", "[\"\\ud83d\\ude00\",\"😀\"]")},
     {"{\"items\":{\"type\":\"number\"}," UNIQUE "}",
      LIST("[1,2,10,1.5]", "[1e2,1e3]", "[0.1,0.10000001]"),
-     LIST("[1,1.0]", "[1,2,10e-1]", "[0,-0.0]", "[100,1E2]", "[0.5,0.50]", "[-1,-1.0e0]")},
+     LIST("[1,1.0]", "[1,2,10e-1]", "[0,-0.0]", "[100,1E2]", "[0.5,0.50]", "[-1,-1.0e0]",
+          "[100000000000000000000,1e20]")},
+    /* Values that are equal in a list. */
+    {"{\"items\":{\"enum\":[1,1.0,2]}," UNIQUE "}", LIST("[1,2]", "[2,1]"),
+     LIST("[1,1.0]", "[1.0,1]", "[1,1]")},
+    {"{\"items\":{\"enum\":[9007199254740992,9007199254740993,[1],[1.0]]}," UNIQUE "}",
+     LIST("[9007199254740992,9007199254740993]", "[[1],9007199254740993]"), LIST("[[1],[1.0]]")},
     {"{\"items\":{\"type\":[\"integer\",\"string\",\"boolean\",\"null\"]}," UNIQUE "}",
      LIST("[1,\"1\",true,\"true\",null,\"null\",false]"),
      LIST("[true,1,true]", "[null,null]", "[12,1,12]")},
@@ -67,7 +73,45 @@ static const struct {
     {"{\"anyOf\":[{\"items\":{\"type\":\"string\"}," UNIQUE
      ",\"type\":\"array\"},{\"items\":{\"type\":\"object\"},\"type\":\"array\"}]}",
      LIST("[{},{}]", "[\"a\"]"), LIST("[\"a\",\"a\"]")},
+    {"{" UNIQUE ",\"anyOf\":[{\"items\":{\"type\":\"string\"}},{\"items\":{\"type\":\"integer\"}}],"
+     "\"type\":\"array\"}",
+     LIST("[\"a\",\"b\"]", "[1,2]"), LIST("[\"a\",\"a\"]", "[1,1]")},
 };
+
+/* Arrays of several alternatives, where uniqueItems is not enforced. */
+static const struct {
+    const char *schema, *texts[4];
+} mixed[] = {
+    {"{\"anyOf\":[{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
+     "{\"type\":\"array\",\"items\":{\"type\":\"number\"}," UNIQUE "}]}",
+     LIST("[1,1]", "[1,2.5]")},
+    {"{\"anyOf\":[{\"$ref\":\"#/$defs/a\"},{\"type\":\"array\"," UNIQUE
+     ",\"items\":{\"type\":\"string\"}}],"
+     "\"$defs\":{\"a\":{\"oneOf\":[{\"type\":\"array\",\"items\":{}},{\"type\":\"null\"}]}}}",
+     LIST("[\"a\",\"a\"]", "[1,[1,1]]", "null")},
+    {"{\"anyOf\":[{},{\"type\":\"array\"," UNIQUE ",\"items\":{\"type\":\"integer\",\"maximum\":0,"
+     "\"minimum\":0}}]}",
+     LIST("[0,0]", "[0]")},
+};
+
+static void alternatives_of_both_kinds_are_not_followed(void **state)
+{
+    (void)state;
+    cn_grammars *g = grammar_words(NULL, 0, 0);
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        cn_structure s = {CN_STRUCTURE_SCHEMA, mixed[i].schema, NULL, true};
+        cn_grammar *grammar = NULL;
+        assert_int_equal(grammar_open(g, &s, &grammar), CN_ERR_ARG);
+        assert_non_null(strstr(cn_last_error(), "uniqueItems of some schemas of anyOf"));
+        s.strict = false;
+        if (grammar_open(g, &s, &grammar) != CN_OK) fail_msg("%s", cn_last_error());
+        assert_non_null(strstr(cn_grammar_warnings(grammar), "uniqueItems of some schemas"));
+        for (const char *const *t = mixed[i].texts; *t; t++)
+            if (!grammar_matches(grammar, *t)) fail_msg("%s: not %s", mixed[i].schema, *t);
+        cn_grammars_close(grammar);
+    }
+    cn_grammars_free(g);
+}
 
 static void equal_items_are_refused(void **state)
 {
@@ -227,6 +271,64 @@ static void tokens_that_end_equal_items_are_banned(void **state)
     cn_grammars_free(g);
 }
 
+/* The text of many items, all of which begin alike, and the same one again. */
+static void many_items_take_few_steps(void **state)
+{
+    (void)state;
+    enum { N = 5000, ITEM = 24 };
+    static char text[N * (ITEM + 3) + 2] = "[";
+    cn_grammars *g = grammar_words(words, WORDS, 0);
+    cn_grammar *grammar = open_schema(g, "{\"items\":{\"type\":\"string\"}," UNIQUE "}");
+    uint32_t mask[EOS / 32 + 1], allowed[EOS + 1];
+    size_t n = 1;
+    cn_matcher m;
+    for (uint32_t i = 0; i < N; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "\"aaaaaaaaaaaaaaa%08u\",", i);
+    cn_grammar_match(grammar, &m);
+    assert_int_equal(cn_matcher_push(&m, text, n), CN_OK);
+    assert_int_equal(cn_matcher_push(&m, "\"aaaaaaaaaaaaaaa0000499", 23), CN_OK);
+    make_mask(g, &m, mask, allowed);
+    assert_in_range(m.items.steps, 1, 100 * N);
+    assert_int_equal(cn_matcher_push(&m, "9\"", 2), CN_ERR_ARG);
+    cn_matcher_end(&m);
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+/* An item may go on for long before it can differ. n: its bytes that are always the same. */
+static void check_long_items(uint32_t n, bool both)
+{
+    cn_grammars *g = grammar_words(words, WORDS, 0);
+    uint32_t mask[EOS / 32 + 1], allowed[EOS + 1];
+    char schema[128], item[4000] = "\"";
+    cn_matcher m;
+    snprintf(schema, sizeof schema,
+             "{\"items\":{\"type\":\"string\",\"pattern\":\"^z{%u}[ab]$\"}," UNIQUE "}", n);
+    cn_grammar *grammar = open_schema(g, schema);
+    memset(item + 1, 'z', n);
+    memcpy(item + 1 + n, "a\",", 4);
+    cn_grammar_match(grammar, &m);
+    assert_int_equal(cn_matcher_push(&m, "[", 1), CN_OK);
+    assert_int_equal(cn_matcher_push(&m, item, n + 4), CN_OK);
+    make_mask(g, &m, mask, allowed);
+    assert_true(mask['"' / 32] >> '"' % 32 & 1);
+    item[1 + n] = 'b';
+    assert_int_equal(cn_matcher_push(&m, item, n + 3), CN_OK);
+    if (both) make_mask(g, &m, mask, allowed);
+    assert_true(!both || mask[']' / 32] >> ']' % 32 & 1);
+    assert_false(both && mask[',' / 32] >> ',' % 32 & 1);
+    cn_matcher_end(&m);
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+static void long_items_have_masks(void **state)
+{
+    (void)state;
+    check_long_items(3000, false);
+    check_long_items(600, true);
+}
+
 static void what_cannot_be_filled_or_followed_is_refused(void **state)
 {
     (void)state;
@@ -237,6 +339,9 @@ static void what_cannot_be_filled_or_followed_is_refused(void **state)
          "uniqueItems: expected a minItems of at most 3"},
         {"{\"items\":{\"pattern\":\"^[ab]$\",\"type\":\"string\"}," UNIQUE ",\"minItems\":3}",
          "minItems of at most 2"},
+        {"{\"properties\":{\"a\":{\"items\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":100}"
+         "," UNIQUE ",\"minItems\":101}}}",
+         "schema at #/properties/a: uniqueItems: expected a minItems of at most 100"},
         {"{\"items\":{\"enum\":[1,2,3,4,5,6,7]}," UNIQUE ",\"minItems\":8}", "no text matches"},
         {"{\"items\":{\"type\":[\"string\",\"object\"]}," UNIQUE "}",
          "uniqueItems of items that may be"},
@@ -262,6 +367,9 @@ int main(void)
         cmocka_unit_test(equal_items_are_refused),
         cmocka_unit_test(masks_lead_to_different_items),
         cmocka_unit_test(tokens_that_end_equal_items_are_banned),
+        cmocka_unit_test(alternatives_of_both_kinds_are_not_followed),
+        cmocka_unit_test(many_items_take_few_steps),
+        cmocka_unit_test(long_items_have_masks),
         cmocka_unit_test(what_cannot_be_filled_or_followed_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,9 +42,9 @@ typedef struct state {
     place *places; /* [n] sorted; those with a byte edge */
     uint32_t n;
     bool accepts, opens; /* the text matches; an array whose items differ has begun */
-    move *moves;        /* [BYTES], or NULL */
-    uint32_t *mask;     /* or NULL */
-    uint64_t mask_cost; /* with the mask */
+    move *moves;         /* [BYTES], or NULL */
+    uint32_t *mask;      /* or NULL */
+    uint64_t mask_cost;  /* with the mask */
 } state;
 
 /* The mask that is being made: a walk over the trie of the vocabulary. There is one at a time,
@@ -83,7 +83,7 @@ struct cn_automaton {
     place *work, *kernel;
     uint32_t n_work, n_kernel, cap_work;
     index_table met; /* of work, index + 1 */
-    bool accepts, opens;
+    bool accepts, opens, repeats;
     uint64_t n_worked; /* work since the automaton was made */
     mask_walk walk;
 };
@@ -306,6 +306,7 @@ static cn_status follow(cn_automaton *a, place p)
 {
     const cn_net_node *node = &a->net.nodes[p.node];
     a->opens |= node->unique;
+    a->repeats |= node->repeats;
     if (node->end) {
         if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
         a->accepts = true;
@@ -333,7 +334,7 @@ static void open_closure(cn_automaton *a)
         a->met.slots[at] = 0;
     }
     a->n_work = a->n_kernel = a->met.n = 0;
-    a->accepts = a->opens = false;
+    a->accepts = a->opens = a->repeats = false;
 }
 
 /* `began`: n_worked before the closure was opened. */
@@ -346,8 +347,10 @@ static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
     a->n_worked += SORT_WORK * a->n_kernel;
     if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
     if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
-    const state s = {
-        .places = a->kernel, .n = a->n_kernel, .accepts = a->accepts, .opens = a->opens};
+    const state s = {.places = a->kernel,
+                     .n = a->n_kernel,
+                     .accepts = a->accepts,
+                     .opens = a->opens && !a->repeats};
     return intern_state(&a->t, &s, out);
 }
 
@@ -591,6 +594,13 @@ bool cn_automaton_has_unique(const cn_automaton *a) { return a->net.n_unique > 0
 
 bool cn_automaton_opens(const cn_automaton *a, uint32_t id) { return a->t.states[id].opens; }
 
+const char *cn_automaton_unique_place(const cn_automaton *a, uint32_t i)
+{
+    const char *text = a->net.places.data;
+    for (; i > 0; i--) text += strlen(text) + 1;
+    return text;
+}
+
 const cn_vocabulary *cn_automaton_vocabulary(const cn_automaton *a) { return a->vocabulary; }
 
 cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
@@ -704,12 +714,14 @@ static cn_status make_state(cn_automaton *a, uint32_t node, uint32_t *out)
     return status;
 }
 
-cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *out)
+cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *i, uint32_t *out)
 {
     *out = CN_STATE_NONE;
-    for (; *node < a->net.n_nodes; ++*node)
-        if (a->net.nodes[*node].unique && a->net.nodes[*node].height != CN_NET_NO_END)
-            return make_state(a, *node, out);
+    for (; *node < a->net.n_nodes; ++*node) {
+        if (!a->net.nodes[*node].unique) continue;
+        if (a->net.nodes[*node].height != CN_NET_NO_END) return make_state(a, *node, out);
+        ++*i;
+    }
     return CN_OK;
 }
 

@@ -75,8 +75,9 @@ uint64_t cn_matcher_mask_cost(const cn_matcher *m);
 bool cn_automaton_has_unique(const cn_automaton *a);
 bool cn_automaton_opens(const cn_automaton *a, uint32_t state);
 /* The state in which one begins: that of the first such node from *node on, which is set to it.
- * CN_STATE_NONE: there is none. */
-cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *state);
+ * CN_STATE_NONE: there is none. *i counts the nodes; the place of node i is for messages. */
+cn_status cn_automaton_next_unique(cn_automaton *a, uint32_t *node, uint32_t *i, uint32_t *state);
+const char *cn_automaton_unique_place(const cn_automaton *a, uint32_t i);
 /* The state after a byte. Adds to *steps what the transition costs an automaton without any. */
 cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
                             uint64_t *steps);

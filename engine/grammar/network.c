@@ -12,13 +12,14 @@ void cn_net_free(cn_net *n)
     cn_free(n->edges);
     cn_free(n->rules);
     cn_buf_free(&n->warnings);
+    cn_buf_free(&n->places);
     *n = (cn_net){0};
 }
 
 size_t cn_net_bytes(const cn_net *n)
 {
     return n->cap_nodes * sizeof *n->nodes + n->cap_edges * sizeof *n->edges +
-           n->cap_rules * sizeof *n->rules;
+           n->cap_rules * sizeof *n->rules + n->places.cap;
 }
 
 /* ---- building ---- */
@@ -79,11 +80,17 @@ uint32_t cn_net_rule_new(cn_net *n)
     return n->n_rules++;
 }
 
-void cn_net_unique(cn_net *n, uint32_t node)
+void cn_net_unique(cn_net *n, uint32_t node, const char *place)
 {
     if (n->status != CN_OK) return;
     n->nodes[node].unique = true;
     n->n_unique++;
+    n->status = cn_buf_add(&n->places, place, strlen(place) + 1);
+}
+
+void cn_net_repeats(cn_net *n, uint32_t node)
+{
+    if (n->status == CN_OK) n->nodes[node].repeats = true;
 }
 
 static void add_edge(cn_net *n, uint32_t from, cn_net_edge edge)

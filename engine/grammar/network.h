@@ -33,6 +33,7 @@ typedef struct cn_net_node {
     uint8_t height; /* calls inside one another that a walk to the end of the rule needs */
     bool end;       /* the end of a rule; it has no edges */
     bool unique;    /* an array begins here whose items differ: after its '[' */
+    bool repeats;   /* an array begins here that may have equal strings, numbers or literals */
 } cn_net_node;
 
 typedef struct cn_net_rule {
@@ -46,6 +47,7 @@ typedef struct cn_net {
     uint32_t n_nodes, n_edges, n_rules;
     uint32_t cap_nodes, cap_edges, cap_rules;
     uint32_t n_unique; /* nodes with `unique` */
+    cn_buf places;     /* of these arrays, in the order of their nodes, each with a 0 */
     uint64_t steps;
     cn_buf warnings; /* lines; see cn_net_warn */
     uint32_t n_warnings;
@@ -65,8 +67,11 @@ bool cn_net_spend(cn_net *n, uint64_t steps);
 /* Return the number of a new rule with its start and end, or of a new node; 0 after a failure. */
 uint32_t cn_net_rule_new(cn_net *n);
 uint32_t cn_net_node_new(cn_net *n);
-/* Strings, numbers and literals that are the items of the array which begins at the node differ. */
-void cn_net_unique(cn_net *n, uint32_t node);
+/* Strings, numbers and literals that are the items of the array which begins at the node differ.
+ * place: of the array, for messages. Call it in the order of the nodes. */
+void cn_net_unique(cn_net *n, uint32_t node, const char *place);
+/* They may be equal: where an array of both kinds may begin, its items are not compared. */
+void cn_net_repeats(cn_net *n, uint32_t node);
 /* Add an edge between two nodes of a rule: it reads one byte from lo to hi, reads nothing, or calls
  * a rule. */
 void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);

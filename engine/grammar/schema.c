@@ -13,8 +13,7 @@ enum { MAX_PATH = 64 };
 
 /* ---- messages ---- */
 
-/* The JSON Pointer of a part. */
-static void add_place(const cn_schema_job *job, uint32_t part, cn_buf *out)
+cn_status cn_schema_add_place(const cn_schema_job *job, uint32_t part, cn_buf *out)
 {
     uint32_t above[CN_SCHEMA_MAX_DEPTH], n = 0;
     for (; part > 0 && n < CN_SCHEMA_MAX_DEPTH; part = job->parts[part].place.parent)
@@ -29,6 +28,7 @@ static void add_place(const cn_schema_job *job, uint32_t part, cn_buf *out)
         if (status == CN_OK && p->index != CN_SCHEMA_NO_INDEX)
             status = cn_buf_addf(out, "/%zu", p->index);
     }
+    return status;
 }
 
 /* Sets this thread's last error. */
@@ -38,7 +38,7 @@ static cn_status tell(const cn_schema_job *job, uint32_t part, const char *fmt, 
     cn_buf place = {0};
     char what[320];
     vsnprintf(what, sizeof what, fmt, ap);
-    add_place(job, part, &place);
+    cn_schema_add_place(job, part, &place);
     const cn_status status =
         cn_fail(CN_ERR_ARG, "schema at %s: %s%s", place.data ? place.data : "#", what, end);
     cn_buf_free(&place);
@@ -318,6 +318,7 @@ static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, uint32_t a
                            "anyOf)",
                            a, b));
     }
+    CN_TRY(cn_schema_check_arrays(job, part, list, key));
     json_array_foreach(list, i, v)
     {
         uint32_t called;

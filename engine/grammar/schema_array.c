@@ -85,6 +85,14 @@ static cn_status item_rule(cn_schema_job *job, uint32_t part, uint32_t i, uint32
 /* Values of a list are in the network: any order of few, the order of the list of more. Other
  * strings, numbers and literals are followed in the text (unique_items.h). */
 
+/* Whether value i equals an earlier one. */
+static bool is_among(const json_t *values, size_t i)
+{
+    for (size_t k = 0; k < i; k++)
+        if (cn_schema_same_value(json_array_get(values, k), json_array_get(values, i))) return true;
+    return false;
+}
+
 /* A new array of all values that an item may have. NULL: there are more than MAX_UNIQUE, or they
  * are not found. */
 static json_t *list_values(const cn_schema_job *job, const cn_schema_terms *terms)
@@ -99,6 +107,8 @@ static json_t *list_values(const cn_schema_job *job, const cn_schema_terms *term
     }
     if (!values && types == 1U << CN_JSON_BOOLEAN) values = json_pack("[b, b]", 0, 1);
     if (!values && types == 1U << CN_JSON_NULL) values = json_pack("[n]");
+    for (size_t i = json_array_size(values); i > 0 && i <= MAX_UNIQUE; i--)
+        if (is_among(values, i - 1)) json_array_remove(values, i - 1);
     if (json_array_size(values) <= MAX_UNIQUE) return values;
     json_decref(values);
     return NULL;
@@ -204,6 +214,15 @@ static cn_status items_are_scalar(cn_schema_job *job, uint32_t part, uint32_t i,
     return status;
 }
 
+static cn_status follow_items(cn_schema_job *job, uint32_t part, const array_form *form)
+{
+    cn_buf place = {0};
+    cn_status status = cn_schema_add_place(job, part, &place);
+    if (status == CN_OK) cn_net_unique(job->net, form->begin, place.data);
+    cn_buf_free(&place);
+    return status == CN_OK ? job->net->status : status;
+}
+
 static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form *form,
                             uint32_t open, cn_net_rule rule, bool *done)
 {
@@ -223,11 +242,103 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
     bool scalar = form->n_first == 0 || form->least <= 1;
     for (uint32_t i = 0; i < n_kinds && scalar && status == CN_OK; i++)
         status = items_are_scalar(job, part, i, &scalar);
-    if (status == CN_OK && scalar) cn_net_unique(job->net, form->begin);
-    if (status != CN_OK || scalar) return status;
+    if (status == CN_OK && scalar) return follow_items(job, part, form);
+    CN_TRY(status);
+    cn_net_repeats(job->net, form->begin);
     return cn_schema_drop(job, part,
                           "uniqueItems of items that may be arrays or objects, or of prefixItems "
                           "with minItems");
+}
+
+/* ---- arrays beside others ---- */
+
+/* Whether a value that is valid under all terms may be a string, a number or a literal. True also
+ * if it is not plain. */
+static bool may_be_scalar(const cn_schema_terms *terms)
+{
+    unsigned types = UINT32_MAX;
+    for (uint32_t i = 0; i < terms->n; i++) types &= cn_schema_types(terms->list[i].schema);
+    return !terms->never && types & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY);
+}
+
+/* Notes that items may be equal, if they may be scalar. */
+static cn_status mark_repeats(cn_schema_job *job, uint32_t part, const array_form *form)
+{
+    bool scalar = false;
+    for (uint32_t i = 0; i <= form->n_first && !scalar; i++) {
+        cn_schema_terms terms = {0};
+        const cn_status status = item_terms(job, part, i, &terms);
+        scalar = may_be_scalar(&terms);
+        cn_schema_terms_free(&terms);
+        CN_TRY(status);
+    }
+    if (scalar) cn_net_repeats(job->net, form->begin);
+    return job->net->status;
+}
+
+enum { UNIQUE = 1, REPEATS = 2, MAX_ALTERNATIVES_DEPTH = 3 };
+
+static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, json_t *list,
+                                  uint32_t depth, unsigned *io);
+
+/* Adds the kinds of arrays that are valid under all terms. */
+static cn_status add_array_kinds(cn_schema_job *job, const cn_schema_terms *terms, uint32_t depth,
+                                 unsigned *io)
+{
+    static const char *const keys[] = {"anyOf", "oneOf"};
+    bool unique = false, lists = false, scalar = true;
+    unsigned types = terms->never ? 0 : UINT32_MAX, inner = 0;
+    for (uint32_t i = 0; i < terms->n; i++) {
+        const json_t *s = terms->list[i].schema, *items = json_object_get(s, "items");
+        const cn_schema_place place = {.keyword = "anyOf", .index = CN_SCHEMA_NO_INDEX};
+        types &= cn_schema_types(s);
+        unique |= json_is_true(json_object_get(s, "uniqueItems"));
+        if (json_object_get(s, "const") || json_object_get(s, "enum")) types = 0;
+        if (json_is_object(items) && !json_object_get(items, "$ref"))
+            scalar &= (cn_schema_types(items) & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY)) != 0;
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+            json_t *list = json_object_get(s, keys[k]);
+            lists |= list != NULL;
+            CN_TRY(find_array_kinds(job, place, list, depth + 1, &inner));
+        }
+    }
+    if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
+    if (!lists) inner = scalar ? REPEATS : 0;
+    *io |= unique ? UNIQUE : inner;
+    return CN_OK;
+}
+
+static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, json_t *list,
+                                  uint32_t depth, unsigned *io)
+{
+    size_t i;
+    json_t *v;
+    if (depth > MAX_ALTERNATIVES_DEPTH) return CN_OK;
+    json_array_foreach(list, i, v)
+    {
+        cn_schema_terms terms = {0};
+        if (!cn_net_spend(job->net, 1)) return job->net->status;
+        cn_status status = cn_schema_add_terms(job, place, v, &terms);
+        if (status == CN_OK) status = add_array_kinds(job, &terms, depth, io);
+        cn_schema_terms_free(&terms);
+        CN_TRY(status);
+    }
+    return CN_OK;
+}
+
+cn_status cn_schema_check_arrays(cn_schema_job *job, uint32_t part, json_t *list, const char *key)
+{
+    const cn_schema_terms *terms = &job->parts[part].terms;
+    const cn_schema_place place = {.parent = part, .keyword = key, .index = CN_SCHEMA_NO_INDEX};
+    unsigned types = UINT32_MAX, kinds = 0;
+    for (uint32_t i = 0; i < terms->n; i++) {
+        types &= cn_schema_types(terms->list[i].schema);
+        if (json_is_true(json_object_get(terms->list[i].schema, "uniqueItems"))) return CN_OK;
+    }
+    if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
+    CN_TRY(find_array_kinds(job, place, list, 0, &kinds));
+    if (kinds != (UNIQUE | REPEATS)) return CN_OK;
+    return cn_schema_drop(job, part, "uniqueItems of some schemas of %s but not of all", key);
 }
 
 /* ---- arrays ---- */
@@ -265,7 +376,10 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
     if (form.least > form.most) return CN_OK;
     form.begin = cn_net_text(net, rule.start, "[", 1);
     uint32_t at = cn_json_space(net, &job->rules, form.begin), n = form.n_first;
-    if (form.unique) CN_TRY(try_unique(job, part, &form, at, rule, &done));
+    if (form.unique)
+        CN_TRY(try_unique(job, part, &form, at, rule, &done));
+    else
+        CN_TRY(mark_repeats(job, part, &form));
     if (done) return CN_OK;
     CN_TRY(emit_first(job, part, &form, rule, &at));
     if (n >= form.least) close_array(job, at, rule.end, n == 0);

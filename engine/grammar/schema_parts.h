@@ -70,6 +70,8 @@ typedef struct cn_schema_job {
 
 /* ---- schema.c ---- */
 
+/* Adds the JSON Pointer of the part. */
+cn_status cn_schema_add_place(const cn_schema_job *job, uint32_t part, cn_buf *out);
 /* CN_ERR_ARG with the place of the part. */
 cn_status cn_schema_wrong(const cn_schema_job *job, uint32_t part, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -118,6 +120,8 @@ cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *ke
 cn_status cn_schema_emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule, bool whole);
 cn_status cn_schema_emit_string(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
+/* If uniqueItems holds for the arrays of some alternatives only, it is dropped. list: of `key`. */
+cn_status cn_schema_check_arrays(cn_schema_job *job, uint32_t part, json_t *list, const char *key);
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 
 /* schema_text.c: the strings that are valid under terms, for names. *any: all are. CN_ERR_ARG with
@@ -134,6 +138,8 @@ const char *cn_schema_shorter_format(const char *pattern);
 json_t *cn_schema_values(const cn_schema_job *job, const cn_schema_terms *terms, cn_status *status);
 /* Sets *out to false if an array or object may be valid under all terms. */
 cn_status cn_schema_are_scalar(cn_schema_job *job, const cn_schema_terms *terms, bool *out);
+/* Whether two values are equal: 1 and 1.0 are. */
+bool cn_schema_same_value(const json_t *a, const json_t *b);
 /* Reads one of the values. */
 cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net_rule rule);
 

@@ -13,10 +13,30 @@ enum { MAX_DEPTH = 32 };
 static bool is_valid(const cn_schema_job *job, const json_t *schema, const json_t *v,
                      uint32_t depth);
 
-static bool equal(const json_t *a, const json_t *b)
+bool cn_schema_same_value(const json_t *a, const json_t *b)
 {
+    const char *name;
+    json_t *inner;
+    size_t i;
+    bool same = true;
+    if (json_is_integer(a) && json_is_integer(b))
+        return json_integer_value(a) == json_integer_value(b);
     if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b) == 1;
+    if (json_typeof(a) != json_typeof(b)) return false;
+    if (json_is_array(a)) {
+        if (json_array_size(a) != json_array_size(b)) return false;
+        json_array_foreach((json_t *)a, i, inner) same =
+            same && cn_schema_same_value(inner, json_array_get(b, i));
+        return same;
+    }
+    if (!json_is_object(a)) return json_equal(a, b) == 1;
+    if (json_object_size(a) != json_object_size(b)) return false;
+    json_object_foreach((json_t *)a, name, inner)
+    {
+        const json_t *other = json_object_get(b, name);
+        same = same && other && cn_schema_same_value(inner, other);
+    }
+    return same;
 }
 
 static bool is_listed(const cn_schema_job *job, const json_t *schema, const json_t *v)
@@ -24,12 +44,12 @@ static bool is_listed(const cn_schema_job *job, const json_t *schema, const json
     const json_t *value = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
     size_t i;
     json_t *one;
-    if (value && !equal(value, v)) return false;
+    if (value && !cn_schema_same_value(value, v)) return false;
     if (!list) return true;
     json_array_foreach((json_t *)list, i, one)
     {
         if (!cn_net_spend(job->net, 1)) return false;
-        if (equal(one, v)) return true;
+        if (cn_schema_same_value(one, v)) return true;
     }
     return false;
 }
@@ -103,7 +123,8 @@ static bool array_is_valid(const cn_schema_job *job, const json_t *schema, const
         if (own && !is_valid(job, own, item, depth + 1)) return false;
         if (!json_is_true(json_object_get(schema, "uniqueItems"))) continue;
         if (!cn_net_spend(job->net, i)) return false;
-        json_array_foreach((json_t *)v, k, other) if (k < i && equal(item, other)) return false;
+        json_array_foreach((json_t *)v, k,
+                           other) if (k < i && cn_schema_same_value(item, other)) return false;
     }
     return true;
 }

@@ -7,17 +7,76 @@
 
 #include "engine/base/utf8.h"
 
-enum { FIRST_ITEMS = 16, NUMBER_BYTES = 40, STEP_ITEMS = 8 };
+enum { FIRST_KNOWN = 64, NUMBER_BYTES = 340 };
 
 void cn_unique_items_free(cn_unique_items *u)
 {
     cn_buf_free(&u->text);
-    cn_free(u->items);
+    cn_free(u->known);
+    cn_free(u->slots);
     *u = (cn_unique_items){0};
+}
+
+/* ---- the set ---- */
+
+/* Of a text with one more byte. */
+static uint64_t extend(uint64_t hash, char c)
+{
+    hash = (hash + (uint8_t)c + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 29;
+}
+
+/* Of no byte: arrays have hashes of their own. */
+static uint64_t begin_hash(const cn_unique_items *u) { return extend(u->at.base, '\0'); }
+
+/* Of a text that is a whole item. */
+static uint64_t whole(uint64_t hash) { return ~extend(hash, '\0'); }
+
+/* The slot that has the hash, which is not 0, or a free one. */
+static uint64_t *find_slot(cn_unique_items *u, uint64_t hash)
+{
+    uint32_t i = (uint32_t)hash & (u->n_slots - 1);
+    while (u->slots[i] && u->slots[i] != hash) i = (i + 1) & (u->n_slots - 1);
+    return &u->slots[i];
+}
+
+static bool is_known(cn_unique_items *u, uint64_t hash)
+{
+    u->steps++;
+    return u->n_slots > 0 && *find_slot(u, hash | 1);
+}
+
+/* Twice as many slots. */
+static cn_status grow(cn_unique_items *u)
+{
+    const uint32_t cap = u->cap_known ? 2 * u->cap_known : FIRST_KNOWN, n_slots = 2 * cap;
+    uint64_t *known = cn_realloc(u->known, cap, sizeof *known);
+    if (known) u->known = known;
+    uint64_t *slots = cn_calloc(n_slots, sizeof *slots);
+    if (!known || !slots) {
+        cn_free(slots);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the items of an array");
+    }
+    cn_free(u->slots);
+    u->slots = slots;
+    u->n_slots = n_slots;
+    u->cap_known = cap;
+    for (uint32_t i = 0; i < u->at.n_known; i++) *find_slot(u, u->known[i]) = u->known[i];
+    return CN_OK;
+}
+
+static cn_status add_known(cn_unique_items *u, uint64_t hash)
+{
+    if (is_known(u, hash)) return CN_OK;
+    if (u->at.n_known == u->cap_known) CN_TRY(grow(u));
+    *find_slot(u, hash | 1) = hash | 1;
+    u->known[u->at.n_known++] = hash | 1;
+    return CN_OK;
 }
 
 void cn_unique_items_back(cn_unique_items *u, const cn_items_mark *mark)
 {
+    for (uint32_t i = u->at.n_known; i > mark->n_known; i--) *find_slot(u, u->known[i - 1]) = 0;
     u->at = *mark;
     u->text.len = mark->len;
     if (u->text.data) u->text.data[mark->len] = '\0';
@@ -28,6 +87,8 @@ void cn_unique_items_keep(cn_unique_items *u)
     if (u->at.place == CN_ITEMS_NONE) cn_unique_items_back(u, &(cn_items_mark){0});
 }
 
+/* ---- items ---- */
+
 static cn_status add_item_bytes(cn_unique_items *u, const char *bytes, size_t n)
 {
     CN_TRY(cn_buf_add(&u->text, bytes, n));
@@ -35,44 +96,28 @@ static cn_status add_item_bytes(cn_unique_items *u, const char *bytes, size_t n)
     return CN_OK;
 }
 
-/* Whether an item of the array begins with the one in progress or, if `whole`, equals it. */
-static bool is_known(cn_unique_items *u, bool whole)
-{
-    const size_t n = u->text.len - u->at.begin;
-    const char *text = u->text.data + u->at.begin;
-    u->steps += 1 + (u->at.n - u->at.base) / STEP_ITEMS;
-    for (uint32_t i = u->at.base; i < u->at.n; i++) {
-        const size_t len = u->items[i].end - u->items[i].begin;
-        if (len < n || (whole && len != n)) continue;
-        if (memcmp(u->text.data + u->items[i].begin, text, n) == 0) return true;
-    }
-    return false;
-}
-
 static cn_status begin_item(cn_unique_items *u, cn_items_place place, char c)
 {
     u->at.place = place;
     u->at.begin = (uint32_t)u->text.len;
-    u->at.is_new = false;
-    CN_TRY(add_item_bytes(u, &c, 1));
-    if (place == CN_ITEMS_STRING) u->at.is_new = !is_known(u, false);
-    return CN_OK;
+    u->at.hash = extend(begin_hash(u), c);
+    u->at.is_new = place == CN_ITEMS_STRING && !is_known(u, u->at.hash);
+    return add_item_bytes(u, &c, 1);
 }
 
 /* The item in progress has ended: its text is as it is compared. */
 static cn_status end_item(cn_unique_items *u, bool *same)
 {
+    const bool is_string = u->at.place == CN_ITEMS_STRING;
+    uint64_t hash = begin_hash(u);
     u->at.place = CN_ITEMS_AFTER;
-    *same = is_known(u, true);
-    if (u->at.n == u->cap) {
-        const uint32_t cap = u->cap ? 2 * u->cap : FIRST_ITEMS;
-        cn_item_span *items = cn_realloc(u->items, cap, sizeof *items);
-        if (!items) return cn_fail(CN_ERR_MEMORY, "out of memory for the items of an array");
-        u->items = items;
-        u->cap = cap;
+    for (uint32_t i = u->at.begin; i < u->at.len; i++) {
+        hash = extend(hash, u->text.data[i]);
+        if (is_string) CN_TRY(add_known(u, hash));
     }
-    u->items[u->at.n++] = (cn_item_span){u->at.begin, (uint32_t)u->text.len};
-    return CN_OK;
+    *same = is_known(u, whole(hash));
+    u->at.n++;
+    return add_known(u, whole(hash));
 }
 
 /* ---- numbers and literals ---- */
@@ -89,8 +134,7 @@ static bool try_number(const char *word, char *out)
     const bool is_number = *word == '-' || (*word >= '0' && *word <= '9');
     if (!is_number || (!strpbrk(word, ".eE") && strcmp(word, "-0") != 0)) return false;
     const double x = strtod(word, NULL);
-    const bool is_whole = floor(x) == x && fabs(x) < 1e18;
-    snprintf(out, NUMBER_BYTES, is_whole ? "%.0f" : "%.17g", x == 0 ? 0.0 : x);
+    snprintf(out, NUMBER_BYTES, floor(x) == x ? "%.0f" : "%.17g", x == 0 ? 0.0 : x);
     return true;
 }
 
@@ -111,9 +155,9 @@ static cn_status end_word(cn_unique_items *u, bool *same)
 
 static cn_status add_text(cn_unique_items *u, const char *bytes, size_t n)
 {
-    CN_TRY(add_item_bytes(u, bytes, n));
-    if (!u->at.is_new) u->at.is_new = !is_known(u, false);
-    return CN_OK;
+    for (size_t i = 0; i < n; i++) u->at.hash = extend(u->at.hash, bytes[i]);
+    if (!u->at.is_new) u->at.is_new = !is_known(u, u->at.hash);
+    return add_item_bytes(u, bytes, n);
 }
 
 static uint32_t hex_unit(const char *digits)

@@ -1,8 +1,11 @@
 /* unique_items.h - the items that the array in progress has so far, for arrays of strings, numbers
  * and literals whose items must differ (uniqueItems).
  *
- * Two items are equal as JSON: strings by their characters, however they are escaped, numbers by
- * their value. An array with other items is not followed.
+ * Two items are equal as JSON: strings by their characters, however they are escaped, integers by
+ * their digits, other numbers by their value in f64. An array with other items is not followed.
+ *
+ * A set has a hash of each beginning of each string and of each whole item, so that reading a byte
+ * takes a constant time, however many items there are. What was added last is taken back first.
  *
  * Owner: cn_matcher, one for each text. Thread: that of the automaton. */
 #ifndef CN_UNIQUE_ITEMS_H
@@ -20,16 +23,14 @@ typedef enum cn_items_place {
     CN_ITEMS_AFTER
 } cn_items_place;
 
-typedef struct cn_item_span {
-    uint32_t begin, end; /* bytes of cn_unique_items.text */
-} cn_item_span;
-
-/* What changes while a text is read: earlier bytes of `text` and elements of `items` do not. */
+/* What changes while a text is read: earlier bytes of `text` and elements of `known` do not. */
 typedef struct cn_items_mark {
     cn_items_place place;
     uint32_t n, base; /* items, and the first one of the array */
     uint32_t begin;   /* of the item in progress */
     uint32_t len;     /* of `text` */
+    uint32_t n_known;
+    uint64_t hash; /* of the item in progress, a string */
     uint8_t n_escape;
     char escape[CN_ITEM_ESCAPE_BYTES]; /* an unfinished escape sequence */
     bool is_new; /* the item in progress is a string and begins like no item of the array */
@@ -39,9 +40,10 @@ typedef struct cn_items_mark {
 typedef struct cn_unique_items {
     cn_items_mark at;
     cn_buf text;
-    cn_item_span *items;
-    uint32_t cap;
-    uint64_t steps; /* of the loops over items */
+    uint64_t *known; /* [cap_known] the hashes of the set, in the order in which they were added */
+    uint64_t *slots; /* [n_slots] the set; 0: free */
+    uint32_t cap_known, n_slots; /* n_slots: a power of two, or 0 */
+    uint64_t steps;              /* searches in the set */
 } cn_unique_items;
 
 void cn_unique_items_free(cn_unique_items *u);

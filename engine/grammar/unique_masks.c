@@ -6,10 +6,13 @@
 enum {
     BYTES = 256,
     N_FIRST = 3,
-    MAX_DEPTH = 1024, /* bytes that a search reads */
+    FIRST_LEVELS = 256,
+    MAX_LEVELS = 1 << 16, /* bytes that a search reads */
     N_SEEN = 2048,
     MAX_SEARCHES = 1 << 14, /* whose results are remembered */
-    EXHAUSTED = UINT32_MAX  /* in place of a search: no end follows the text */
+    /* In place of a search: no end follows the text, or one does. */
+    EXHAUSTED = UINT32_MAX,
+    SUCCEEDED = UINT32_MAX - 1
 };
 
 /* A text that a search has read, and the bytes that it has tried after it. */
@@ -17,6 +20,7 @@ typedef struct level {
     cn_items_mark mark;
     uint32_t state, n_tried;
     uint64_t key;
+    uint8_t byte; /* the last of the text; 0: none */
 } level;
 
 /* A text that a search has met, by its hash: other ways to it need not be taken. */
@@ -29,18 +33,38 @@ typedef struct walk {
     cn_automaton *automaton;
     cn_unique_items *items;
     uint8_t order[BYTES]; /* in which bytes are tried; see next_byte */
-    level levels[MAX_DEPTH];
+    level *levels;        /* [n_levels] */
+    uint32_t n_levels;
     cn_items_mark mark_at[CN_TRIE_MAX_DEPTH + 1]; /* at each depth of the trie */
     uint32_t state_at[CN_TRIE_MAX_DEPTH + 1];
     seen_text seen[N_SEEN];
     uint64_t failed[MAX_SEARCHES / 64]; /* searches that found no end: bits */
     uint32_t search, begin_len; /* the number of this one; bytes of the items' text at first */
-    uint64_t steps;
+    uint64_t steps, max_steps;
 } walk;
 
 typedef enum outcome { FOUND, NOT_FOUND, UNKNOWN } outcome;
 
-static walk *make_walk(cn_automaton *a, cn_unique_items *items)
+static void free_walk(walk *w)
+{
+    if (w) cn_free(w->levels);
+    cn_free(w);
+}
+
+static cn_status add_levels(walk *w)
+{
+    const uint32_t n = w->n_levels ? 2 * w->n_levels : FIRST_LEVELS;
+    level *levels = n <= MAX_LEVELS ? cn_realloc(w->levels, n, sizeof *levels) : NULL;
+    if (!levels && n <= MAX_LEVELS) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
+    if (!levels)
+        return cn_fail(CN_ERR_ARG, "uniqueItems: the end of an item is more than %d bytes away",
+                       MAX_LEVELS);
+    w->levels = levels;
+    w->n_levels = n;
+    return CN_OK;
+}
+
+static walk *make_walk(cn_automaton *a, cn_unique_items *items, uint64_t max_steps)
 {
     static const char first[] = "\"],", *spaces = " \n\r\t";
     walk *w = cn_calloc(1, sizeof *w);
@@ -53,16 +77,16 @@ static walk *make_walk(cn_automaton *a, cn_unique_items *items)
     w->automaton = a;
     w->items = items;
     w->begin_len = items->at.len;
+    w->max_steps = max_steps;
     items->steps = 0;
-    return w;
+    if (add_levels(w) == CN_OK) return w;
+    free_walk(w);
+    return NULL;
 }
 
 /* ---- searches ---- */
 
-static bool is_too_costly(const walk *w)
-{
-    return w->steps + w->items->steps > CN_UNIQUE_MAX_STEPS;
-}
+static bool is_too_costly(const walk *w) { return w->steps + w->items->steps > w->max_steps; }
 
 /* A text is its state and what was added to the items since the walk began. */
 static uint64_t key_of(const walk *w, uint32_t state)
@@ -89,6 +113,19 @@ static bool is_seen(walk *w, uint64_t key)
     return false;
 }
 
+/* An end was found after the texts of all levels. */
+static void remember_found(walk *w, uint32_t depth)
+{
+    for (uint32_t i = 0; i <= depth; i++)
+        w->seen[w->levels[i].key / 2 % N_SEEN] = (seen_text){w->levels[i].key, SUCCEEDED};
+}
+
+static bool is_found(const walk *w, uint64_t key)
+{
+    const seen_text *s = &w->seen[key / 2 % N_SEEN];
+    return s->key == key && s->search == SUCCEEDED;
+}
+
 /* All ways after a text have been taken. In white space they may lead back to a text before it. */
 static void end_level(walk *w, const level *l)
 {
@@ -104,11 +141,17 @@ static void end_search(walk *w, bool failed)
     w->search++;
 }
 
-/* The next byte to try: those that may end the item or the array come first. */
+/* The next byte to try: those that may end the item or the array come first, then the one that was
+ * read last. */
 static uint8_t next_byte(const walk *w, level *l)
 {
-    const uint32_t n = l->n_tried++;
     const bool in_string = l->mark.place == CN_ITEMS_STRING;
+    if (l->n_tried == N_FIRST && l->byte) {
+        const uint8_t byte = l->byte;
+        l->byte = 0;
+        return byte;
+    }
+    const uint32_t n = l->n_tried++;
     return w->order[n < N_FIRST && !in_string ? (n + 1) % N_FIRST : n];
 }
 
@@ -143,7 +186,10 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
     uint32_t depth = 0, to;
     uint64_t key = key_of(w, *state);
     w->levels[0] = (level){.mark = u->at, .state = *state, .key = key};
-    *out = is_seen(w, key) ? NOT_FOUND : UNKNOWN;
+    if (!exact && is_found(w, key))
+        *out = FOUND;
+    else
+        *out = is_seen(w, key) ? NOT_FOUND : UNKNOWN;
     while (*out == UNKNOWN && !is_too_costly(w)) {
         level *l = &w->levels[depth];
         bool same;
@@ -152,18 +198,20 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
             if (depth-- == 0) *out = NOT_FOUND;
             continue;
         }
-        CN_TRY(read_byte(w, l->state, &l->mark, next_byte(w, l), &to, &same));
+        const uint8_t byte = next_byte(w, l);
+        CN_TRY(read_byte(w, l->state, &l->mark, byte, &to, &same));
         if (to == CN_STATE_NONE) continue;
         *state = to;
-        if (is_end(u, n_before, exact))
+        if (is_end(u, n_before, exact) || (!exact && is_found(w, key_of(w, to))))
             *out = FOUND;
         else if (is_seen(w, key = key_of(w, to)))
             continue;
-        else if (depth + 1 == MAX_DEPTH)
-            break;
-        else
-            w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key};
+        else {
+            if (depth + 1 == w->n_levels) CN_TRY(add_levels(w));
+            w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key, .byte = byte};
+        }
     }
+    if (*out == FOUND && !exact) remember_found(w, depth);
     end_search(w, *out == NOT_FOUND);
     if (*out != FOUND) cn_unique_items_back(u, &w->levels[0].mark);
     return CN_OK;
@@ -238,7 +286,7 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
 {
     if (!cn_automaton_has_unique(m->automaton)) return CN_OK;
     const cn_items_mark mark = m->items.at;
-    walk *w = make_walk(m->automaton, &m->items);
+    walk *w = make_walk(m->automaton, &m->items, CN_UNIQUE_MAX_STEPS);
     if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
     w->mark_at[0] = mark;
     w->state_at[0] = m->state;
@@ -250,7 +298,7 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
                          "automaton steps",
                          CN_UNIQUE_MAX_STEPS);
     *steps += w->steps + m->items.steps;
-    cn_free(w);
+    free_walk(w);
     return status;
 }
 
@@ -262,9 +310,16 @@ static cn_status fill_array(walk *w, uint32_t state)
     outcome found = FOUND;
     bool same;
     CN_TRY(cn_unique_items_read(w->items, '[', true, &same));
-    while (found == FOUND && w->items->at.place != CN_ITEMS_NONE)
+    while (found == FOUND && w->items->at.place != CN_ITEMS_NONE) {
+        w->begin_len = w->items->at.len;
         CN_TRY(find_end(w, &state, true, &found));
-    if (found != NOT_FOUND) return CN_OK;
+    }
+    if (found == FOUND) return CN_OK;
+    if (found == UNKNOWN)
+        return cn_fail(CN_ERR_ARG,
+                       "uniqueItems: finding minItems different items takes more than %d automaton "
+                       "steps: expected a smaller minItems",
+                       CN_UNIQUE_MAX_CHECK_STEPS);
     return cn_fail(CN_ERR_ARG,
                    "uniqueItems: expected a minItems of at most %u, because there are "
                    "no more different items",
@@ -277,15 +332,17 @@ cn_status cn_automaton_check_unique(cn_automaton *a)
     uint32_t state = CN_STATE_NONE;
     cn_status status = CN_OK;
     if (!cn_automaton_has_unique(a)) return CN_OK;
-    walk *w = make_walk(a, &items);
+    walk *w = make_walk(a, &items, CN_UNIQUE_MAX_CHECK_STEPS);
     if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
-    for (uint32_t node = 0; status == CN_OK; node++) {
-        status = cn_automaton_next_unique(a, &node, &state);
+    for (uint32_t node = 0, i = 0; status == CN_OK; node++, i++) {
+        status = cn_automaton_next_unique(a, &node, &i, &state);
         if (status != CN_OK || state == CN_STATE_NONE) break;
         status = fill_array(w, state);
+        if (status != CN_OK)
+            cn_fail_within(status, "schema at %s", cn_automaton_unique_place(a, i));
         cn_unique_items_back(&items, &(cn_items_mark){0});
     }
-    cn_free(w);
+    free_walk(w);
     cn_unique_items_free(&items);
     return status;
 }

@@ -12,13 +12,15 @@
 
 #include "engine/grammar/automaton.h"
 
-enum { CN_UNIQUE_MAX_STEPS = 1 << 22 /* automaton steps for one mask, about 20 ms */ };
+/* Automaton steps: for one mask, about 20 ms; for cn_automaton_check_unique. */
+enum { CN_UNIQUE_MAX_STEPS = 1 << 22, CN_UNIQUE_MAX_CHECK_STEPS = 1 << 26 };
 
 /* Takes them out of *mask, which cn_matcher_mask has given. Adds the automaton steps to *steps.
  * CN_ERR_ARG: they are more than CN_UNIQUE_MAX_STEPS, or a bound is exceeded. */
 cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps);
 
-/* CN_ERR_ARG if an array that the form may have needs more items than there are different ones. */
+/* CN_ERR_ARG with the place if an array that the form may have needs more items than there are
+ * different ones, or more steps than CN_UNIQUE_MAX_CHECK_STEPS in sum. */
 cn_status cn_automaton_check_unique(cn_automaton *a);
 
 #endif
