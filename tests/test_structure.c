@@ -94,22 +94,29 @@ static void check_text(const cn_structure *form, const run_sample *s)
 static void answers_have_their_form_in_any_schedule(void **state)
 {
     (void)state;
-    static run sync, async, small;
+    static run sync, async, small, scarce;
     run_open(&sync, (const char *[]){"async-scheduling", "off", NULL});
     run_open(&async, (const char *[]){"async-scheduling", "on", NULL});
     run_open(&small, (const char *[]){"async-scheduling", "on", "max-num-seqs", "3", NULL});
+    run_open(&scarce, (const char *[]){"async-scheduling", "on", "num-gpu-blocks-override", "9",
+                                       "block-size", "16", "max-model-len", "128",
+                                       "enable-prefix-caching", "false", NULL});
     submit_all(&sync);
     submit_all(&async);
     submit_all(&small);
+    submit_all(&scarce);
+    assert_true(scarce.engine->stats->preemptions > 0);
     for (uint32_t i = 0; i < N_REQUESTS; i++)
         for (uint32_t s = 0; s < 1 + i % 3; s++) {
             run_assert_same(&sync, i, &async, i, s);
             run_assert_same(&sync, i, &small, i, s);
+            run_assert_same(&sync, i, &scarce, i, s);
             if (i % 2) check_text(&forms[i / 2 % N_FORMS], &sync.samples[i][s]);
         }
     run_close(&sync);
     run_close(&async);
     run_close(&small);
+    run_close(&scarce);
 }
 
 static void a_complete_text_ends_without_another_token(void **state)
