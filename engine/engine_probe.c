@@ -36,6 +36,12 @@ cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_promp
                        "--kv-cache-memory-bytes (or --num-gpu-blocks-override)",
                        n, n_prompt, max_output, (unsigned long long)blocks, s.block_tokens,
                        s.blocks_total);
+    if (cn_kv_needs_slot(kv) && n > s.slots_total)
+        return cn_fail(CN_ERR_ARG,
+                       "%u requests at once need a query slot each, but memory has room for %u: "
+                       "lower their number, the budget or the selected tokens, or raise "
+                       "--kv-cache-memory-bytes (or --num-gpu-blocks-override)",
+                       n, s.slots_total);
     const uint64_t away = (uint64_t)n * need.home_blocks;
     const uint32_t room = e->plan.kv.homes[need.home].n_blocks;
     if (away <= room) return CN_OK;

@@ -14,7 +14,8 @@
 cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv);
 
 /* CN_ERR_ARG, with the numbers, when n requests of these lengths and parameters can never decode at
- * the same time: one is refused, or the pool of the device or of the home has too few blocks. */
+ * the same time: one is refused, the pool of the device or of the home has too few blocks, or the
+ * device too few query slots. */
 cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_prompt,
                                 uint32_t max_output, const cn_kv_params *kv);
 

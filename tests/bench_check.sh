@@ -227,6 +227,9 @@ refused "arm $away: memory cannot hold --resident 6000" bench throughput --model
 grep -q "need 1536 blocks of 64 tokens in kv home host at once, which has 546: " "$dir/out" ||
     fail "no numbers"
 grep -q "running" "$dir/out" && fail "an arm ran before the refusal"
+refused "arm spade:256:home=host: memory cannot hold --resident 2048 for every batch of --batches 6: 6 requests at once need a query slot each, but memory has room for 5" \
+    bench throughput --model $model --arms full,spade:256:home=host --resident 2048 --batches 6 \
+    --decode-steps 8 --home-space 0.5 --num-gpu-blocks-override 200
 refused "need 65 KV blocks of 64 tokens, but the pool has 42" bench throughput --model $model \
     --num-prompts 2 --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
 refused "need 65 KV blocks" bench throughput --model $model --steady-steps 10 \

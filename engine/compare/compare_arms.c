@@ -45,8 +45,7 @@ static cn_status set_name(cn_config *c, const char *name)
         }
     if (cn_config_set(c, "kv-policy", name) != CN_OK)
         return cn_fail(CN_ERR_ARG, "%s: expected a policy, one of %s, or a selector, one of %s",
-                       *name ? name : "''", CN_POLICY_NAMES,
-                       CN_SELECTOR_NAMES + strlen("none|"));
+                       *name ? name : "''", CN_POLICY_NAMES, CN_SELECTOR_NAMES + strlen("none|"));
     return cn_config_set(c, "kv-select", cn_kv_select_name(CN_SELECT_NONE));
 }
 
@@ -137,8 +136,7 @@ static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *
     cn_config *scratch = NULL;
     cn_buf set = {0};
     cn_status status = CN_OK;
-    if (!arm->label || !parts)
-        status = cn_fail(CN_ERR_MEMORY, "out of memory for an arm");
+    if (!arm->label || !parts) status = cn_fail(CN_ERR_MEMORY, "out of memory for an arm");
     if (status == CN_OK) status = cn_config_copy(&scratch, c);
     char *rest = parts;
     for (uint32_t place = 0; status == CN_OK && rest; place++)
@@ -236,8 +234,9 @@ cn_status cn_compare_arms_add_windows(cn_compare_arms *a, const cn_config *c)
     uint32_t n_zip = 0;
     for (uint32_t i = 1; i < a->n; i++) n_zip += a->arms[i].kv.policy == CN_KV_ZIP;
     if (!n_zip && cn_config_is_given(c, &c->window_baseline))
-        return cn_fail(CN_ERR_ARG, "--%swindow-baseline has no effect: no arm of --arms is a zip "
-                                   "arm; leave it out",
+        return cn_fail(CN_ERR_ARG,
+                       "--%swindow-baseline has no effect: no arm of --arms is a zip "
+                       "arm; leave it out",
                        c->window_baseline ? "" : "no-");
     cn_compare_arm *arms = cn_calloc((size_t)a->n + n_zip, sizeof *arms);
     if (!arms) return cn_fail(CN_ERR_MEMORY, "out of memory for %u arms", a->n + n_zip);
@@ -258,6 +257,14 @@ void cn_compare_arms_free(cn_compare_arms *a)
     for (uint32_t i = 0; i < a->n; i++) cn_free(a->arms[i].label);
     cn_free(a->arms);
     *a = (cn_compare_arms){0};
+}
+
+/* Whether an arm selects. */
+static bool selects(const cn_compare_arms *a)
+{
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->arms[i].kv.select != CN_SELECT_NONE) return true;
+    return false;
 }
 
 /* The engine reserves memory for the largest sizes of the selectors. */
@@ -307,6 +314,8 @@ cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
     uint32_t window = 0, budget = 0, cap = 0;
     const uint32_t homes = c->kv_homes | 1U << CN_HOME_DEVICE; /* those that `auto` may choose */
     c->kv_policies = c->kv_selectors = c->kv_homes = 0;
+    if (selects(a)) /* an arm without its own has the defaults */
+        c->kv.select_tokens = c->kv.select_tiles = c->kv.select_window = 0;
     for (uint32_t i = 0; i < a->n; i++) {
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
