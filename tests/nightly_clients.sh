@@ -73,7 +73,7 @@ for script in structured_frameworks agents_tools; do
     echo "$script: ok"
 done
 need_python litellm "litellm[proxy]==1.108.7"
-"$python" tests/clients/litellm_proxy.py "$(dirname "$python")/litellm" "$url" "$dir" ||
+"$python" tests/clients/litellm_proxy.py "$(realpath "$(dirname "$python")")/litellm" "$url" "$dir" ||
     { cat "$dir/litellm.log"; exit 1; }
 stop
 
