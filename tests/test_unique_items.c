@@ -14,9 +14,10 @@
 #include "engine/grammar/unique_masks.h"
 #include "tests/lib/grammar_open.h"
 
-static const char *const words[] = {
-    "\",\"", "\",",  "[\"",           "\"]", "1,", ",1",    "1,1", "[1,1", "1]",    "a\"",
-    "ab",    ",\"a", "[\"a\",\"a\"]", "00",  ".0", "\\u00", "61",  "true", ",true", "true,"};
+static const char *const words[] = {"\",\"",         "\",",   "[\"",  "\"]",   "1,",  ",1",
+                                    "1,1",           "[1,1",  "1]",   "a\"",   "ab",  ",\"a",
+                                    "[\"a\",\"a\"]", "00",    ".0",   "\\u00", "61",  "true",
+                                    ",true",         "true,", "1,23", "12,3",  ",23", "2,3"};
 enum { WORDS = sizeof words / sizeof *words, EOS = 256 + WORDS, LONGEST = 160 };
 
 static const char *whitespace; /* of the next schemas */
@@ -244,6 +245,11 @@ static void tokens_that_end_equal_items_are_banned(void **state)
         {"{\"items\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":2}," UNIQUE "}", "[1,2", "] ",
          ", "},
         {"{\"items\":{\"type\":[\"boolean\",\"null\"]}," UNIQUE "}", "[true,", "f n ", "t true "},
+        /* Tokens with other items, but the same digits. */
+        {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[3,", "1,23 ", "12,3 "},
+        {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[3,1", ", ] ,23 ", "2,3 "},
+        {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[23,", "12,3 ", "1,23 "},
+        {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[23,1", "2,3 ", ",23 "},
     };
     cn_grammars *g = grammar_words(words, WORDS, 0);
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {

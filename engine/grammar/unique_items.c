@@ -117,7 +117,8 @@ static cn_status end_item(cn_unique_items *u, bool *same)
     }
     *same = is_known(u, whole(hash));
     u->at.n++;
-    return add_known(u, whole(hash));
+    CN_TRY(add_known(u, whole(hash)));
+    return add_item_bytes(u, "\xff", 1); /* in no item: the texts of other items differ */
 }
 
 /* ---- numbers and literals ---- */
