@@ -100,17 +100,19 @@ static uint64_t key_of(const walk *w, uint32_t state)
     return cn_hash64(key ^ at->n, n > 0 ? w->items->text.data + w->begin_len : "", n) | 1;
 }
 
-/* Whether this search was at the text already, or an earlier one has found no end from there. */
-static bool is_seen(walk *w, uint64_t key)
+/* What is known of a text: whether an end follows it, or this search was at it already or an
+ * earlier one has found no end from there. UNKNOWN: it is met now. */
+static outcome recall(walk *w, uint64_t key)
 {
     seen_text *s = &w->seen[key / 2 % N_SEEN];
     w->steps++;
-    if (s->key == key && (s->search == w->search || s->search == EXHAUSTED)) return true;
+    if (s->key == key && s->search == SUCCEEDED) return FOUND;
+    if (s->key == key && (s->search == w->search || s->search == EXHAUSTED)) return NOT_FOUND;
     if (s->key == key && s->search < MAX_SEARCHES &&
         w->failed[s->search / 64] >> s->search % 64 & 1)
-        return true;
+        return NOT_FOUND;
     *s = (seen_text){key, w->search};
-    return false;
+    return UNKNOWN;
 }
 
 /* An end was found after the texts of all levels. */
@@ -118,12 +120,6 @@ static void remember_found(walk *w, uint32_t depth)
 {
     for (uint32_t i = 0; i <= depth; i++)
         w->seen[w->levels[i].key / 2 % N_SEEN] = (seen_text){w->levels[i].key, SUCCEEDED};
-}
-
-static bool is_found(const walk *w, uint64_t key)
-{
-    const seen_text *s = &w->seen[key / 2 % N_SEEN];
-    return s->key == key && s->search == SUCCEEDED;
 }
 
 /* All ways after a text have been taken. In white space they may lead back to a text before it. */
@@ -184,12 +180,8 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
     cn_unique_items *u = w->items;
     const uint32_t n_before = u->at.n;
     uint32_t depth = 0, to;
-    uint64_t key = key_of(w, *state);
-    w->levels[0] = (level){.mark = u->at, .state = *state, .key = key};
-    if (!exact && is_found(w, key))
-        *out = FOUND;
-    else
-        *out = is_seen(w, key) ? NOT_FOUND : UNKNOWN;
+    w->levels[0] = (level){.mark = u->at, .state = *state, .key = key_of(w, *state)};
+    *out = recall(w, w->levels[0].key);
     while (*out == UNKNOWN && !is_too_costly(w)) {
         level *l = &w->levels[depth];
         bool same;
@@ -202,14 +194,16 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
         CN_TRY(read_byte(w, l->state, &l->mark, byte, &to, &same));
         if (to == CN_STATE_NONE) continue;
         *state = to;
-        if (is_end(u, n_before, exact) || (!exact && is_found(w, key_of(w, to))))
+        if (is_end(u, n_before, exact)) {
             *out = FOUND;
-        else if (is_seen(w, key = key_of(w, to)))
-            continue;
-        else {
-            if (depth + 1 == w->n_levels) CN_TRY(add_levels(w));
-            w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key, .byte = byte};
+            break;
         }
+        const uint64_t key = key_of(w, to);
+        const outcome known = recall(w, key);
+        if (known == FOUND) *out = FOUND;
+        if (known != UNKNOWN) continue;
+        if (depth + 1 == w->n_levels) CN_TRY(add_levels(w));
+        w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key, .byte = byte};
     }
     if (*out == FOUND && !exact) remember_found(w, depth);
     end_search(w, *out == NOT_FOUND);
