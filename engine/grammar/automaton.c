@@ -83,7 +83,7 @@ struct cn_automaton {
     place *work, *kernel;
     uint32_t n_work, n_kernel, cap_work;
     index_table met; /* of work, index + 1 */
-    bool accepts, opens, repeats;
+    bool accepts, opens, equal_items;
     uint64_t n_worked; /* work since the automaton was made */
     mask_walk walk;
 };
@@ -306,7 +306,7 @@ static cn_status follow(cn_automaton *a, place p)
 {
     const cn_net_node *node = &a->net.nodes[p.node];
     a->opens |= node->unique;
-    a->repeats |= node->repeats;
+    a->equal_items |= node->equal_items;
     if (node->end) {
         if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
         a->accepts = true;
@@ -334,7 +334,7 @@ static void open_closure(cn_automaton *a)
         a->met.slots[at] = 0;
     }
     a->n_work = a->n_kernel = a->met.n = 0;
-    a->accepts = a->opens = a->repeats = false;
+    a->accepts = a->opens = a->equal_items = false;
 }
 
 /* `began`: n_worked before the closure was opened. */
@@ -350,7 +350,7 @@ static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
     const state s = {.places = a->kernel,
                      .n = a->n_kernel,
                      .accepts = a->accepts,
-                     .opens = a->opens && !a->repeats};
+                     .opens = a->opens && !a->equal_items};
     return intern_state(&a->t, &s, out);
 }
 

@@ -88,9 +88,9 @@ void cn_net_unique(cn_net *n, uint32_t node, const char *place)
     n->status = cn_buf_add(&n->places, place, strlen(place) + 1);
 }
 
-void cn_net_repeats(cn_net *n, uint32_t node)
+void cn_net_equal_items(cn_net *n, uint32_t node)
 {
-    if (n->status == CN_OK) n->nodes[node].repeats = true;
+    if (n->status == CN_OK) n->nodes[node].equal_items = true;
 }
 
 static void add_edge(cn_net *n, uint32_t from, cn_net_edge edge)

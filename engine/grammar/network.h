@@ -29,11 +29,11 @@ typedef struct cn_net_edge {
 } cn_net_edge;
 
 typedef struct cn_net_node {
-    uint32_t edges; /* first edge; 0: none */
-    uint8_t height; /* calls inside one another that a walk to the end of the rule needs */
-    bool end;       /* the end of a rule; it has no edges */
-    bool unique;    /* an array begins here whose items differ: after its '[' */
-    bool repeats;   /* an array begins here that may have equal strings, numbers or literals */
+    uint32_t edges;   /* first edge; 0: none */
+    uint8_t height;   /* calls inside one another that a walk to the end of the rule needs */
+    bool end;         /* the end of a rule; it has no edges */
+    bool unique;      /* an array begins here whose items differ: after its '[' */
+    bool equal_items; /* an array begins here that may have equal strings, numbers or literals */
 } cn_net_node;
 
 typedef struct cn_net_rule {
@@ -71,7 +71,7 @@ uint32_t cn_net_node_new(cn_net *n);
  * place: of the array, for messages. Call it in the order of the nodes. */
 void cn_net_unique(cn_net *n, uint32_t node, const char *place);
 /* They may be equal: where an array of both kinds may begin, its items are not compared. */
-void cn_net_repeats(cn_net *n, uint32_t node);
+void cn_net_equal_items(cn_net *n, uint32_t node);
 /* Add an edge between two nodes of a rule: it reads one byte from lo to hi, reads nothing, or calls
  * a rule. */
 void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);

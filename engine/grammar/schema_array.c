@@ -244,7 +244,7 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
         status = items_are_scalar(job, part, i, &scalar);
     if (status == CN_OK && scalar) return follow_items(job, part, form);
     CN_TRY(status);
-    cn_net_repeats(job->net, form->begin);
+    cn_net_equal_items(job->net, form->begin);
     return cn_schema_drop(job, part,
                           "uniqueItems of items that may be arrays or objects, or of prefixItems "
                           "with minItems");
@@ -252,17 +252,23 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
 
 /* ---- arrays beside others ---- */
 
-/* Whether a value that is valid under all terms may be a string, a number or a literal. True also
- * if it is not plain. */
+/* Whether one of the types is that of strings, numbers or literals. */
+static bool has_scalar_type(unsigned types)
+{
+    return types & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY);
+}
+
+/* Whether a value that is valid under all terms may be one of these. True also if it is not
+ * plain. */
 static bool may_be_scalar(const cn_schema_terms *terms)
 {
     unsigned types = UINT32_MAX;
     for (uint32_t i = 0; i < terms->n; i++) types &= cn_schema_types(terms->list[i].schema);
-    return !terms->never && types & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY);
+    return !terms->never && has_scalar_type(types);
 }
 
 /* Notes that items may be equal, if they may be scalar. */
-static cn_status mark_repeats(cn_schema_job *job, uint32_t part, const array_form *form)
+static cn_status mark_equal_items(cn_schema_job *job, uint32_t part, const array_form *form)
 {
     bool scalar = false;
     for (uint32_t i = 0; i <= form->n_first && !scalar; i++) {
@@ -272,45 +278,47 @@ static cn_status mark_repeats(cn_schema_job *job, uint32_t part, const array_for
         cn_schema_terms_free(&terms);
         CN_TRY(status);
     }
-    if (scalar) cn_net_repeats(job->net, form->begin);
+    if (scalar) cn_net_equal_items(job->net, form->begin);
     return job->net->status;
 }
 
-enum { UNIQUE = 1, REPEATS = 2, MAX_ALTERNATIVES_DEPTH = 3 };
+/* Kinds of arrays: their items differ, or may be equal. */
+enum { UNIQUE = 1, EQUAL_ITEMS = 2, MAX_ALTERNATIVES_DEPTH = 3 };
 
-static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, json_t *list,
+static cn_status find_array_kinds(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
                                   uint32_t depth, unsigned *io);
 
 /* Adds the kinds of arrays that are valid under all terms. */
-static cn_status add_array_kinds(cn_schema_job *job, const cn_schema_terms *terms, uint32_t depth,
-                                 unsigned *io)
+static cn_status add_array_kinds(cn_schema_job *job, uint32_t part, const cn_schema_terms *terms,
+                                 uint32_t depth, unsigned *io)
 {
     static const char *const keys[] = {"anyOf", "oneOf"};
     bool unique = false, lists = false, scalar = true;
     unsigned types = terms->never ? 0 : UINT32_MAX, inner = 0;
     for (uint32_t i = 0; i < terms->n; i++) {
         const json_t *s = terms->list[i].schema, *items = json_object_get(s, "items");
-        const cn_schema_place place = {.keyword = "anyOf", .index = CN_SCHEMA_NO_INDEX};
         types &= cn_schema_types(s);
         unique |= json_is_true(json_object_get(s, "uniqueItems"));
         if (json_object_get(s, "const") || json_object_get(s, "enum")) types = 0;
         if (json_is_object(items) && !json_object_get(items, "$ref"))
-            scalar &= (cn_schema_types(items) & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY)) != 0;
+            scalar &= has_scalar_type(cn_schema_types(items));
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
             json_t *list = json_object_get(s, keys[k]);
             lists |= list != NULL;
-            CN_TRY(find_array_kinds(job, place, list, depth + 1, &inner));
+            CN_TRY(find_array_kinds(job, part, list, keys[k], depth + 1, &inner));
         }
     }
     if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
-    if (!lists) inner = scalar ? REPEATS : 0;
+    if (!lists) inner = scalar ? EQUAL_ITEMS : 0;
     *io |= unique ? UNIQUE : inner;
     return CN_OK;
 }
 
-static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, json_t *list,
+/* Adds those that are valid under a schema of the list. part and key are for messages. */
+static cn_status find_array_kinds(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
                                   uint32_t depth, unsigned *io)
 {
+    const cn_schema_place place = {.parent = part, .keyword = key, .index = CN_SCHEMA_NO_INDEX};
     size_t i;
     json_t *v;
     if (depth > MAX_ALTERNATIVES_DEPTH) return CN_OK;
@@ -319,7 +327,7 @@ static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, jso
         cn_schema_terms terms = {0};
         if (!cn_net_spend(job->net, 1)) return job->net->status;
         cn_status status = cn_schema_add_terms(job, place, v, &terms);
-        if (status == CN_OK) status = add_array_kinds(job, &terms, depth, io);
+        if (status == CN_OK) status = add_array_kinds(job, part, &terms, depth, io);
         cn_schema_terms_free(&terms);
         CN_TRY(status);
     }
@@ -329,15 +337,14 @@ static cn_status find_array_kinds(cn_schema_job *job, cn_schema_place place, jso
 cn_status cn_schema_check_arrays(cn_schema_job *job, uint32_t part, json_t *list, const char *key)
 {
     const cn_schema_terms *terms = &job->parts[part].terms;
-    const cn_schema_place place = {.parent = part, .keyword = key, .index = CN_SCHEMA_NO_INDEX};
     unsigned types = UINT32_MAX, kinds = 0;
     for (uint32_t i = 0; i < terms->n; i++) {
         types &= cn_schema_types(terms->list[i].schema);
         if (json_is_true(json_object_get(terms->list[i].schema, "uniqueItems"))) return CN_OK;
     }
     if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
-    CN_TRY(find_array_kinds(job, place, list, 0, &kinds));
-    if (kinds != (UNIQUE | REPEATS)) return CN_OK;
+    CN_TRY(find_array_kinds(job, part, list, key, 0, &kinds));
+    if (kinds != (UNIQUE | EQUAL_ITEMS)) return CN_OK;
     return cn_schema_drop(job, part, "uniqueItems of some schemas of %s but not of all", key);
 }
 
@@ -379,7 +386,7 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
     if (form.unique)
         CN_TRY(try_unique(job, part, &form, at, rule, &done));
     else
-        CN_TRY(mark_repeats(job, part, &form));
+        CN_TRY(mark_equal_items(job, part, &form));
     if (done) return CN_OK;
     CN_TRY(emit_first(job, part, &form, rule, &at));
     if (n >= form.least) close_array(job, at, rule.end, n == 0);
