@@ -48,11 +48,32 @@ static void only_a_sent_length_is_not_cut(void **state)
     }
 }
 
+enum { REFUSED = -1 };
+
+/* p: the prompt and what is special. expected: tokens of output, or REFUSED. */
+static void check_length(run *r, cn_request_params p, uint32_t max_tokens, uint32_t min_tokens,
+                         int expected)
+{
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    cn_engine_default_kv(r->engine, &p.kv);
+    p.sampling.ignore_eos = true;
+    p.sampling.max_tokens = max_tokens;
+    p.sampling.min_tokens = min_tokens;
+    if (expected == REFUSED) {
+        assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
+        return;
+    }
+    const run_sample *s = r->samples[run_submit(r, &p)];
+    run_finish(r);
+    assert_int_equal(s->n_tokens, expected);
+    assert_int_equal(s->finish, CN_FINISH_LENGTH);
+}
+
 /* A length is cut if the request allows it. Without output the prompt may fill the context. */
 static void lengths_fit_the_context(void **state)
 {
     (void)state;
-    enum { CONTEXT = 32, REFUSED = -1 };
+    enum { CONTEXT = 32 };
     static const struct {
         uint32_t n_prompt, max_tokens, min_tokens;
         bool cut, no_output;
@@ -69,26 +90,13 @@ static void lengths_fit_the_context(void **state)
     run r;
     run_open(&r, (const char *[]){"max-model-len", "32", "block-size", "16",
                                   "kv-cache-memory-bytes", "16M", NULL});
-    int n_sent = 0;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_request_params p = {.tokens = prompt,
-                               .n_tokens = cases[i].n_prompt,
-                               .cut_max_tokens = cases[i].cut,
-                               .no_output = cases[i].no_output};
-        cn_engine_default_sampling(r.engine, &p.sampling);
-        cn_engine_default_kv(r.engine, &p.kv);
-        p.sampling.ignore_eos = true;
-        p.sampling.max_tokens = cases[i].max_tokens;
-        p.sampling.min_tokens = cases[i].min_tokens;
-        if (cases[i].expected == REFUSED) {
-            assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-            continue;
-        }
-        run_submit(&r, &p);
-        run_finish(&r);
-        assert_int_equal(r.samples[n_sent][0].n_tokens, cases[i].expected);
-        assert_int_equal(r.samples[n_sent++][0].finish, CN_FINISH_LENGTH);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_length(&r,
+                     (cn_request_params){.tokens = prompt,
+                                         .n_tokens = cases[i].n_prompt,
+                                         .cut_max_tokens = cases[i].cut,
+                                         .no_output = cases[i].no_output},
+                     cases[i].max_tokens, cases[i].min_tokens, cases[i].expected);
     run_close(&r);
 }
 
@@ -96,7 +104,7 @@ static void lengths_fit_the_context(void **state)
 static void lengths_fit_the_pool(void **state)
 {
     (void)state;
-    enum { REFUSED = -1, ASKED = CN_CLASS_INTERACTIVE, BATCH = CN_CLASS_BATCH };
+    enum { ASKED = CN_CLASS_INTERACTIVE, BATCH = CN_CLASS_BATCH };
     static const struct {
         uint32_t n_prompt, max_tokens, min_tokens;
         bool cut;
@@ -113,25 +121,13 @@ static void lengths_fit_the_pool(void **state)
     run r;
     run_open(&r, (const char *[]){"max-model-len", "128", "block-size", "16",
                                   "num-gpu-blocks-override", "3", NULL});
-    int n_sent = 0;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_request_params p = {.tokens = prompt,
-                               .n_tokens = cases[i].n_prompt,
-                               .klass = (cn_class)cases[i].klass,
-                               .cut_max_tokens = cases[i].cut};
-        cn_engine_default_sampling(r.engine, &p.sampling);
-        cn_engine_default_kv(r.engine, &p.kv);
-        p.sampling.ignore_eos = true;
-        p.sampling.max_tokens = cases[i].max_tokens;
-        p.sampling.min_tokens = cases[i].min_tokens;
-        if (cases[i].expected == REFUSED) {
-            assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-            continue;
-        }
-        run_submit(&r, &p);
-        run_finish(&r);
-        assert_int_equal(r.samples[n_sent++][0].n_tokens, cases[i].expected);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_length(&r,
+                     (cn_request_params){.tokens = prompt,
+                                         .n_tokens = cases[i].n_prompt,
+                                         .klass = (cn_class)cases[i].klass,
+                                         .cut_max_tokens = cases[i].cut},
+                     cases[i].max_tokens, cases[i].min_tokens, cases[i].expected);
     run_close(&r);
 }
 
