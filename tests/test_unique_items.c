@@ -277,7 +277,7 @@ static void tokens_that_end_equal_items_are_banned(void **state)
     cn_grammars_free(g);
 }
 
-/* The text of many items, all of which begin alike, and the same one again. */
+/* Many items that begin alike. An item that is equal to one of them is still refused. */
 static void many_items_take_few_steps(void **state)
 {
     (void)state;
