@@ -147,6 +147,26 @@ static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
     return enough;
 }
 
+/* Slots and reservations are granted foremost first, so sequences that lack theirs must go back to
+ * the queue before one after them gets it. Whether all of them before `end` may be preempted; NULL:
+ * all of the list. */
+static bool lacking_make_way(const cn_scheduler *s, const cn_seq *end)
+{
+    const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    for (const cn_seq *v = none->head; v != end; v = cn_seq_list_next(none, v))
+        if (cn_seq_is_lacking(v) && !makes_way(v)) return false;
+    return true;
+}
+
+static void preempt_lacking(cn_scheduler *s, const cn_seq *end)
+{
+    const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    for (cn_seq *v = none->head, *next; v != end; v = next) {
+        next = cn_seq_list_next(none, v);
+        if (cn_seq_is_lacking(v)) cn_sched_preempt(s, v);
+    }
+}
+
 void cn_sched_make_way(cn_scheduler *s)
 {
     cn_seq *q = cn_sched_next_interactive(s);
@@ -155,7 +175,7 @@ void cn_sched_make_way(cn_scheduler *s)
     const bool ring = cn_seq_is_ring_user(q);
     const bool holds = cn_seq_is_constrained(s, q);
     /* A free slot would not go to q. */
-    if ((ring && cn_sched_lacks_slot(s, q->klass)) || (holds && s->n_lacking > 0)) return;
+    if ((ring && cn_sched_lacks_slot(s, q->klass)) || (holds && !lacking_make_way(s, NULL))) return;
     room want = {.blocks = cn_sched_count_wanted(s, q),
                  .seats = 1,
                  .slots = ring,
@@ -165,7 +185,7 @@ void cn_sched_make_way(cn_scheduler *s)
         want.slots = cn_kv_needs_slot(&q->kv);
         want.reservable = q->n_max;
     }
-    try_make_room(s, q, &want);
+    if (try_make_room(s, q, &want) && holds) preempt_lacking(s, NULL);
 }
 
 static bool is_stuck_interactive(const cn_scheduler *s, const cn_seq *q)
@@ -178,23 +198,11 @@ void cn_sched_make_way_to_hold(cn_scheduler *s)
 {
     const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
     if (s->n_lacking == 0) return;
-    /* Slots are granted foremost first, so batch sequences ahead of q that lack one must go back to
-     * the queue. */
-    cn_seq *q = none->head;
-    uint32_t n_ahead = 0;
-    for (; q && !is_stuck_interactive(s, q); q = cn_seq_list_next(none, q)) {
-        if (!cn_seq_is_lacking(q)) continue;
-        if (!makes_way(q)) return;
-        n_ahead++;
-    }
-    if (!q) return;
+    const cn_seq *q = none->head;
+    while (q && !is_stuck_interactive(s, q)) q = cn_seq_list_next(none, q);
+    if (!q || !lacking_make_way(s, q)) return;
     const room want = {.slots = cn_kv_needs_slot(&q->kv), .reservable = q->n_max};
     if (!try_make_room(s, q, &want)) return;
-    for (cn_seq *v = none->head, *next; n_ahead > 0; v = next) {
-        next = cn_seq_list_next(none, v);
-        if (!cn_seq_is_lacking(v)) continue;
-        cn_sched_preempt(s, v);
-        n_ahead--;
-    }
+    preempt_lacking(s, q);
     cn_sched_grant(s);
 }

@@ -289,6 +289,33 @@ static void a_ring_user_that_waits_for_a_block_gives_up_its_slot(void **state)
     rig_done(&r);
 }
 
+/* A request whose first event counts every query needs its slot at once. One batch request has the
+ * slot, another runs without one. */
+static void a_batch_request_makes_way_for_a_slot_at_admission(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options(1);
+    o.window_tokens = 40;
+    rig r = rig_make(o);
+    cn_seq *holder = rig_add(&r, 1, 4, 90, rig_zip(40));
+    cn_seq *lacking = rig_add(&r, 50, 4, 90, rig_zip(40));
+    rig_step(&r);
+    rig_step(&r);
+    assert_true(cn_seq_is_lacking(lacking) && holder->query_slot >= 0);
+    cn_kv_params all = rig_zip(8);
+    all.rule = CN_RULE_SCALED;
+    all.observe_tokens = 40;
+    cn_seq *now = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 4, 20, all);
+    assert_int_equal(cn_seq_window_start(now), 0);
+    rig_step(&r);
+    assert_int_equal(now->state, CN_SEQ_RUNNING);
+    assert_true(now->query_slot >= 0);
+    step_until(&r, now, CN_SEQ_FINISHED);
+    step_until(&r, holder, CN_SEQ_FINISHED);
+    step_until(&r, lacking, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
 /* A batch request is preempted for an interactive one only if it holds the slot. */
 static void a_batch_ring_user_makes_way_with_its_slot(void **state)
 {
@@ -375,6 +402,7 @@ int main(void)
         cmocka_unit_test(tokens_decoded_with_a_selector_are_not_taken_from_a_prompt),
         cmocka_unit_test(a_ring_user_takes_no_slot_that_a_running_request_lacks),
         cmocka_unit_test(a_ring_user_that_waits_for_a_block_gives_up_its_slot),
+        cmocka_unit_test(a_batch_request_makes_way_for_a_slot_at_admission),
         cmocka_unit_test(a_batch_ring_user_makes_way_with_its_slot),
         cmocka_unit_test(zip_and_ring_users_share_the_slots_and_all_end),
         cmocka_unit_test(selectors_that_the_engine_has_no_room_for_are_refused),
