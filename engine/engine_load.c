@@ -379,6 +379,7 @@ cn_status cn_engine_create(cn_engine **out, const cn_config *c)
 {
     cn_engine *e = cn_calloc(1, sizeof *e);
     if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
+    e->mask_share = CN_MASK_SHARE;
     cn_status status = cn_config_copy(&e->config, c);
     if (status == CN_OK) status = build(e);
     if (status != CN_OK) {

@@ -39,6 +39,9 @@ typedef struct cn_sample {
     cn_list_node late_node;
     bool is_late;
     uint32_t late_row, *late_mask;
+    /* The tokens that continue the text of kept_at tokens, if uniqueItems applies; see
+     * token_masks.c. [ceil(V / 32)] NULL: none were kept. */
+    uint32_t *kept, kept_at;
     const char *mask_error; /* why the last mask could not be made, or NULL */
     bool done;
 } cn_sample;
@@ -105,7 +108,7 @@ typedef struct cn_flight {
     cn_home_flight homes;
 } cn_flight;
 
-enum { CN_FLIGHTS = 2 };
+enum { CN_FLIGHTS = 2, CN_MASK_SHARE = 3000000 };
 
 struct cn_engine {
     cn_config *config; /* a copy */
@@ -147,6 +150,7 @@ struct cn_engine {
     bool forms_changed;    /* a form may be compiled or used that could not be before */
     uint32_t n_away_forms; /* live requests with is_away */
     cn_list late;          /* samples whose next mask is not made */
+    uint64_t mask_share;   /* automaton steps that the masks of a step take: CN_MASK_SHARE */
     uint64_t mask_work;    /* automaton steps that are left in this step */
     bool has_mask_room;    /* the grammars' memory was bounded in this step */
     /* Host memory that the sample op reads, [max_rows, ceil(V / 32)]. Written when the tokens of

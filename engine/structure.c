@@ -170,7 +170,10 @@ static void leave_compiler(cn_engine *e, cn_engine_request *r)
 void cn_structure_close(cn_engine *e, cn_engine_request *r)
 {
     cn_token_rules_free(&r->rules);
-    for (uint32_t i = 0; i < r->n_samples; i++) cn_matcher_end(&r->samples[i].matcher);
+    for (uint32_t i = 0; i < r->n_samples; i++) {
+        cn_matcher_end(&r->samples[i].matcher);
+        cn_free(r->samples[i].kept);
+    }
     cn_grammars_close(r->grammar);
     if (r->compiling) leave_compiler(e, r);
     cn_form_free(&r->form);

@@ -3,24 +3,28 @@
  *
  * A grammar begins after the reasoning. Inside the reasoning any token may follow but EOS.
  *
- * All masks of an engine step take at most STEP_WORK automaton steps. A row whose mask is not made
- * by then is late and sits out: its token is not sampled, the scheduler takes the row back, and no
- * row is planned for it before the mask is made. Masks of the owner whose running requests have
- * taken the fewest automaton steps come first. So a costly form delays its own text, and others
- * only by STEP_WORK. What is sampled does not depend on it.
+ * All masks of an engine step take at most cn_engine.mask_share automaton steps. A row whose mask
+ * is not made by then is late and sits out: its token is not sampled, the scheduler takes the row
+ * back, and no row is planned for it before the mask is made. Masks of the owner whose running
+ * requests have taken the fewest automaton steps come first, and of those the one that is late for
+ * longest. So a costly form delays its own text, and others only by the share. What is sampled does
+ * not depend on it. The first token of a text does not wait: its mask was made with the form.
+ *
+ * The automaton keeps the masks that it makes. What uniqueItems takes out of one is found for one
+ * text, so a mask that is made while its row sits out is kept with the sample.
  *
  * A text may cost FREE_COST automaton steps, and TOKEN_COST more for each token. The cost of a mask
  * depends on the form and the text alone (automaton.h), so the same request always ends in the same
  * way.
  *
  * The exchange of an away row cannot be repeated (HOMES.md §6). If there are such requests with
- * a form, the masks of their rows are made before the step is planned. */
+ * a form, the masks of their rows are made before the step is planned, and kept likewise. */
 #include <string.h>
 
 #include "engine/engine_state.h"
 #include "engine/grammar/unique_masks.h"
 
-enum { STEP_WORK = 3000000, FREE_COST = 1 << 28, TOKEN_COST = 10000000 };
+enum { FREE_COST = 1 << 28, TOKEN_COST = 10000000 };
 
 static const char too_costly[] =
     "structured output: the tokens that may follow the text take too many automaton steps "
@@ -51,7 +55,42 @@ static const uint32_t *made_mask(cn_sample *s)
 
 static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
 
-/* The tokens that continue the text. */
+static bool is_too_costly(const cn_sample *s)
+{
+    const uint64_t n_output = s->seq->n_tokens - s->seq->n_prompt;
+    return s->mask_cost + cn_matcher_mask_cost(&s->matcher) >
+           FREE_COST + TOKEN_COST * (n_output + 1);
+}
+
+static bool has_unique(const cn_sample *s) { return cn_automaton_has_unique(s->matcher.automaton); }
+
+static bool is_kept(const cn_sample *s) { return s->kept && s->kept_at == s->seq->n_tokens; }
+
+/* The tokens that continue the text, from a mask that is made. */
+static void find_tokens(cn_engine *e, cn_sample *s, uint32_t *mask)
+{
+    memcpy(mask, made_mask(s), cn_mask_words(e->model_config.vocab) * sizeof *mask);
+    uint64_t steps = 0;
+    const cn_status status = cn_matcher_exclude(&s->matcher, mask, &steps);
+    if (status != CN_OK) s->mask_error = status == CN_ERR_MEMORY ? no_memory : too_many_items;
+    e->mask_work -= steps < e->mask_work ? steps : e->mask_work;
+    s->seq->mask_steps += steps;
+    s->mask_cost += steps + cn_matcher_mask_cost(&s->matcher);
+}
+
+/* Finds them for the next row of the sample. */
+static void keep_tokens(cn_engine *e, cn_sample *s)
+{
+    if (!s->kept) s->kept = cn_calloc(cn_mask_words(e->model_config.vocab), sizeof *s->kept);
+    if (!s->kept) {
+        s->mask_error = no_memory;
+        return;
+    }
+    find_tokens(e, s, s->kept);
+    s->kept_at = s->seq->n_tokens;
+}
+
+/* The tokens that the form allows. */
 static void write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
 {
     const uint32_t vocab = e->model_config.vocab;
@@ -60,22 +99,12 @@ static void write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
         for (uint32_t i = 0; i < e->n_eos; i++) cn_mask_ban(mask, e->eos[i]);
         return;
     }
-    memcpy(mask, made_mask(s), cn_mask_words(vocab) * sizeof *mask);
-    uint64_t steps = 0;
-    const cn_status status = cn_matcher_exclude(&s->matcher, mask, &steps);
-    if (status != CN_OK) s->mask_error = status == CN_ERR_MEMORY ? no_memory : too_many_items;
-    e->mask_work -= steps < e->mask_work ? steps : e->mask_work;
-    s->seq->mask_steps += steps;
-    s->mask_cost += steps + cn_matcher_mask_cost(&s->matcher);
+    if (is_kept(s))
+        memcpy(mask, s->kept, cn_mask_words(vocab) * sizeof *mask);
+    else
+        find_tokens(e, s, mask);
     if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
         allow(mask, (uint32_t)e->reasoning.open_id);
-}
-
-static bool is_too_costly(const cn_sample *s)
-{
-    const uint64_t n_output = s->seq->n_tokens - s->seq->n_prompt;
-    return s->mask_cost + cn_matcher_mask_cost(&s->matcher) >
-           FREE_COST + TOKEN_COST * (n_output + 1);
 }
 
 /* Writes a mask that allows nothing if the sample has a mask_error: no token is then sampled. */
@@ -87,7 +116,7 @@ static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
     cn_sample_row row;
     memset(mask, 0, cn_mask_words(vocab) * sizeof *mask);
     if (s->mask_error) return;
-    if (has_begun(s) && is_too_costly(s)) {
+    if (has_begun(s) && !is_kept(s) && is_too_costly(s)) {
         s->mask_error = too_costly;
         return;
     }
@@ -159,7 +188,10 @@ static void make_late(cn_engine *e)
         cn_sample *s = choose_late(e);
         if (!try_make(s, &e->mask_work)) continue;
         cn_structure_end_late(e, s);
-        if (s->late_mask) write_mask(e, s, s->late_mask);
+        if (s->late_mask)
+            write_mask(e, s, s->late_mask);
+        else if (!s->mask_error && has_unique(s))
+            keep_tokens(e, s);
     }
 }
 
@@ -167,7 +199,7 @@ static void make_late(cn_engine *e)
 
 void cn_structure_begin_step(cn_engine *e)
 {
-    e->mask_work = STEP_WORK;
+    e->mask_work = e->mask_share;
     e->has_mask_room = false;
 }
 
@@ -179,10 +211,12 @@ static void make_room(cn_engine *e)
     e->has_mask_room = true;
 }
 
-static bool must_be_early(const cn_sample *s)
+/* Whether the mask of a row takes automaton steps that can wait. */
+static bool takes_work(cn_sample *s)
 {
-    return !s->done && !s->is_late && has_begun(s) && s->seq->n_tokens > s->seq->n_prompt &&
-           !made_mask((cn_sample *)(uintptr_t)s);
+    if (s->done || s->mask_error || !has_begun(s) || s->seq->n_tokens == s->seq->n_prompt)
+        return false;
+    return !is_kept(s) && (has_unique(s) || !made_mask(s));
 }
 
 void cn_structure_make_early(cn_engine *e)
@@ -192,7 +226,7 @@ void cn_structure_make_early(cn_engine *e)
         cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
         for (uint32_t i = 0; r->is_away && i < r->n_samples; i++) {
             cn_sample *s = &r->samples[i];
-            if (!must_be_early(s)) continue;
+            if (s->is_late || !takes_work(s)) continue;
             put_late(e, s, 0, NULL);
             s->seq->paused = true;
         }
@@ -214,14 +248,6 @@ static void sit_out(cn_flight *f, cn_sample *s)
     s->seq->paused = true;
 }
 
-/* Whether the mask of a row takes automaton steps now: it is not made, or uniqueItems takes tokens
- * out of it. The latter are found for one text and one step, so an away row does not wait. */
-static bool takes_work(cn_sample *s)
-{
-    if (!made_mask(s)) return true;
-    return !s->request->is_away && cn_automaton_has_unique(s->matcher.automaton);
-}
-
 void cn_structure_write_masks(cn_engine *e, cn_flight *f)
 {
     const uint32_t n = cn_mask_words(e->model_config.vocab);
@@ -231,7 +257,7 @@ void cn_structure_write_masks(cn_engine *e, cn_flight *f)
         cn_sample *s = f->seqs[i]->user;
         if (!s->request->has_mask) continue;
         memset(mask, 0, n * sizeof *mask);
-        if (!s->done && !s->mask_error && has_begun(s) && takes_work(s))
+        if (takes_work(s))
             put_late(e, s, i, mask);
         else if (!s->done)
             write_mask(e, s, mask);

@@ -1,6 +1,7 @@
 /* test_structure_bounds.c - costly forms in an engine: they are compiled beside the steps, for one
  * waiting request of an owner; a row whose mask is late sits out while others go on, and samples
- * the same tokens; a text that costs too much ends, wherever it runs. */
+ * the same tokens; rows whose items must differ take turns; a text that costs too much ends,
+ * wherever it runs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -99,42 +100,50 @@ static void late_rows_sample_the_same_tokens(void **state)
     check_kind("penalties", OPTIONS("repetition-penalty", "1.3"));
 }
 
+/* KV that lies at another home from the first token on. */
+static const char *const away[] = {"block-size",
+                                   "64",
+                                   "kv-selectors",
+                                   "spade",
+                                   "kv-homes",
+                                   "peer",
+                                   "cache-device",
+                                   "cpu",
+                                   "home-space",
+                                   "0.1",
+                                   "kv-select",
+                                   "spade",
+                                   "select-tokens",
+                                   "64",
+                                   "kv-home",
+                                   "peer",
+                                   "select-cap",
+                                   "8",
+                                   NULL};
+
+/* A prompt of N_PROMPT tokens. */
+static void set_long_prompt(cn_request_params *p)
+{
+    static uint32_t prompt[N_PROMPT];
+    for (uint32_t i = 0; i < N_PROMPT; i++) prompt[i] = 97 + i % 26;
+    p->messages = NULL;
+    p->n_messages = 0;
+    p->tokens = prompt;
+    p->n_tokens = N_PROMPT;
+}
+
 /* An exchange with a home changes what the next step attends to, so it is not repeated: the rows
  * are paused before the step. */
 static void away_rows_run_once(void **state)
 {
     (void)state;
-    static const char *const options[] = {"block-size",
-                                          "64",
-                                          "kv-selectors",
-                                          "spade",
-                                          "kv-homes",
-                                          "peer",
-                                          "cache-device",
-                                          "cpu",
-                                          "home-space",
-                                          "0.1",
-                                          "kv-select",
-                                          "spade",
-                                          "select-tokens",
-                                          "64",
-                                          "kv-home",
-                                          "peer",
-                                          "select-cap",
-                                          "8",
-                                          NULL};
     run *both[2];
-    uint32_t prompt[N_PROMPT];
-    for (uint32_t i = 0; i < N_PROMPT; i++) prompt[i] = 97 + i % 26;
     for (int async = 0; async < 2; async++) {
         run *r = both[async] =
-            run_new(options, (const char *const[]){"async-scheduling", async ? "on" : "off", NULL});
+            run_new(away, (const char *const[]){"async-scheduling", async ? "on" : "off", NULL});
         for (uint32_t i = 0; i < 2; i++) {
             cn_request_params p = params(r, i ? NULL : COSTLY, i ? N_FREE : 2 * N_TOKENS, i);
-            p.messages = NULL;
-            p.n_messages = 0;
-            p.tokens = prompt;
-            p.n_tokens = N_PROMPT;
+            set_long_prompt(&p);
             run_submit(r, &p);
         }
         assert_true(finish(r) > 3);
@@ -181,6 +190,102 @@ static void others_go_on_beside_late_rows(void **state)
     for (uint32_t k = 0; k < i; k++) cn_engine_cancel(r.engine, r.ids[k]);
     run_finish(&r);
     run_close(&r);
+}
+
+/* ---- items that differ ---- */
+
+static cn_request_params different_items(const run *r, uint32_t max_tokens, uint64_t seed)
+{
+    cn_request_params p = params(r, NULL, max_tokens, seed);
+    p.structure = (cn_structure){CN_STRUCTURE_SCHEMA,
+                                 "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":"
+                                 "100,\"maximum\":999},\"uniqueItems\":true,\"minItems\":80}",
+                                 NULL, true};
+    p.sampling.ignore_eos = false;
+    return p;
+}
+
+/* Makes a longer text, whose masks the automaton then has: those of the others lack only what
+ * uniqueItems takes out. */
+static void make_masks(run *r)
+{
+    const cn_request_params p = different_items(r, 300, 100);
+    const uint32_t i = run_submit(r, &p);
+    finish(r);
+    assert_int_equal(r->samples[i][0].finish, CN_FINISH_LENGTH);
+}
+
+/* Each step has time for the mask of one row. */
+static void rows_whose_items_must_differ_take_turns(void **state)
+{
+    (void)state;
+    enum { N_ROWS = 4, N_STEPS = 200 };
+    static run r;
+    uint32_t before[N_ROWS + 1];
+    for (int async = 0; async < 2; async++) {
+        run_open(&r, (const char *[]){"async-scheduling", async ? "on" : "off", NULL});
+        make_masks(&r);
+        for (uint32_t i = 1; i <= N_ROWS; i++) {
+            cn_request_params p = different_items(&r, 400, i);
+            p.owner = 1;
+            run_submit(&r, &p);
+        }
+        run_steps(&r, 20);
+        r.engine->mask_share = 1;
+        for (uint32_t i = 1; i <= N_ROWS; i++) before[i] = r.samples[i][0].n_tokens;
+        run_steps(&r, N_STEPS);
+        for (uint32_t i = 1; i <= N_ROWS; i++)
+            assert_in_range(r.samples[i][0].n_tokens - before[i], N_STEPS / N_ROWS - 5,
+                            N_STEPS / N_ROWS + 5);
+        for (uint32_t i = 1; i <= N_ROWS; i++) cn_engine_cancel(r.engine, r.ids[i]);
+        run_finish(&r);
+        run_close(&r);
+    }
+}
+
+/* Steps until done. Each has time for one mask, and those of first tokens, which do not wait. */
+static void finish_by_turns(run *r, uint32_t n_rows, uint32_t n_tokens)
+{
+    uint32_t n = 0;
+    for (bool idle = false; !idle; n++)
+        if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+    assert_in_range(n, n_rows * (n_tokens - 1), 2 * n_rows * n_tokens);
+}
+
+/* The share changes no token, not that of rows whose KV lies elsewhere either. */
+static void check_small_share(const char *const *options)
+{
+    enum { N_ROWS = 3, N = 60 };
+    run *r[2];
+    for (uint32_t k = 0; k < 2; k++) {
+        r[k] = run_new(options, (const char *const[]){"async-scheduling", "on", NULL});
+        make_masks(r[k]);
+        if (k == 1) r[k]->engine->mask_share = 1;
+        for (uint32_t i = 1; i <= N_ROWS; i++) {
+            cn_request_params p = different_items(r[k], N, i);
+            if (options) set_long_prompt(&p);
+            p.owner = i / 2;
+            run_submit(r[k], &p);
+        }
+        if (k == 1)
+            finish_by_turns(r[k], N_ROWS, N);
+        else
+            finish(r[k]);
+    }
+    for (uint32_t i = 1; i <= N_ROWS; i++) {
+        assert_int_equal(r[0]->samples[i][0].finish, CN_FINISH_LENGTH);
+        assert_true(!options || r[0]->samples[i][0].usage.kv.exchanges > 0);
+        run_assert_same(r[0], i, r[1], i, 0);
+    }
+    run_free(r[0]);
+    run_free(r[1]);
+}
+
+static void a_small_share_samples_the_same_tokens(void **state)
+{
+    (void)state;
+    check_small_share(NULL);
+    check_small_share(away);
 }
 
 static void a_text_that_costs_too_much_ends(void **state)
@@ -314,6 +419,8 @@ int main(void)
         cmocka_unit_test(late_rows_sample_the_same_tokens),
         cmocka_unit_test(away_rows_run_once),
         cmocka_unit_test(others_go_on_beside_late_rows),
+        cmocka_unit_test(rows_whose_items_must_differ_take_turns),
+        cmocka_unit_test(a_small_share_samples_the_same_tokens),
         cmocka_unit_test(a_text_that_costs_too_much_ends),
         cmocka_unit_test(a_late_row_can_be_cancelled),
         cmocka_unit_test(forms_are_compiled_beside_the_steps),
