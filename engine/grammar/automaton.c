@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    UNKNOWN = UINT32_MAX, /* a transition that was not taken yet */
+    UNKNOWN = UINT32_MAX, /* a state that was not made yet */
     BYTES = 256,
     FIRST_TABLE = 64,
     MAX_WORK = 4 * CN_AUTOMATON_MAX_PLACES,
@@ -29,6 +29,7 @@ typedef struct place {
 typedef struct frame {
     place around; /* where the call returns to */
     uint32_t depth;
+    bool in_unique; /* inside an array whose items differ */
 } frame;
 
 /* A transition. */
@@ -42,6 +43,7 @@ typedef struct state {
     place *places; /* [n] sorted; those with a byte edge */
     uint32_t n;
     bool accepts, opens; /* the text matches; an array whose items differ has begun */
+    uint32_t outside;    /* the state without places in such an array; UNKNOWN */
     move *moves;         /* [BYTES], or NULL */
     uint32_t *mask;      /* or NULL */
     uint64_t mask_cost;  /* with the mask */
@@ -83,7 +85,7 @@ struct cn_automaton {
     place *work, *kernel;
     uint32_t n_work, n_kernel, cap_work;
     index_table met; /* of work, index + 1 */
-    bool accepts, opens, equal_items;
+    bool accepts, opens;
     uint64_t n_worked; /* work since the automaton was made */
     mask_walk walk;
 };
@@ -132,7 +134,7 @@ static bool is_full(const index_table *t) { return 2 * (t->n + 1) > t->cap; }
 
 /* ---- frames ---- */
 
-static cn_status intern_frame(tables *t, place around, uint32_t *out)
+static cn_status intern_frame(tables *t, place around, bool in_unique, uint32_t *out)
 {
     if (is_full(&t->frame_index)) {
         CN_TRY(table_grow(&t->frame_index));
@@ -156,7 +158,7 @@ static cn_status intern_frame(tables *t, place around, uint32_t *out)
         t->cap_frames = cap;
     }
     *out = t->n_frames++;
-    t->frames[*out] = (frame){around, t->frames[around.frame].depth + 1};
+    t->frames[*out] = (frame){around, t->frames[around.frame].depth + 1, in_unique};
     table_put(&t->frame_index, hash, *out);
     return CN_OK;
 }
@@ -192,6 +194,7 @@ static cn_status add_state(tables *t, const state *s, uint32_t *out)
     *out = t->n_states++;
     t->states[*out] = *s;
     t->states[*out].places = copy;
+    t->states[*out].outside = UNKNOWN;
     return CN_OK;
 }
 
@@ -297,7 +300,8 @@ static cn_status enter_call(cn_automaton *a, const cn_net_edge *e, uint32_t arou
     if (!after->end) {
         const uint32_t least = a->net.nodes[a->net.rules[e->rule].start].height + 1u;
         if (least + a->t.frames[around].depth > CN_NET_MAX_DEPTH) return CN_OK;
-        CN_TRY(intern_frame(&a->t, (place){e->to, around}, &inside));
+        CN_TRY(intern_frame(&a->t, (place){e->to, around},
+                            after->ends_unique || a->t.frames[around].in_unique, &inside));
     }
     return meet(a, (place){a->net.rules[e->rule].start, inside});
 }
@@ -306,7 +310,6 @@ static cn_status follow(cn_automaton *a, place p)
 {
     const cn_net_node *node = &a->net.nodes[p.node];
     a->opens |= node->unique;
-    a->equal_items |= node->equal_items;
     if (node->end) {
         if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
         a->accepts = true;
@@ -334,7 +337,7 @@ static void open_closure(cn_automaton *a)
         a->met.slots[at] = 0;
     }
     a->n_work = a->n_kernel = a->met.n = 0;
-    a->accepts = a->opens = a->equal_items = false;
+    a->accepts = a->opens = false;
 }
 
 /* `began`: n_worked before the closure was opened. */
@@ -347,10 +350,8 @@ static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
     a->n_worked += SORT_WORK * a->n_kernel;
     if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
     if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
-    const state s = {.places = a->kernel,
-                     .n = a->n_kernel,
-                     .accepts = a->accepts,
-                     .opens = a->opens && !a->equal_items};
+    const state s = {
+        .places = a->kernel, .n = a->n_kernel, .accepts = a->accepts, .opens = a->opens};
     return intern_state(&a->t, &s, out);
 }
 
@@ -556,15 +557,19 @@ void cn_matcher_end(cn_matcher *m)
     *m = (cn_matcher){0};
 }
 
-/* Follows the items of arrays. */
-static cn_status read_item(cn_matcher *m, uint8_t byte)
+/* Follows the items of arrays. The byte has led from a state to that of the matcher. */
+static cn_status read_item(cn_matcher *m, uint32_t from, uint8_t byte)
 {
     bool same;
+    uint64_t steps = 0;
     CN_TRY(
         cn_unique_items_read(&m->items, byte, cn_automaton_opens(m->automaton, m->state), &same));
+    if (same) {
+        CN_TRY(cn_automaton_step_outside(m->automaton, from, byte, &m->state, &steps));
+        m->items.at.place = CN_ITEMS_NONE;
+    }
     cn_unique_items_keep(&m->items);
-    if (!same) return CN_OK;
-    m->state = CN_STATE_NONE;
+    if (m->state != CN_STATE_NONE) return CN_OK;
     return cn_fail(CN_ERR_ARG, "uniqueItems: byte %u ends an item that is equal to an earlier one",
                    byte);
 }
@@ -573,13 +578,14 @@ cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t to = CN_STATE_NONE;
-        const cn_status status = step(m->automaton, m->state, (uint8_t)bytes[i], &to);
+        const uint32_t from = m->state;
+        const cn_status status = step(m->automaton, from, (uint8_t)bytes[i], &to);
         m->state = to;
         CN_TRY(status);
         if (to == CN_STATE_NONE)
             return cn_fail(CN_ERR_ARG, "byte %u does not continue a text of the grammar",
                            (uint8_t)bytes[i]);
-        if (m->automaton->net.n_unique > 0) CN_TRY(read_item(m, (uint8_t)bytes[i]));
+        if (m->automaton->net.n_unique > 0) CN_TRY(read_item(m, from, (uint8_t)bytes[i]));
     }
     return CN_OK;
 }
@@ -611,6 +617,33 @@ cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32
     return CN_OK;
 }
 
+/* Makes the state without places in an array whose items differ. */
+static cn_status make_outside(cn_automaton *a, uint32_t id)
+{
+    const uint64_t before = a->t.bytes;
+    uint32_t n = 0, outside;
+    while (a->cap_work < a->t.states[id].n) CN_TRY(grow_work(a));
+    for (uint32_t i = 0; i < a->t.states[id].n; i++) {
+        const place p = a->t.states[id].places[i];
+        if (!a->net.nodes[p.node].ends_unique && !a->t.frames[p.frame].in_unique)
+            a->kernel[n++] = p;
+    }
+    const state s = {.places = a->kernel, .n = n};
+    CN_TRY(intern_state(&a->t, &s, &outside));
+    a->t.states[id].outside = outside;
+    *a->total_bytes += a->t.bytes - before;
+    return CN_OK;
+}
+
+cn_status cn_automaton_step_outside(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
+                                    uint64_t *steps)
+{
+    *steps += a->t.states[from].n;
+    if (a->t.states[from].outside == UNKNOWN) CN_TRY(make_outside(a, from));
+    *to = a->t.states[from].outside;
+    return *to == CN_STATE_NONE ? CN_OK : cn_automaton_step(a, *to, byte, to, steps);
+}
+
 /* ---- memory ---- */
 
 const char *cn_automaton_warnings(const cn_automaton *a) { return a->net.warnings.data; }
@@ -631,8 +664,10 @@ static cn_status move_frame(const tables *from, tables *to, uint32_t f, uint32_t
     uint32_t inside[CN_NET_MAX_DEPTH + 1], n = 0;
     for (; f != NO_FRAME; f = from->frames[f].around.frame) inside[n++] = f;
     *out = NO_FRAME;
-    while (n > 0)
-        CN_TRY(intern_frame(to, (place){from->frames[inside[--n]].around.node, *out}, out));
+    while (n > 0) {
+        const frame *fr = &from->frames[inside[--n]];
+        CN_TRY(intern_frame(to, (place){fr->around.node, *out}, fr->in_unique, out));
+    }
     return CN_OK;
 }
 

@@ -81,6 +81,10 @@ const char *cn_automaton_unique_place(const cn_automaton *a, uint32_t i);
 /* The state after a byte. Adds to *steps what the transition costs an automaton without any. */
 cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
                             uint64_t *steps);
+/* The same for a byte that ends an item which equals an earlier one: what goes on is not in an
+ * array whose items differ. */
+cn_status cn_automaton_step_outside(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
+                                    uint64_t *steps);
 const cn_vocabulary *cn_automaton_vocabulary(const cn_automaton *a);
 
 /* What the network reads although it should not: lines of text, or NULL. Valid as long as a. */

@@ -287,9 +287,8 @@ uint32_t cn_json_mark(cn_net *n, const cn_json_rules *r, uint32_t from, char mar
 
 static void add_array(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
 {
-    const uint32_t begin = cn_net_text(n, rule.start, "[", 1), open = cn_json_space(n, r, begin);
+    const uint32_t open = cn_json_mark(n, r, rule.start, '[');
     const uint32_t item = cn_net_node_new(n), behind = cn_net_node_new(n);
-    cn_net_equal_items(n, begin);
     cn_net_byte(n, open, rule.end, ']', ']');
     cn_net_empty(n, open, item);
     cn_net_call(n, item, behind, r->any_value);

@@ -80,19 +80,6 @@ uint32_t cn_net_rule_new(cn_net *n)
     return n->n_rules++;
 }
 
-void cn_net_unique(cn_net *n, uint32_t node, const char *place)
-{
-    if (n->status != CN_OK) return;
-    n->nodes[node].unique = true;
-    n->n_unique++;
-    n->status = cn_buf_add(&n->places, place, strlen(place) + 1);
-}
-
-void cn_net_equal_items(cn_net *n, uint32_t node)
-{
-    if (n->status == CN_OK) n->nodes[node].equal_items = true;
-}
-
 static void add_edge(cn_net *n, uint32_t from, cn_net_edge edge)
 {
     if (n->n_edges == 0) n->n_edges = 1;
@@ -118,6 +105,16 @@ void cn_net_empty(cn_net *n, uint32_t from, uint32_t to)
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule)
 {
     add_edge(n, from, (cn_net_edge){.to = to, .kind = CN_EDGE_CALL, .rule = rule});
+}
+
+void cn_net_unique(cn_net *n, uint32_t from, uint32_t to, uint32_t rule, const char *place)
+{
+    cn_net_call(n, from, to, rule);
+    if (n->status != CN_OK) return;
+    n->nodes[from].unique = true;
+    n->nodes[to].ends_unique = true;
+    n->n_unique++;
+    n->status = cn_buf_add(&n->places, place, strlen(place) + 1);
 }
 
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len)

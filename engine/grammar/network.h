@@ -33,7 +33,7 @@ typedef struct cn_net_node {
     uint8_t height;   /* calls inside one another that a walk to the end of the rule needs */
     bool end;         /* the end of a rule; it has no edges */
     bool unique;      /* an array begins here whose items differ: after its '[' */
-    bool equal_items; /* an array begins here that may have equal strings, numbers or literals */
+    bool ends_unique; /* before its ']' */
 } cn_net_node;
 
 typedef struct cn_net_rule {
@@ -67,16 +67,15 @@ bool cn_net_spend(cn_net *n, uint64_t steps);
 /* Return the number of a new rule with its start and end, or of a new node; 0 after a failure. */
 uint32_t cn_net_rule_new(cn_net *n);
 uint32_t cn_net_node_new(cn_net *n);
-/* Strings, numbers and literals that are the items of the array which begins at the node differ.
- * place: of the array, for messages. Call it in the order of the nodes. */
-void cn_net_unique(cn_net *n, uint32_t node, const char *place);
-/* They may be equal: where an array of both kinds may begin, its items are not compared. */
-void cn_net_equal_items(cn_net *n, uint32_t node);
 /* Add an edge between two nodes of a rule: it reads one byte from lo to hi, reads nothing, or calls
  * a rule. */
 void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
 void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
+/* Calls a rule of strings, numbers and literals that are the items of an array, between its
+ * brackets: they differ. `to` has no other edge to it. place: of the array, for messages. Call it
+ * in the order of `from`. */
+void cn_net_unique(cn_net *n, uint32_t from, uint32_t to, uint32_t rule, const char *place);
 /* Reads the bytes one after the other; returns the node after them. */
 uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
 

@@ -318,7 +318,6 @@ static cn_status emit_alternatives(cn_schema_job *job, uint32_t part, uint32_t a
                            "anyOf)",
                            a, b));
     }
-    CN_TRY(cn_schema_check_arrays(job, part, list, key));
     json_array_foreach(list, i, v)
     {
         uint32_t called;

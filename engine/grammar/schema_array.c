@@ -6,11 +6,11 @@
 enum { MAX_UNIQUE = 64, MAX_ANY_ORDER = 6 };
 
 typedef struct array_form {
-    uint32_t begin;       /* the node after the '[' */
     uint32_t n_first;     /* items with a schema of their own */
     uint32_t least, most; /* items */
     bool unique;
-    bool closed; /* no items beyond the first */
+    bool closed;   /* no items beyond the first */
+    bool followed; /* unique, in the text */
 } array_form;
 
 /* ---- what the terms say ---- */
@@ -214,17 +214,25 @@ static cn_status items_are_scalar(cn_schema_job *job, uint32_t part, uint32_t i,
     return status;
 }
 
-static cn_status follow_items(cn_schema_job *job, uint32_t part, const array_form *form)
+/* Items that are followed are read by a rule of their own, `items`: all between the brackets. */
+static cn_status follow_items(cn_schema_job *job, uint32_t part, uint32_t begin, uint32_t end,
+                              uint32_t *items)
 {
     cn_buf place = {0};
-    cn_status status = cn_schema_add_place(job, part, &place);
-    if (status == CN_OK) cn_net_unique(job->net, form->begin, place.data);
+    const uint32_t behind = cn_net_node_new(job->net);
+    *items = cn_net_rule_new(job->net);
+    cn_status status = job->net->status;
+    if (status == CN_OK) status = cn_schema_add_place(job, part, &place);
+    if (status == CN_OK) cn_net_unique(job->net, begin, behind, *items, place.data);
+    cn_net_byte(job->net, behind, end, ']', ']');
     cn_buf_free(&place);
     return status == CN_OK ? job->net->status : status;
 }
 
+/* begin: the node after the '['. *done: the array is emitted. *items: the rule of what is followed;
+ * 0: none. */
 static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form *form,
-                            uint32_t open, cn_net_rule rule, bool *done)
+                            uint32_t begin, cn_net_rule rule, bool *done, uint32_t *items)
 {
     cn_schema_terms terms = {0};
     cn_status status = form->n_first == 0 ? item_terms(job, part, 0, &terms) : CN_OK;
@@ -234,7 +242,7 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
     if (values && is_tracked(values)) {
         *done = form->least > json_array_size(values); /* no array is valid */
     } else if (values) {
-        status = emit_unique(job, values, form, open, rule);
+        status = emit_unique(job, values, form, cn_json_space(job->net, &job->rules, begin), rule);
     }
     json_decref(values);
     if (status != CN_OK || *done || form->most <= 1) return status;
@@ -242,118 +250,24 @@ static cn_status try_unique(cn_schema_job *job, uint32_t part, const array_form 
     bool scalar = form->n_first == 0 || form->least <= 1;
     for (uint32_t i = 0; i < n_kinds && scalar && status == CN_OK; i++)
         status = items_are_scalar(job, part, i, &scalar);
-    if (status == CN_OK && scalar) return follow_items(job, part, form);
+    if (status == CN_OK && scalar) return follow_items(job, part, begin, rule.end, items);
     CN_TRY(status);
-    cn_net_equal_items(job->net, form->begin);
     return cn_schema_drop(job, part,
                           "uniqueItems of items that may be arrays or objects, or of prefixItems "
                           "with minItems");
 }
 
-/* ---- arrays beside others ---- */
-
-/* Whether one of the types is that of strings, numbers or literals. */
-static bool has_scalar_type(unsigned types)
-{
-    return types & ~(1u << CN_JSON_OBJECT | 1u << CN_JSON_ARRAY);
-}
-
-/* Whether a value that is valid under all terms may be one of these. True also if it is not
- * plain. */
-static bool may_be_scalar(const cn_schema_terms *terms)
-{
-    unsigned types = UINT32_MAX;
-    for (uint32_t i = 0; i < terms->n; i++) types &= cn_schema_types(terms->list[i].schema);
-    return !terms->never && has_scalar_type(types);
-}
-
-/* Notes that items may be equal, if they may be scalar. */
-static cn_status mark_equal_items(cn_schema_job *job, uint32_t part, const array_form *form)
-{
-    bool scalar = false;
-    for (uint32_t i = 0; i <= form->n_first && !scalar; i++) {
-        cn_schema_terms terms = {0};
-        const cn_status status = item_terms(job, part, i, &terms);
-        scalar = may_be_scalar(&terms);
-        cn_schema_terms_free(&terms);
-        CN_TRY(status);
-    }
-    if (scalar) cn_net_equal_items(job->net, form->begin);
-    return job->net->status;
-}
-
-/* Kinds of arrays: their items differ, or may be equal. */
-enum { UNIQUE = 1, EQUAL_ITEMS = 2, MAX_ALTERNATIVES_DEPTH = 3 };
-
-static cn_status find_array_kinds(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
-                                  uint32_t depth, unsigned *io);
-
-/* Adds the kinds of arrays that are valid under all terms. */
-static cn_status add_array_kinds(cn_schema_job *job, uint32_t part, const cn_schema_terms *terms,
-                                 uint32_t depth, unsigned *io)
-{
-    static const char *const keys[] = {"anyOf", "oneOf"};
-    bool unique = false, lists = false, scalar = true;
-    unsigned types = terms->never ? 0 : UINT32_MAX, inner = 0;
-    for (uint32_t i = 0; i < terms->n; i++) {
-        const json_t *s = terms->list[i].schema, *items = json_object_get(s, "items");
-        types &= cn_schema_types(s);
-        unique |= json_is_true(json_object_get(s, "uniqueItems"));
-        if (json_object_get(s, "const") || json_object_get(s, "enum")) types = 0;
-        if (json_is_object(items) && !json_object_get(items, "$ref"))
-            scalar &= has_scalar_type(cn_schema_types(items));
-        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-            json_t *list = json_object_get(s, keys[k]);
-            lists |= list != NULL;
-            CN_TRY(find_array_kinds(job, part, list, keys[k], depth + 1, &inner));
-        }
-    }
-    if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
-    if (!lists) inner = scalar ? EQUAL_ITEMS : 0;
-    *io |= unique ? UNIQUE : inner;
-    return CN_OK;
-}
-
-/* Adds those that are valid under a schema of the list. part and key are for messages. */
-static cn_status find_array_kinds(cn_schema_job *job, uint32_t part, json_t *list, const char *key,
-                                  uint32_t depth, unsigned *io)
-{
-    const cn_schema_place place = {.parent = part, .keyword = key, .index = CN_SCHEMA_NO_INDEX};
-    size_t i;
-    json_t *v;
-    if (depth > MAX_ALTERNATIVES_DEPTH) return CN_OK;
-    json_array_foreach(list, i, v)
-    {
-        cn_schema_terms terms = {0};
-        if (!cn_net_spend(job->net, 1)) return job->net->status;
-        cn_status status = cn_schema_add_terms(job, place, v, &terms);
-        if (status == CN_OK) status = add_array_kinds(job, part, &terms, depth, io);
-        cn_schema_terms_free(&terms);
-        CN_TRY(status);
-    }
-    return CN_OK;
-}
-
-cn_status cn_schema_check_arrays(cn_schema_job *job, uint32_t part, json_t *list, const char *key)
-{
-    const cn_schema_terms *terms = &job->parts[part].terms;
-    unsigned types = UINT32_MAX, kinds = 0;
-    for (uint32_t i = 0; i < terms->n; i++) {
-        types &= cn_schema_types(terms->list[i].schema);
-        if (json_is_true(json_object_get(terms->list[i].schema, "uniqueItems"))) return CN_OK;
-    }
-    if (!(types >> CN_JSON_ARRAY & 1)) return CN_OK;
-    CN_TRY(find_array_kinds(job, part, list, key, 0, &kinds));
-    if (kinds != (UNIQUE | EQUAL_ITEMS)) return CN_OK;
-    return cn_schema_drop(job, part, "uniqueItems of some schemas of %s but not of all", key);
-}
-
 /* ---- arrays ---- */
 
-static void close_array(cn_schema_job *job, uint32_t from, uint32_t to, bool empty)
+/* The end of an array, or of its items if they are followed. */
+static void close_array(cn_schema_job *job, const array_form *form, uint32_t from, uint32_t to,
+                        bool empty)
 {
     const uint32_t close = empty ? from : cn_json_space(job->net, &job->rules, from);
-    cn_net_byte(job->net, close, to, ']', ']');
+    if (form->followed)
+        cn_net_empty(job->net, close, to);
+    else
+        cn_net_byte(job->net, close, to, ']', ']');
 }
 
 /* Items with a schema of their own. *at: the node after them. */
@@ -365,7 +279,7 @@ static cn_status emit_first(cn_schema_job *job, uint32_t part, const array_form 
         uint32_t called;
         const uint32_t next = cn_net_node_new(job->net);
         CN_TRY(item_rule(job, part, i, form->n_first, &called));
-        if (i >= form->least) close_array(job, *at, rule.end, i == 0);
+        if (i >= form->least) close_array(job, form, *at, rule.end, i == 0);
         if (i > 0) *at = cn_json_mark(job->net, &job->rules, *at, ',');
         cn_net_call(job->net, *at, next, called);
         *at = next;
@@ -377,19 +291,21 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
 {
     cn_net *net = job->net;
     array_form form;
-    uint32_t rest;
+    uint32_t rest, items = 0;
     bool done = false;
     CN_TRY(read_form(job, part, &form));
     if (form.least > form.most) return CN_OK;
-    form.begin = cn_net_text(net, rule.start, "[", 1);
-    uint32_t at = cn_json_space(net, &job->rules, form.begin), n = form.n_first;
-    if (form.unique)
-        CN_TRY(try_unique(job, part, &form, at, rule, &done));
-    else
-        CN_TRY(mark_equal_items(job, part, &form));
+    uint32_t at = cn_net_text(net, rule.start, "[", 1), n = form.n_first;
+    if (form.unique) CN_TRY(try_unique(job, part, &form, at, rule, &done, &items));
     if (done) return CN_OK;
+    form.followed = items != 0;
+    if (form.followed) {
+        rule = net->rules[items];
+        at = rule.start;
+    }
+    at = cn_json_space(net, &job->rules, at);
     CN_TRY(emit_first(job, part, &form, rule, &at));
-    if (n >= form.least) close_array(job, at, rule.end, n == 0);
+    if (n >= form.least) close_array(job, &form, at, rule.end, n == 0);
     if (form.most <= n || form.closed) return net->status;
     CN_TRY(item_rule(job, part, n, n, &rest));
     const uint32_t more = cn_net_rule_new(net);
@@ -404,6 +320,6 @@ cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule ru
     }
     const uint32_t least = form.least > n ? form.least - n : 0;
     const uint32_t most = form.most == UINT32_MAX ? form.most : form.most - n;
-    close_array(job, cn_net_repeat(net, at, more, least, most), rule.end, false);
+    close_array(job, &form, cn_net_repeat(net, at, more, least, most), rule.end, false);
     return net->status;
 }

@@ -120,8 +120,6 @@ cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *ke
 cn_status cn_schema_emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule, bool whole);
 cn_status cn_schema_emit_string(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule);
-/* If uniqueItems holds for the arrays of some alternatives only, it is dropped. list: of `key`. */
-cn_status cn_schema_check_arrays(cn_schema_job *job, uint32_t part, json_t *list, const char *key);
 cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule);
 
 /* schema_text.c: the strings that are valid under terms, for names. *any: all are. CN_ERR_ARG with

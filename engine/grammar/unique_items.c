@@ -201,11 +201,18 @@ static cn_status read_string(cn_unique_items *u, char c, bool *same)
 
 /* ---- the array ---- */
 
-static cn_status read_before(cn_unique_items *u, uint8_t byte)
+static void begin_array(cn_unique_items *u)
+{
+    u->at.place = CN_ITEMS_BEFORE;
+    u->at.base = u->at.n;
+}
+
+static cn_status read_before(cn_unique_items *u, uint8_t byte, bool opens)
 {
     if (byte == '"') return begin_item(u, CN_ITEMS_STRING, '"');
     if (is_word_byte(byte)) return begin_item(u, CN_ITEMS_WORD, (char)byte);
     if (byte == ']' || byte == '[' || byte == '{') u->at.place = CN_ITEMS_NONE;
+    if (byte == '[' && opens) begin_array(u);
     return CN_OK;
 }
 
@@ -214,11 +221,9 @@ cn_status cn_unique_items_read(cn_unique_items *u, uint8_t byte, bool opens, boo
     *same = false;
     switch (u->at.place) {
     case CN_ITEMS_NONE:
-        if (byte != '[' || !opens) return CN_OK;
-        u->at.place = CN_ITEMS_BEFORE;
-        u->at.base = u->at.n;
+        if (byte == '[' && opens) begin_array(u);
         return CN_OK;
-    case CN_ITEMS_BEFORE: return read_before(u, byte);
+    case CN_ITEMS_BEFORE: return read_before(u, byte, opens);
     case CN_ITEMS_STRING: return read_string(u, (char)byte, same);
     case CN_ITEMS_WORD:
         if (is_word_byte(byte)) return add_item_bytes(u, (const char *)&byte, 1);

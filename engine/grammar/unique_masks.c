@@ -151,8 +151,8 @@ static uint8_t next_byte(const walk *w, level *l)
     return w->order[n < N_FIRST && !in_string ? (n + 1) % N_FIRST : n];
 }
 
-/* Reads a byte after a text. *to is CN_STATE_NONE if it does not follow, or ends an item that is
- * not new. */
+/* Reads a byte after a text. *to is CN_STATE_NONE if it does not follow; *same: because it ends an
+ * item that is not new. */
 static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, uint8_t byte,
                            uint32_t *to, bool *same)
 {
@@ -161,7 +161,10 @@ static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, ui
     if (*to == CN_STATE_NONE) return CN_OK;
     cn_unique_items_back(w->items, mark);
     CN_TRY(cn_unique_items_read(w->items, byte, cn_automaton_opens(w->automaton, *to), same));
-    if (*same) *to = CN_STATE_NONE;
+    if (!*same) return CN_OK;
+    CN_TRY(cn_automaton_step_outside(w->automaton, from, byte, to, &w->steps));
+    w->items->at.place = CN_ITEMS_NONE;
+    *same = *to == CN_STATE_NONE;
     return CN_OK;
 }
 
