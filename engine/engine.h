@@ -9,6 +9,14 @@
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
 
+/* Looks at an engine whose memory is planned and not yet allocated. An error ends the start. */
+typedef cn_status (*cn_engine_check)(void *ctx, cn_engine *e);
+/* cn_engine_create with a check before memory is allocated and weights are read. The check may call
+ * the getters of this header, and cn_engine_check_kv, cn_engine_check_batch and
+ * cn_engine_cap_blocks. NULL: none. */
+cn_status cn_engine_create_checked(cn_engine **out, const cn_config *c, cn_engine_check check,
+                                   void *ctx);
+
 const cn_model_config *cn_engine_model_config(const cn_engine *e);
 const cn_config *cn_engine_config(const cn_engine *e);
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e);

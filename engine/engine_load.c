@@ -104,6 +104,7 @@ static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan
     return cn_home_check_kv(c, &kv, plan->block_tokens, plan->window_tokens);
 }
 
+/* The sizes of the pools. */
 static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_backend *be = e->backend;
@@ -115,6 +116,12 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
     p->act_dtype = be->act_dtype;
+}
+
+/* The spaces, whose memory is allocated. */
+static void describe_spaces(cn_engine *e, const cn_memory_plan *plan)
+{
+    const cn_pools *p = &e->pools;
     e->device = (cn_space_memory){cn_pools_planes(p), e->stream};
     CN_ASSERT(plan->block_bytes == cn_planes_block_bytes(&e->device.planes));
     CN_ASSERT(plan->n_query_slots == 0 ||
@@ -343,7 +350,7 @@ static void log_memory(const cn_engine *e)
            ((double)used / (double)planned - 1) * 100);
 }
 
-static cn_status build(cn_engine *e)
+static cn_status build(cn_engine *e, cn_engine_check check, void *ctx)
 {
     cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(cn_config_find_models(e->config));
@@ -360,13 +367,15 @@ static cn_status build(cn_engine *e)
     CN_TRY(check_default_kv(e->config, kv));
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
+    describe_pools(e, kv);
+    CN_TRY(make_scheduler(e, kv));
+    if (check) CN_TRY(check(ctx, e));
     CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
-    describe_pools(e, kv);
+    describe_spaces(e, kv);
     CN_TRY(make_homes(e, kv));
     CN_TRY(load_channels(e));
-    CN_TRY(make_scheduler(e, kv));
     CN_TRY(make_batch(e, kv));
     CN_TRY(make_sampling(e));
     CN_TRY(make_events(e, kv));
@@ -375,19 +384,25 @@ static cn_status build(cn_engine *e)
     return CN_OK;
 }
 
-cn_status cn_engine_create(cn_engine **out, const cn_config *c)
+cn_status cn_engine_create_checked(cn_engine **out, const cn_config *c, cn_engine_check check,
+                                   void *ctx)
 {
     cn_engine *e = cn_calloc(1, sizeof *e);
     if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
     e->mask_share = CN_MASK_SHARE;
     cn_status status = cn_config_copy(&e->config, c);
-    if (status == CN_OK) status = build(e);
+    if (status == CN_OK) status = build(e, check, ctx);
     if (status != CN_OK) {
         cn_engine_free(e);
         return status;
     }
     *out = e;
     return CN_OK;
+}
+
+cn_status cn_engine_create(cn_engine **out, const cn_config *c)
+{
+    return cn_engine_create_checked(out, c, NULL, NULL);
 }
 
 static void free_device_memory(cn_engine *e)

@@ -115,6 +115,29 @@ for want in '"attended": 2' '"moved_share": 0.' '"exchange_ms": ' '"stall_ms": '
     grep -qF -e "$want" "$dir/out" || fail "no $want"
 done
 
+# What an arm keeps on the device: 7 blocks for tiles, for the policy and to grow into each, and 23
+# for one prompt. Full KV does not fit and is left out, unless it is named.
+home() {
+    "$cinch" bench throughput --model $model --output-json "$dir/json" --device cpu --block-size 64 \
+        --resident 96 --batches 6x1500,2 --decode-steps 8 --home-space 0.2 --max-num-seqs 8 \
+        --max-model-len 2048 "$@" >"$dir/out" 2>&1
+}
+tls=tls:128:home=host:select_tiles=4:select_cap=2
+home --num-gpu-blocks-override 58 --arms $tls || fail "what is at home does not count"
+for want in "^decode, batch 6, 1500 resident, full: left out: .* need 144 KV blocks .* has 58" \
+    "^decode, batch 6, [0-9]* resident, $tls: " "^decode, batch 2, 96 resident, full: [0-9]"; do
+    grep -q -e "$want" "$dir/out" || fail "no '$want'"
+done
+# Checked before weights are read: there are none.
+mkdir "$dir/weightless"
+cp $model/*config.json $model/tokenizer.json "$dir/weightless"
+for arms in "58 full,$tls" "57 $tls"; do
+    home --model "$dir/weightless" --num-gpu-blocks-override ${arms% *} --arms "${arms#* }" &&
+        fail "not refused: $arms"
+    grep -q "^error: .*6 requests of .* KV blocks .*, but the pool has ${arms% *}" "$dir/out" ||
+        fail "not refused by its blocks: $arms"
+done
+
 # The bars of bench/gpu_select.sh: S0 4 ms, 1 GB of selection and 2 of 36 layers of 18 GB.
 row() { printf '  {\n   "batch": 8,\n   "resident": %s,\n   "ms_per_step": %s,\n   "bytes_per_step": %s,\n   "arm": "%s"\n  },\n' "$@"; }
 {
@@ -227,9 +250,10 @@ refused "arm $away: memory cannot hold --resident 6000" bench throughput --model
 grep -q "need 1536 blocks of 64 tokens in kv home host at once, which has 546: " "$dir/out" ||
     fail "no numbers"
 grep -q "running" "$dir/out" && fail "an arm ran before the refusal"
-refused "arm spade:256:home=host: memory cannot hold --resident 2048 for every batch of --batches 6: 6 requests at once need a query slot each, but memory has room for 5" \
-    bench throughput --model $model --arms full,spade:256:home=host --resident 2048 --batches 6 \
-    --decode-steps 8 --home-space 0.5 --num-gpu-blocks-override 200
+wide=window:1984:select=spade:select_tokens=256:home=host
+refused "arm $wide: memory cannot hold --resident 2048 for every batch of --batches 6: 6 requests at once need a query slot each, but memory has room for 5" \
+    bench throughput --model $model --arms full,$wide --resident 2048 --batches 6 --decode-steps 8 \
+    --home-space 0.5 --num-gpu-blocks-override 210
 refused "need 65 KV blocks of 64 tokens, but the pool has 42" bench throughput --model $model \
     --num-prompts 2 --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
 refused "need 65 KV blocks" bench throughput --model $model --steady-steps 10 \

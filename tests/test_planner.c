@@ -292,6 +292,27 @@ static void selectors_decide_the_plan(void **state)
     cn_config_free(c);
 }
 
+/* The policy `full` keeps one block of policy tokens on the device, whatever --kv-budget says. */
+static void only_declared_policies_read_the_budget(void **state)
+{
+    (void)state;
+    cn_memory_plan p;
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->kv_cache_memory_bytes = 64 << 20;
+    c->home_space_gib = 0.1f;
+    c->kv.budget_tokens = 1024;
+    c->kv.home = CN_HOME_HOST;
+    c->kv.select = CN_SELECT_SPADE;
+    c->kv.select_tokens = 256;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.n_max_blocks, 256 / 64 + 128 / 64 + 1);
+    c->kv_policies |= 1U << CN_KV_WINDOW;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.n_max_blocks, 256 / 64 + 1024 / 64 + 1);
+    cn_config_free(c);
+}
+
 /* Swap space holds as many compressed requests as fit, and blocks in the rest. When off, it changes
  * nothing. */
 static void swap_space_holds_whole_requests(void **state)
@@ -385,6 +406,7 @@ int main(void)
         cmocka_unit_test(options_decide_the_plan),
         cmocka_unit_test(selectors_decide_the_plan),
         cmocka_unit_test(swap_space_holds_whole_requests),
+        cmocka_unit_test(only_declared_policies_read_the_budget),
         cmocka_unit_test(a_home_takes_its_share_of_the_device),
         cmocka_unit_test(impossible_plans_name_numbers_and_options),
     };

@@ -47,6 +47,10 @@ cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n,
 /* `cinch bench serve`: sends the dataset to a server over HTTP, one request per prompt. */
 cn_status cn_bench_serve(const cn_config *c);
 
+/* What the modes check before memory is allocated and weights are read: that all requests fit. */
+cn_status cn_bench_check_steady(const cn_bench *b);
+cn_status cn_bench_check_steps(cn_bench *b);
+
 /* Modes of `cinch bench throughput`. Each prints its figures and returns them in *json, an
  * object. */
 cn_status cn_bench_steady(cn_bench *b, json_t **json);

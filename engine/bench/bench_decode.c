@@ -298,6 +298,18 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
     return report_batch(d, &t, rows);
 }
 
+/* Arm 0, full KV, is left out of a batch that it does not fit, unless --arms names it. */
+static bool is_left_out(const decode *d, uint32_t batch, uint32_t i, bool said)
+{
+    const cn_compare_arms *arms = &d->b->arms;
+    if (i > 0 || arms->n == 0 || arms->names_full || check_batch(d, batch) != CN_ERR_ARG)
+        return false;
+    if (said)
+        printf("decode, batch %u, %u resident, %s: left out: %s\n", batch, d->resident,
+               arms->arms[i].label, cn_last_error());
+    return true;
+}
+
 /* Checks or times a batch with the configured `kv`, or with each arm. The first one computes the
  * prompts, the others find them in the prefix cache. rows: NULL checks. */
 static cn_status run_arms(decode *d, uint32_t batch, json_t *rows)
@@ -306,6 +318,7 @@ static cn_status run_arms(decode *d, uint32_t batch, json_t *rows)
     for (uint32_t i = 0; i < cn_max_u32(arms->n, 1); i++) {
         const cn_compare_arm *arm = arms->n > 0 ? &arms->arms[i] : NULL;
         if (arm) d->b->kv = arm->kv;
+        if (is_left_out(d, batch, i, rows != NULL)) continue;
         const cn_status status =
             rows ? time_batch(d, batch, arm ? arm->label : NULL, rows) : check_batch(d, batch);
         if (status == CN_ERR_ARG && arm) return cn_fail_within(status, "arm %s", arm->label);
@@ -324,13 +337,17 @@ static cn_status run_batches(decode *d, const number_list *batches, json_t *rows
     return CN_OK;
 }
 
+static cn_status parse_batches(const cn_bench *b, number_list *out)
+{
+    return parse_list("batches", b->config->batches, b->config->max_num_seqs, b->config->resident,
+                      out);
+}
+
 static cn_status time_decode(cn_bench *b, json_t *json)
 {
     decode d = {.b = b};
     number_list batches;
-    CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, b->config->resident,
-                      &batches));
-    CN_TRY(run_batches(&d, &batches, NULL));
+    CN_TRY(parse_batches(b, &batches));
     CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
     if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
     d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
@@ -381,11 +398,16 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
                : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
 }
 
+static cn_status parse_lengths(const cn_bench *b, number_list *out)
+{
+    const uint32_t most = cn_engine_max_model_len(b->engine) - 1;
+    return parse_list("prefill", b->config->prefill, most, 0, out);
+}
+
 static cn_status time_prefill(cn_bench *b, json_t *json)
 {
     number_list lengths;
-    CN_TRY(parse_list("prefill", b->config->prefill, cn_engine_max_model_len(b->engine) - 1, 0,
-                      &lengths));
+    CN_TRY(parse_lengths(b, &lengths));
     cn_tokens tokens = {0};
     json_t *rows = json_array();
     cn_status status = rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
@@ -394,6 +416,17 @@ static cn_status time_prefill(cn_bench *b, json_t *json)
     cn_tokens_free(&tokens);
     json_object_set_new(json, "prefill", rows);
     return status;
+}
+
+cn_status cn_bench_check_steps(cn_bench *b)
+{
+    decode d = {.b = b};
+    number_list list;
+    if (b->config->resident) {
+        CN_TRY(parse_batches(b, &list));
+        CN_TRY(run_batches(&d, &list, NULL));
+    }
+    return b->config->prefill ? parse_lengths(b, &list) : CN_OK;
 }
 
 cn_status cn_bench_steps(cn_bench *b, json_t **json)

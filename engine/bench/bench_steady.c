@@ -192,17 +192,22 @@ static cn_status report(const steady *t, const moment *a, const moment *z, const
     return CN_OK;
 }
 
-cn_status cn_bench_steady(cn_bench *b, json_t **json)
+cn_status cn_bench_check_steady(const cn_bench *b)
 {
     const cn_config *c = b->config;
-    const uint32_t block_tokens = cn_engine_block_tokens(b->engine);
     const uint64_t length = (uint64_t)c->input_len + c->output_len;
     if (length > cn_engine_max_model_len(b->engine))
         return cn_fail(CN_ERR_ARG,
                        "--input-len %u and --output-len %u exceed the context of %u tokens: lower "
                        "one of them, or raise --max-model-len",
                        c->input_len, c->output_len, cn_engine_max_model_len(b->engine));
-    CN_TRY(cn_engine_check_batch(b->engine, 1, c->input_len, c->output_len, &b->kv));
+    return cn_engine_check_batch(b->engine, 1, c->input_len, c->output_len, &b->kv);
+}
+
+cn_status cn_bench_steady(cn_bench *b, json_t **json)
+{
+    const cn_config *c = b->config;
+    const uint32_t block_tokens = cn_engine_block_tokens(b->engine);
     steady t = {
         .b = b, .block_tokens = block_tokens, .n_max = cn_policy_n_max(&c->kv, block_tokens)};
     t.n_aged = count_aged(&t);

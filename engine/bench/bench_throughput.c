@@ -204,10 +204,26 @@ static cn_status run_mode(cn_bench *b)
     return status;
 }
 
+/* A cn_engine_check of a cn_bench. A dataset is checked when it is read. */
+static cn_status check_mode(void *ctx, cn_engine *e)
+{
+    cn_bench *b = ctx;
+    const cn_config *c = b->config;
+    cn_status status = CN_OK;
+    b->engine = e;
+    cn_engine_default_kv(e, &b->kv);
+    if (c->steady_steps)
+        status = cn_bench_check_steady(b);
+    else if (c->resident || c->prefill)
+        status = cn_bench_check_steps(b);
+    b->engine = NULL;
+    return status;
+}
+
 static cn_status run_engine(cn_bench *b)
 {
     const cn_config *c = b->config;
-    CN_TRY(cn_engine_create(&b->engine, c));
+    CN_TRY(cn_engine_create_checked(&b->engine, c, check_mode, b));
     cn_engine_default_kv(b->engine, &b->kv);
     cn_stop_signals_set(&stop_rule);
     cn_progress_begin(&b->progress, c->progress, stderr);

@@ -53,6 +53,17 @@ static cn_status check_probe(cn_config *c)
                    c->device);
 }
 
+/* A cn_engine_check of cn_compare_arms. */
+static cn_status check_arms(void *ctx, cn_engine *e)
+{
+    const cn_compare_arms *arms = ctx;
+    for (uint32_t i = 0; i < arms->n; i++) {
+        const cn_status status = cn_engine_check_kv(e, &arms->arms[i].kv);
+        if (status != CN_OK) return cn_fail_within(status, "arm %s", arms->arms[i].label);
+    }
+    return CN_OK;
+}
+
 static cn_status open_engine(comparison *c)
 {
     cn_config *config = c->config;
@@ -65,12 +76,7 @@ static cn_status open_engine(comparison *c)
     CN_TRY(cn_compare_arms_declare(&c->arms, config));
     CN_TRY(cn_config_check_kv_readers(config, cn_compare_arms_rules(&c->arms)));
     CN_TRY(check_probe(config));
-    CN_TRY(cn_engine_create(&c->engine, config));
-    for (uint32_t i = 0; i < c->arms.n; i++) {
-        const cn_compare_arm *arm = &c->arms.arms[i];
-        const cn_status status = cn_engine_check_kv(c->engine, &arm->kv);
-        if (status != CN_OK) return cn_fail_within(status, "arm %s", arm->label);
-    }
+    CN_TRY(cn_engine_create_checked(&c->engine, config, check_arms, &c->arms));
     if (config->select_probe == 0) return CN_OK;
     return cn_engine_probe_selection(c->engine, config->select_probe);
 }

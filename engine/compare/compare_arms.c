@@ -195,6 +195,7 @@ cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn
     for (const char *p = list;; p++) {
         size_t len = strcspn(p, ",");
         bool is_full = len == sizeof full - 1 && memcmp(p, full, len) == 0;
+        out->names_full |= is_full;
         if (!is_full) {
             out->n++;
             CN_TRY(parse_arm(&out->arms[out->n - 1], c, p, len));

@@ -22,6 +22,7 @@ typedef struct cn_compare_arm {
 typedef struct cn_compare_arms {
     cn_compare_arm *arms; /* [n] arms[0] is full KV, even if the list does not name it */
     uint32_t n;
+    bool names_full; /* the list names it */
 } cn_compare_arms;
 
 /* Parses a list with the defaults c->kv. CN_ERR_ARG names the arm, its invalid part, and the known

@@ -481,8 +481,8 @@ static const cn_option options[] = {
         .help = "with --resident: batch sizes; 8x4096 is 8 requests with 4096 resident tokens "
                 "each"),
     ROW(BENCH_THROUGHPUT, "arms", STRING, decode_arms, NULL,
-        .help = "with --resident: time each batch with full KV and with each of these, written as "
-                "in cinch compare"),
+        .help = "with --resident: time each batch with each of these, written as in cinch compare, "
+                "and first with full KV; where that does not fit and is not named, it is left out"),
     ROW(BENCH_THROUGHPUT, "decode-steps", U32, decode_steps, "64", .min = 2, .max = TOKENS_MAX,
         .help = "with --resident: steps to time for each batch size"),
     ROW(BENCH_THROUGHPUT, "prefill", STRING, prefill, NULL,

@@ -267,10 +267,11 @@ bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint3
 
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
 {
-    const uint32_t zip = cn_config_policies(c) >> CN_KV_ZIP & 1 ? c->kv.budget_tokens : 0;
-    const uint32_t window =
-        cn_config_policies(c) >> CN_KV_WINDOW & 1 ? c->kv.budget_tokens : 0;
-    const uint32_t budget = cn_max_u32(cn_away_budget(block_tokens), cn_max_u32(zip, window));
+    /* The policy `full` becomes a `window` whose budget is no option. */
+    const uint32_t declared = c->kv_policies | 1U << c->kv.policy;
+    const bool reads_budget = declared & (1U << CN_KV_ZIP | 1U << CN_KV_WINDOW);
+    const uint32_t budget =
+        cn_max_u32(cn_away_budget(block_tokens), reads_budget ? c->kv.budget_tokens : 0);
     uint32_t n_exchange = 0;
     cn_away a; /* its exchange area is equally large for every home */
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
