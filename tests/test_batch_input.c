@@ -437,8 +437,8 @@ static void a_nul_in_another_field_keeps_the_custom_id(void **state)
 static void a_line_without_an_id_is_identified_by_number_and_text(void **state)
 {
     (void)state;
-    const cn_line lines[] = {{"{", 1, 3, false}, {"{", 1, 3, false}, {"{", 1, 4, false},
-                             {"[", 1, 3, false}};
+    const cn_line lines[] = {{"{", 1, 3, 0, false}, {"{", 1, 3, 0, false}, {"{", 1, 4, 0, false},
+                             {"[", 1, 3, 0, false}};
     cn_batch_item items[4] = {{0}};
     for (int i = 0; i < 4; i++)
         assert_int_equal(cn_batch_item_identify(&items[i], &lines[i], &openai), CN_ERR_ARG);

@@ -21,7 +21,12 @@ struct cn_line_reader {
     uint64_t consumed; /* bytes of the file before data[start] */
     uint64_t number;
     bool eof;
-    bool dropping; /* inside a line that was too long */
+    bool dropping; /* inside a line that was too long, or that begins before the part */
+
+    cn_line_part part;
+    uint64_t first, limit; /* bytes of the file in which the lines begin */
+    uint64_t n_before;     /* lines before `first`, if counted */
+    bool counted;
 };
 
 cn_status cn_line_reader_open(cn_line_reader **out, const char *path, size_t max_line_bytes)
@@ -46,7 +51,8 @@ cn_status cn_line_reader_open(cn_line_reader **out, const char *path, size_t max
         if (!standard) close(fd);
         return cn_fail(CN_ERR_MEMORY, "%s: out of memory", path);
     }
-    *r = (cn_line_reader){.path = name, .fd = fd, .max_line_bytes = max_line_bytes};
+    *r = (cn_line_reader){
+        .path = name, .fd = fd, .max_line_bytes = max_line_bytes, .limit = UINT64_MAX};
     if (S_ISREG(st.st_mode)) r->total_bytes = (uint64_t)st.st_size;
     *out = r;
     return CN_OK;
@@ -61,9 +67,79 @@ void cn_line_reader_close(cn_line_reader *r)
     cn_free(r);
 }
 
-uint64_t cn_line_reader_bytes_done(const cn_line_reader *r) { return r->consumed; }
-uint64_t cn_line_reader_bytes_total(const cn_line_reader *r) { return r->total_bytes; }
+uint64_t cn_line_reader_bytes_done(const cn_line_reader *r)
+{
+    return r->consumed > r->first ? r->consumed - r->first : 0;
+}
+
+uint64_t cn_line_reader_bytes_total(const cn_line_reader *r)
+{
+    return r->part.by_bytes ? r->limit - r->first : r->total_bytes;
+}
+
 int cn_line_reader_fd(const cn_line_reader *r) { return r->fd; }
+
+/* ---- parts ---- */
+
+void cn_line_part_bytes(const cn_line_part *part, uint64_t file_bytes, uint64_t *from,
+                        uint64_t *to)
+{
+    *from = (uint64_t)((unsigned __int128)file_bytes * part->index / part->of);
+    *to = (uint64_t)((unsigned __int128)file_bytes * (part->index + 1) / part->of);
+}
+
+cn_status cn_line_reader_take_part(cn_line_reader *r, const cn_line_part *part)
+{
+    CN_ASSERT(r->consumed == 0 && r->end == 0 && (part->of == 0 || part->index < part->of));
+    struct stat st;
+    if (fstat(r->fd, &st) != 0) return cn_fail(CN_ERR_IO, "%s: %s", r->path, strerror(errno));
+    r->part = *part;
+    if (!part->by_bytes || part->of == 0) return CN_OK;
+    if (!S_ISREG(st.st_mode))
+        return cn_fail(CN_ERR_ARG, "%s is not a regular file, and only such a file has parts of "
+                                   "bytes: split it by lines", r->path);
+    cn_line_part_bytes(part, r->total_bytes, &r->first, &r->limit);
+    if (r->first == 0) return CN_OK;
+    /* The byte before the part tells whether a line begins with it. */
+    r->consumed = r->first - 1;
+    r->dropping = true;
+    if (lseek(r->fd, (off_t)r->consumed, SEEK_SET) < 0)
+        return cn_fail(CN_ERR_IO, "%s: seek: %s", r->path, strerror(errno));
+    return CN_OK;
+}
+
+/* Adds the number of newlines among the first n_bytes of the file. */
+static cn_status count_newlines(const cn_line_reader *r, uint64_t n_bytes, uint64_t *count)
+{
+    char *buffer = cn_calloc(READ_BYTES, 1);
+    if (!buffer) return cn_fail(CN_ERR_MEMORY, "%s: out of memory", r->path);
+    cn_status status = CN_OK;
+    for (uint64_t at = 0; at < n_bytes && status == CN_OK;) {
+        const uint64_t want = n_bytes - at < READ_BYTES ? n_bytes - at : READ_BYTES;
+        const ssize_t got = pread(r->fd, buffer, (size_t)want, (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            status = cn_fail(CN_ERR_IO, "%s: read: %s", r->path,
+                             got < 0 ? strerror(errno) : "the file became shorter");
+        for (ssize_t i = 0; i < got; i++) *count += buffer[i] == '\n';
+        at += got > 0 ? (uint64_t)got : 0;
+    }
+    cn_free(buffer);
+    return status;
+}
+
+cn_status cn_line_reader_lines_before(cn_line_reader *r, uint64_t *n)
+{
+    if (!r->counted && r->first > 0) {
+        r->n_before = 1; /* the line whose end is dropped */
+        CN_TRY(count_newlines(r, r->first - 1, &r->n_before));
+    }
+    r->counted = true;
+    *n = r->n_before;
+    return CN_OK;
+}
+
+/* ---- lines ---- */
 
 /* Makes room for READ_BYTES after data[end). */
 static cn_status make_room(cn_line_reader *r)
@@ -129,14 +205,18 @@ static bool cut(cn_line_reader *r, cn_line *line)
     size_t n = newline ? (size_t)(newline - from) : have;
     const bool too_long = n > r->max_line_bytes;
     if (!newline && !too_long && !(r->eof && n > 0)) return false;
-    *line = (cn_line){.text = from, .n = n, .number = r->number + 1, .too_long = too_long};
+    *line = (cn_line){.text = from,
+                      .n = n,
+                      .number = r->number + 1,
+                      .offset = r->consumed,
+                      .too_long = too_long};
     r->number++;
     r->dropping = too_long && !newline;
     consume(r, n + (newline != NULL));
     return true;
 }
 
-/* Drops the rest of a line that was too long. */
+/* Drops the rest of a line. */
 static void drop_rest(cn_line_reader *r)
 {
     const char *from = r->data + r->start;
@@ -152,10 +232,17 @@ static bool is_blank(const cn_line *line)
     return true;
 }
 
+/* Whether the part has the line. */
+static bool is_mine(const cn_line_reader *r, const cn_line *line)
+{
+    const cn_line_part *p = &r->part;
+    return p->of == 0 || p->by_bytes || (line->number - 1) % p->of == p->index;
+}
+
 /* Removes a byte order mark and a carriage return. */
 static void tidy_ends(cn_line *line)
 {
-    if (line->number == 1 && line->n >= 3 && memcmp(line->text, "\xEF\xBB\xBF", 3) == 0) {
+    if (line->offset == 0 && line->n >= 3 && memcmp(line->text, "\xEF\xBB\xBF", 3) == 0) {
         line->text += 3;
         line->n -= 3;
     }
@@ -166,14 +253,15 @@ cn_status cn_line_reader_next(cn_line_reader *r, int wait_ms, cn_line *line, cn_
 {
     for (;;) {
         if (r->dropping && r->end > r->start) drop_rest(r);
-        if (!r->dropping && r->end > r->start && cut(r, line)) {
+        const bool past = r->consumed >= r->limit;
+        if (!past && !r->dropping && r->end > r->start && cut(r, line)) {
             if (line->too_long) line->n = r->max_line_bytes;
             tidy_ends(line);
-            if (is_blank(line)) continue;
+            if (!is_mine(r, line) || is_blank(line)) continue;
             *state = CN_LINE_READY;
             return CN_OK;
         }
-        if (r->eof) {
+        if (past || r->eof) {
             *state = CN_LINE_END;
             return CN_OK;
         }

@@ -101,7 +101,8 @@ static void print_config(void)
         "Printed by `make docs` from the option table (`engine/options/option_table.c`); do not "
         "edit.\n\n"
         "An option is `--name value` or `--name=value`; a switch is `--name` or `--no-name`. "
-        "`_` may replace `-`. If an option is given twice, the last value counts. An option "
+        "`_` may replace `-`. If an option is given twice, the last value counts, but "
+        "those of `--done` add up. An option "
         "that the command does not use is an error, never ignored. A JSON key sets the same "
         "value for one request, in its body, within the same bounds (`kv.budget` is `budget` "
         "in the object `kv`).\n");

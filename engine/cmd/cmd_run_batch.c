@@ -1,13 +1,14 @@
 /* cmd_run_batch.c - `cinch run-batch`: opens what a run needs, cheap checks first, runs the batch,
  * and prints a summary.
  *
- * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
- * continues, also after a full disk or a failed fsync, 1 nothing was done, a pipe for the answers
- * was closed, or the summary could not be written. */
+ * Exit codes: 0 every line is answered, 2 some lines ended in an error (0 with --ok-with-errors), 3
+ * stopped and --resume continues, also after a full disk or a failed fsync, 1 nothing was done, a
+ * pipe for the answers was closed, or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
 #include "engine/offline/batch_drive.h"
+#include "engine/offline/done_files.h"
 
 /* ---- signals ---- */
 
@@ -60,20 +62,21 @@ static cn_status resume_output(cn_batch_run *run, const cn_buf *record)
 static cn_status prepare_output(cn_batch_run *run, cn_config *c)
 {
     const bool has_lines = cn_batch_output_bytes(run->output) > 0;
+    const bool is_file = cn_batch_output_is_file(run->output);
     run->first.watching = !has_lines;
-    if (!cn_batch_output_is_file(run->output)) {
-        if (!c->resume) return CN_OK;
-        return cn_fail(CN_ERR_ARG, "%s: --resume needs a regular file", c->output_file);
-    }
+    if (!is_file && (c->resume || c->shard_of > 0))
+        return cn_fail(CN_ERR_ARG, "%s: --%s needs a regular file", c->output_file,
+                       c->resume ? "resume" : "shard");
     if (has_lines && !c->resume)
         return cn_fail(CN_ERR_ARG,
                        "%s is not empty: continue it with --resume, or remove it", c->output_file);
     cn_buf record = {0};
     cn_status status = has_lines ? cn_run_record_adopt(c->output_file, c) : CN_OK;
-    if (status == CN_OK) status = cn_run_record_make(&record, c);
-    if (status == CN_OK)
+    if (status == CN_OK && (is_file || c->done)) status = cn_run_record_make(&record, c);
+    if (status == CN_OK && is_file)
         status = has_lines ? resume_output(run, &record)
                            : cn_run_record_write(c->output_file, &record);
+    if (status == CN_OK) status = cn_done_files_read(c, &record, &run->ids);
     cn_buf_free(&record);
     return status;
 }
@@ -95,21 +98,41 @@ static void set_until(cn_batch_drive *drive, int32_t minutes)
            left_min / 60, left_min % 60);
 }
 
+/* Tasks on several machines must not write one shard, and not every network file system tells them
+ * so. */
+static void warn_of_network(const cn_config *c, const cn_batch_run *run)
+{
+    enum { NFS = 0x6969, LUSTRE = 0x0BD00BD0 };
+    struct statfs fs;
+    if (c->shard_of == 0 || fstatfs(cn_batch_output_fd(run->output), &fs) != 0) return;
+    if (fs.f_type == NFS || fs.f_type == LUSTRE)
+        cn_log(CN_LOG_WARN,
+               "%s is on %s: a second task on this shard is refused only if locks work between "
+               "machines (NFSv4, or Lustre mounted with -o flock)",
+               c->output_file, fs.f_type == NFS ? "NFS" : "Lustre");
+}
+
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_config *c)
 {
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
+    const cn_line_part part = {c->shard_index, c->shard_of,
+                               c->shard_by == CN_OPT_SHARD_BY_BYTES};
     cn_model_config model; /* finds a wrong directory before a file is made */
     CN_TRY(cn_model_config_load(&model, c->model));
     CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
+    CN_TRY(cn_line_reader_take_part(run->input, &part));
     CN_TRY(cn_first_line_check_file(c->input_file, &format));
     CN_TRY(cn_batch_output_open(&run->output, c->output_file, 0666));
     CN_TRY(check_two_files(run));
+    warn_of_network(c, run);
     CN_TRY(prepare_output(run, c));
+    drive->drain_timeout_s = c->drain_timeout_s;
     if (c->until_minutes >= 0) set_until(drive, c->until_minutes);
     CN_TRY(cn_engine_create(&drive->engine, c));
-    if (!cn_batch_output_is_file(run->output)) return CN_OK;
     char backend[96];
     cn_engine_backend_text(drive->engine, backend, sizeof backend);
+    CN_TRY(cn_done_files_check_backend(c, backend));
+    if (!cn_batch_output_is_file(run->output)) return CN_OK;
     return cn_run_record_backend(c->output_file, backend);
 }
 
@@ -222,6 +245,14 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)r->totals.graded);
 }
 
+/* null: the run answers the whole input. */
+static json_t *shard_json(const cn_config *c)
+{
+    if (c->shard_of == 0) return json_null();
+    return json_pack("{s:I, s:I}", "index", (json_int_t)c->shard_index, "of",
+                     (json_int_t)c->shard_of);
+}
+
 /* Without tokens, share and gap are null. */
 static json_t *audit_json(const cn_batch_run *r)
 {
@@ -262,7 +293,7 @@ static json_t *summary_json(const summary *s)
         "auto_moves", (json_int_t)e->auto_moves);
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
-        "s:I, s:o}",
+        "s:I, s:o, s:o}",
         "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped",
         *r->why && !cn_batch_run_is_complete(r) ? r->why : NULL,
         "elapsed_s", s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors",
@@ -272,7 +303,8 @@ static json_t *summary_json(const summary *s)
         "requests_per_s", per_second(s, r->n_answered),
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
         "exact_match", match, "warnings", (json_int_t)r->n_warned,
-        "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
+        "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r), "shard",
+        shard_json(r->config));
 }
 
 static cn_status write_summary(const summary *s)
@@ -295,7 +327,7 @@ static int exit_code_of(const cn_batch_run *r, bool synced)
     const bool resumable = !r->failed || (!empty && cn_batch_output_is_file(r->output));
     if (stopped) return resumable ? CN_EXIT_RESUMABLE : CN_EXIT_FAILED;
     if (!synced) return CN_EXIT_RESUMABLE;
-    return r->totals.errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
+    return r->totals.errors && !r->config->ok_with_errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
 }
 
 /* ---- the command ---- */

@@ -102,7 +102,13 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
     } else if (status == CN_OK) {
         const int first = first_positional ? *first_positional : argc;
         status = cn_config_validate(c, cmd->sections);
+        if (status == CN_OK && c->check_options) {
+            *exit_code = CN_EXIT_OK;
+            cn_config_free(c);
+            return NULL;
+        }
         if (status == CN_OK) status = cn_config_find_models(c);
+        if (status == CN_OK && c->shard) status = cn_config_find_shard(c);
         if (status == CN_OK)
             status = cn_command_check_files(c, cmd->sections, argv + first, argc - first);
     }

@@ -92,6 +92,19 @@ static void check_stop_requests(cn_batch_drive *d, cn_batch_run *run)
         cn_batch_run_drain(run, false, "the time of --until is reached");
 }
 
+/* Stops a run that drains for longer than --drain-timeout. */
+static void check_drain(cn_batch_drive *d, cn_batch_run *run)
+{
+    char why[CN_BATCH_WHY_BYTES + 128];
+    if (d->drain_timeout_s == 0 || run->state != CN_BATCH_DRAINING) return;
+    const double now_s = cn_now_s();
+    if (d->drain_ends_s == 0) d->drain_ends_s = now_s + d->drain_timeout_s;
+    if (now_s < d->drain_ends_s || run->inflight.n == 0) return;
+    snprintf(why, sizeof why, "%s, and %llu requests did not finish within --drain-timeout %u",
+             run->why, (unsigned long long)run->inflight.n, d->drain_timeout_s);
+    cn_batch_run_stop(run, run->failed, why);
+}
+
 static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 {
     if (!cn_progress_is_due(&d->progress)) return;
@@ -124,6 +137,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
     d->tokens_earlier = run->totals.completion_tokens;
     for (;;) {
         check_stop_requests(d, run);
+        check_drain(d, run);
         cn_batch_run_admit(run, IDLE_WAIT_MS);
         if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
         if (run->inflight.n > 0) {

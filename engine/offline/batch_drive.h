@@ -14,6 +14,7 @@ typedef struct cn_batch_drive {
     /* Set by the caller, who owns them. */
     cn_engine *engine;
     int64_t until; /* admit nothing from this time on (seconds since the epoch); 0: no limit */
+    uint32_t drain_timeout_s; /* stop this long after a drain began; 0: never */
     const volatile int *stop_asked; /* set by the caller's signal handler: drain */
     cn_progress progress;
 
@@ -22,6 +23,7 @@ typedef struct cn_batch_drive {
     cn_api_unknown unknown;
     cn_served_names names;
     bool stop_seen;
+    double drain_ends_s; /* cn_now_s(); 0: no drain began */
     uint64_t tokens_earlier; /* output tokens of earlier runs */
     uint64_t most_tokens;    /* that a line so far may have */
 } cn_batch_drive;

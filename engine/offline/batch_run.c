@@ -156,14 +156,26 @@ cn_status cn_batch_run_number(cn_batch_run *run, uint64_t *number)
     return CN_OK;
 }
 
+/* Gives a line that has to be named its number in the input: a part by bytes numbers its own
+ * lines. */
+static uint64_t number_of(cn_batch_job *job)
+{
+    uint64_t before = 0;
+    if (job->numbered) return job->item.line;
+    if (cn_line_reader_lines_before(job->run->input, &before) != CN_OK)
+        cn_log(CN_LOG_WARN, "%s: lines are numbered from the beginning of the shard",
+               cn_last_error());
+    job->numbered = true;
+    return job->item.line += before;
+}
+
 /* Writes an error line; under --strict drains the run instead. False: the run is paused, try again
  * later. */
-static bool reject(cn_batch_run *run, const cn_batch_job *job, int http_status,
-                   const char *message)
+static bool reject(cn_batch_run *run, cn_batch_job *job, int http_status, const char *message)
 {
     const cn_batch_item *item = &job->item;
-    const unsigned long long line = item->line;
     if (run->state == CN_BATCH_STOPPED) return true;
+    const unsigned long long line = number_of(job);
     if (run->config->strict) {
         cn_batch_run_drain(run, true, "line %llu: %s", line, message);
         return true;
@@ -351,7 +363,7 @@ static void submit_line(cn_batch_run *run, cn_batch_job *job)
         conclude(run, job);
         return;
     }
-    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                        cn_last_error());
     free_job(job);
 }
@@ -405,7 +417,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
     } else {
         run->n_put_back += !job->replays;
         if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
-            cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+            cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                                error_of(job));
     }
     free_job(job);
@@ -489,7 +501,7 @@ static bool submit_again(cn_batch_run *run)
         conclude(run, job);
     } else {
         run->n_put_back += !job->replays;
-        cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+        cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                            cn_last_error());
         free_job(job);
     }
@@ -513,18 +525,36 @@ static cn_status count_change(cn_batch_run *run, const cn_batch_item *item)
                        cn_json_printable(item->custom_id, shown, sizeof shown));
 }
 
+/* Identifies the item by its custom_id, or by its number in the input. */
+static cn_status identify_line(cn_batch_job *job, cn_line *line, const cn_batch_format *format)
+{
+    uint64_t before = 0;
+    cn_batch_item *item = &job->item;
+    const bool by_number = format->prompt_field && !format->id_field;
+    if (by_number) CN_TRY(cn_line_reader_lines_before(job->run->input, &before));
+    line->number += before;
+    job->numbered = by_number;
+    const cn_status status = cn_batch_item_identify(item, line, format);
+    if (status != CN_ERR_ARG || item->custom_id || by_number) return status;
+    line->number = number_of(job);
+    cn_batch_item_use_line_id(item, line);
+    return status;
+}
+
 /* Identifies the item. *skip: the output has its line. CN_ERR_ARG: the line is invalid; *code may
  * hold the code of the error. */
-static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line *line,
-                          const cn_batch_format *format, bool *skip, const char **code)
+static cn_status identify(cn_batch_job *job, cn_line *line, const cn_batch_format *format,
+                          bool *skip, const char **code)
 {
-    cn_status status = cn_batch_item_identify(item, line, format);
+    cn_batch_run *run = job->run;
+    cn_batch_item *item = &job->item;
+    cn_status status = identify_line(job, line, format);
     if (status != CN_OK && status != CN_ERR_ARG) return status;
     if (item->custom_id && cn_id_set_marks(&run->ids, item->id) & CN_ID_SEEN) {
         status = cn_fail(CN_ERR_ARG,
-                         "custom_id \"%s\" is already used by an earlier line: each needs its own",
-                         item->custom_id);
-        *code = "duplicate_custom_id";
+                         CN_BATCH_DUPLICATE_TEXT, item->custom_id);
+        *code = CN_BATCH_DUPLICATE;
+        line->number = number_of(job);
         cn_batch_item_use_line_id(item, line);
     }
     *skip = cn_id_set_marks(&run->ids, item->id) & CN_ID_DONE;
@@ -554,7 +584,7 @@ static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_fo
     return CN_OK;
 }
 
-static void take_line(cn_batch_run *run, const cn_line *line)
+static void take_line(cn_batch_run *run, cn_line *line)
 {
     const cn_batch_format format = format_of(run);
     cn_batch_job *job = cn_calloc(1, sizeof *job);
@@ -565,7 +595,7 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     job->run = run;
     bool skip = false;
     const char *code = NULL;
-    cn_status status = identify(run, &job->item, line, &format, &skip, &code);
+    cn_status status = identify(job, line, &format, &skip, &code);
     job->held_bytes = line->n;
     if (job->item.object) job->held_bytes += cn_json_measure_tree(job->item.object).bytes;
     run->held_bytes += job->held_bytes;
@@ -590,7 +620,7 @@ static void take_line(cn_batch_run *run, const cn_line *line)
         conclude(run, job);
         return;
     }
-    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)line->number,
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                        cn_last_error());
     free_job(job);
 }

@@ -54,6 +54,11 @@ typedef enum cn_batch_state {
 
 enum { CN_BATCH_WHY_BYTES = 1200 };
 
+/* The error of a line whose custom_id an earlier line has. */
+#define CN_BATCH_DUPLICATE "duplicate_custom_id"
+#define CN_BATCH_DUPLICATE_TEXT \
+    "custom_id \"%s\" is already used by an earlier line: each needs its own"
+
 typedef struct cn_batch_job cn_batch_job;
 typedef struct cn_batch_run cn_batch_run;
 
@@ -90,6 +95,7 @@ struct cn_batch_job {
     cn_batch_run *run;
     cn_list_node node; /* in inflight, finished or again */
     cn_batch_item item;
+    bool numbered; /* item.line counts from the beginning of the input, not of a part */
     cn_api_request attempt; /* the item's request, as changed for this attempt; owns nothing */
     cn_api_result *result; /* of this attempt */
     uint64_t held_bytes;   /* its part of the run's held_bytes */

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "compress/selector.h"
@@ -39,7 +40,17 @@ static json_t *options_json(const cn_buf *lines)
     return options;
 }
 
-/* The path of the input and a hash of its first line: null for standard input and pipes. */
+/* Which shard a run answers; NULL: the whole input. */
+static json_t *shard_json(const cn_config *c)
+{
+    if (c->shard_of == 0) return NULL;
+    return json_pack("{s:I, s:I, s:s}", "index", (json_int_t)c->shard_index, "of",
+                     (json_int_t)c->shard_of, "by",
+                     c->shard_by == CN_OPT_SHARD_BY_BYTES ? "bytes" : "line");
+}
+
+/* The path of the input and a hash of its first line, with a shard also its size: null for standard
+ * input and pipes. */
 static cn_status describe_input(json_t **out, const cn_config *c)
 {
     uint64_t first = 0;
@@ -50,6 +61,9 @@ static cn_status describe_input(json_t **out, const cn_config *c)
     char *path = first ? realpath(c->input_file, NULL) : NULL;
     snprintf(text, sizeof text, "%016llx", (unsigned long long)first);
     json_t *input = path ? json_pack("{s:s, s:s}", "path", path, "first_line", text) : NULL;
+    struct stat st;
+    if (input && c->shard_of > 0 && stat(path, &st) == 0)
+        json_object_set_new(input, "bytes", json_integer((json_int_t)st.st_size));
     if (input) *out = input;
     free(path);
     return CN_OK;
@@ -83,10 +97,11 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:b, s:O, s:o}", "cinch_run", RECORD_FORMAT,
-                           "version", CINCH_VERSION, "model", model_text, "channels",
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:b, s:O, s:o*, s:o}", "cinch_run",
+                           RECORD_FORMAT, "version", CINCH_VERSION, "model", model_text, "channels",
                            labels ? channels_text : NULL, "chat_template", chat ? chat_text : NULL,
-                           rules_key, 1, "input", input, "options", options_json(&lines));
+                           rules_key, 1, "input", input, "shard", shard_json(c), "options",
+                           options_json(&lines));
     json_decref(input);
     if (status == CN_OK) status = add_text(out, record);
     json_decref(record);
@@ -324,25 +339,65 @@ cn_status cn_run_record_adopt(const char *output_path, cn_config *c)
     return status;
 }
 
+/* "shard 3 of 64 by line", or "all lines" */
+static void name_shard(char *text, size_t size, const json_t *shard)
+{
+    if (json_is_object(shard))
+        snprintf(text, size, "shard %lld of %lld by %s",
+                 (long long)json_integer_value(json_object_get(shard, "index")),
+                 (long long)json_integer_value(json_object_get(shard, "of")),
+                 json_string_value(json_object_get(shard, "by")));
+    else
+        snprintf(text, size, "all lines");
+}
+
+/* Refuses to continue the output of another shard, and one by bytes if the parts are others. */
+static cn_status compare_shards(const char *output_path, const json_t *then, const json_t *now)
+{
+    const json_t *a = json_object_get(then, "shard"), *b = json_object_get(now, "shard");
+    const json_t *by = json_object_get(b, "by");
+    const json_t *old = json_object_get(json_object_get(then, "input"), "bytes");
+    const json_t *size = json_object_get(json_object_get(now, "input"), "bytes");
+    char names[2][96];
+    name_shard(names[0], sizeof names[0], a);
+    name_shard(names[1], sizeof names[1], b);
+    if (strcmp(names[0], names[1]) != 0)
+        return cn_fail(CN_ERR_ARG,
+                       "the output holds %s, and this is %s: use another --output-file, and --done "
+                       "'%s' to keep these answers", names[0], names[1], output_path);
+    if (!by || strcmp(json_string_value(by), "bytes") != 0 || json_equal(old, size)) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "%s: the input had %lld bytes and has %lld now, so the parts are others: use "
+                   "another --output-file, and --done '%s' to keep these answers", names[0],
+                   (long long)json_integer_value(old), (long long)json_integer_value(size),
+                   output_path);
+}
+
+/* Reads the record beside an output, which has this path. CN_ERR_ARG: there is none, and why it is
+ * needed is appended. */
+static cn_status load_record(json_t **out, const cn_buf *path, const char *why)
+{
+    if (access(path->data, F_OK) != 0)
+        return cn_fail(CN_ERR_ARG, "%s does not exist: %s", path->data, why);
+    const cn_status status =
+        cn_json_load_file(out, path->data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+    return status == CN_ERR_MODEL /* it could be read */
+               ? cn_fail_within(status, "the record of the run is damaged (write another output "
+                                        "file)")
+               : status;
+}
+
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
 {
     cn_buf path = {0};
     CN_TRY(cn_run_record_path(&path, output_path));
     json_t *then = NULL, *now = NULL;
-    cn_status status = CN_OK;
-    if (access(path.data, F_OK) != 0)
-        status = cn_fail(CN_ERR_ARG,
-                         "%s does not exist: --resume only continues an output that run-batch "
-                         "began",
-                         path.data);
-    if (status == CN_OK) {
-        status = cn_json_load_file(&then, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
-        if (status == CN_ERR_MODEL) /* it could be read */
-            cn_fail_within(status, "the record of the run is damaged (write another output file)");
-    }
+    cn_status status = load_record(&then, &path,
+                                   "--resume only continues an output that run-batch began");
     if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
         status = compare(then, now, NULL);
+        if (status == CN_OK) status = compare_shards(output_path, then, now);
         if (status != CN_OK)
             cn_fail_within(status,
                            "%s: cannot resume (use what the run began with, or write another "
@@ -355,13 +410,71 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     return status;
 }
 
+cn_status cn_run_record_load(json_t **out, const char *output_path)
+{
+    cn_buf path = {0};
+    CN_TRY(cn_run_record_path(&path, output_path));
+    *out = NULL;
+    cn_status status = load_record(out, &path, "only outputs of run-batch have one");
+    if (status == CN_OK) {
+        json_t *options = json_object_get(*out, "options");
+        status = json_is_object(options) ? add_missing_options(options)
+                                         : cn_fail(CN_ERR_ARG, "%s is not the record of a run",
+                                                   path.data);
+    }
+    cn_buf_free(&path);
+    return status;
+}
+
+cn_status cn_run_record_check_other(const char *output_path, json_t *record)
+{
+    json_t *other = NULL;
+    cn_status status = cn_run_record_load(&other, output_path);
+    if (status == CN_OK) {
+        status = compare(other, record, NULL);
+        const json_t *a = json_object_get(other, "backend");
+        const json_t *b = json_object_get(record, "backend");
+        if (status == CN_OK && a && b && !json_equal(a, b))
+            status = cn_fail(CN_ERR_ARG, "the run began on %s and is now %s, which changes results",
+                             json_string_value(a), json_string_value(b));
+        if (status != CN_OK) cn_fail_within(status, "%s is the output of another run", output_path);
+    }
+    json_decref(other);
+    return status;
+}
+
 static cn_status compare_backend(const char *path, const json_t *then, const char *backend)
 {
     if (strcmp(json_string_value(then), backend) == 0) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "%s: cannot resume: the run began on %s, and this is %s, which changes results "
+                   "%s: the run began on %s, and this is %s, which changes results "
                    "(choose the first with --device, or write another output file)",
                    path, json_string_value(then), backend);
+}
+
+cn_status cn_run_record_check_backend(const char *output_path, const char *backend)
+{
+    json_t *record = NULL;
+    CN_TRY(cn_run_record_load(&record, output_path));
+    const json_t *then = json_object_get(record, "backend");
+    const cn_status status =
+        json_is_string(then) ? compare_backend(output_path, then, backend) : CN_OK;
+    json_decref(record);
+    return status;
+}
+
+cn_status cn_run_record_write_json(const char *output_path, const json_t *record)
+{
+    cn_buf text = {0};
+    cn_status status = add_text(&text, record);
+    if (status == CN_OK) status = cn_run_record_write(output_path, &text);
+    cn_buf_free(&text);
+    return status;
+}
+
+cn_status cn_run_record_parse(json_t **out, const cn_buf *record)
+{
+    return parse_record(out, record->data, record->len);
 }
 
 cn_status cn_run_record_backend(const char *output_path, const char *backend)
@@ -374,6 +487,7 @@ cn_status cn_run_record_backend(const char *output_path, const char *backend)
     const json_t *then = json_object_get(record, "backend");
     if (status == CN_OK && json_is_string(then)) {
         status = compare_backend(path.data, then, backend);
+        if (status != CN_OK) cn_fail_within(status, "cannot resume");
     } else if (status == CN_OK) {
         json_object_set_new(record, "backend", json_string(backend));
         status = add_text(&text, record);

@@ -7,9 +7,12 @@
  * A run resumes only if all of this is the same. Of the input it has the path and a hash of the
  * first line: a run is refused if both differ. The input may have moved, grown or been edited,
  * because lines are identified by custom_id. Each output line has a hash of its request
- * (batch_line.h), so that a run can count the lines whose request has changed since. */
+ * (batch_line.h), so that a run can count the lines whose request has changed since. A run of a
+ * shard adds which one, and the size of the input. */
 #ifndef CN_RESUME_H
 #define CN_RESUME_H
+
+#include <jansson.h>
 
 #include "engine/base/base.h"
 #include "engine/offline/batch_output.h"
@@ -34,6 +37,17 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
 /* Adds the text of the engine (cn_engine_backend_text) to a record that has none, and compares it
  * with that of others. CN_ERR_ARG: it differs. */
 cn_status cn_run_record_backend(const char *output_path, const char *backend);
+
+/* The records of runs whose outputs are used together: of --done, and of `cinch merge`. Shards and
+ * the numbers of shards may differ. */
+cn_status cn_run_record_parse(json_t **out, const cn_buf *record);
+/* CN_ERR_ARG: the output has no record. The caller releases *out, also after a failure. */
+cn_status cn_run_record_load(json_t **out, const char *output_path);
+/* CN_ERR_ARG: the record of the output differs from this one in what changes results. */
+cn_status cn_run_record_check_other(const char *output_path, json_t *record);
+/* CN_ERR_ARG: the record names another kind of device. */
+cn_status cn_run_record_check_backend(const char *output_path, const char *backend);
+cn_status cn_run_record_write_json(const char *output_path, const json_t *record);
 
 /* Compares two records, given as text. Options whose default has changed (cn_option.before) may
  * differ if no request of c can read them. */

@@ -23,6 +23,7 @@
 #define WRITTEN CN_OPTION_WRITTEN
 #define USUAL CN_OPTION_USUAL
 #define READ CN_OPTION_READ
+#define REPEATED CN_OPTION_REPEATED
 
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30, so that lengths and budgets cannot overflow */
@@ -358,6 +359,26 @@ static const cn_option options[] = {
         .flags = RESULT,
         .help = "run a compressed request once more if it ends in a loop: with four times the "
                 "budget, or with full KV; needs --repetition-max-pattern-size"),
+    ROW(RUN_BATCH, "shard", STRING, shard, NULL,
+        .help = "answer only shard I of N, given as I/N; auto reads it from what Slurm, "
+                "Kubernetes, SkyPilot, AWS Batch, MPI or torchrun tell a task, or from "
+                "CINCH_SHARD; --output-file then is a directory or contains %i for the shard (and "
+                "%n for N, %% for a percent sign)"),
+    ROW(RUN_BATCH, "shard-by", ENUM, shard_by, "line", .values = "line|bytes",
+        .help = "what a shard is: every N-th line, or the lines that begin in one of N equal parts "
+                "of the file, of which only this part is read"),
+    ROW(RUN_BATCH, "done", STRING, done, NULL, .flags = REPEATED,
+        .help = "pattern of files, quoted, such as 'out/*.jsonl': requests that these outputs of "
+                "other runs answer count as done; may be given many times"),
+    ROW(RUN_BATCH, "drain-timeout", U32, drain_timeout_s, "0", .min = 1, .max = 86400,
+        .flags = ZERO_OK,
+        .help = "seconds that running requests have to finish after SIGTERM or --until; the rest "
+                "is left for --resume; 0 is no limit"),
+    ROW(RUN_BATCH, "ok-with-errors", BOOL, ok_with_errors, "false",
+        .help = "exit with 0 instead of 2 when some lines have an error, for launchers that would "
+                "run a failed task again"),
+    ROW(RUN_BATCH, "check-options", BOOL, check_options, "false",
+        .help = "check the options and exit; files and the environment are not looked at"),
 
     ROW(SERVE, "host", STRING, host, "127.0.0.1", .flags = USUAL,
         .help = "address to listen on; set API keys if it is not 127.0.0.1"),

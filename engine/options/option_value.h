@@ -23,6 +23,14 @@ int cn_option_name_index(const cn_option *o, const char *text, size_t len);
 /* Whether `word` is one of `words`, which are separated by blanks. */
 bool cn_option_is_word(const char *words, const char *word);
 
+/* The value of an environment variable that is set and not empty, else NULL. */
+const char *cn_environment(const char *name);
+
+/* Whether the name of an output has %i. */
+bool cn_shard_names_index(const char *pattern);
+/* CN_ERR_ARG: a percent sign that is not part of %i, %n or %%. */
+cn_status cn_shard_check_name(const char *option, const char *pattern);
+
 /* The row's key in a request's kv object: "budget" for "kv.budget". NULL if it has none. */
 const char *cn_option_kv_key(const cn_option *o);
 

@@ -232,6 +232,16 @@ static cn_status set_string(char **field, const char *text)
     return CN_OK;
 }
 
+/* Adds a line to the values so far. */
+static cn_status add_string(char **field, const char *text)
+{
+    cn_buf all = {0};
+    CN_TRY(cn_buf_addf(&all, "%s\n%s", *field, text));
+    cn_free(*field);
+    *field = all.data;
+    return CN_OK;
+}
+
 enum { NUMBER_MAX_BYTES = 64, LABEL_BYTES = 64 };
 
 static bool set_number(const cn_option *o, void *field, const char *text)
@@ -289,7 +299,8 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
     void *field = (char *)c + o->offset;
     bool ok = false;
     if (o->type == CN_OPTION_STRING) {
-        if (*text) CN_TRY(set_string(field, text));
+        const bool adds = o->flags & CN_OPTION_REPEATED && *(char **)field;
+        if (*text) CN_TRY(adds ? add_string(field, text) : set_string(field, text));
         ok = *text != '\0';
     } else if (o->type == CN_OPTION_BOOL) {
         ok = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
@@ -503,8 +514,7 @@ cn_status cn_config_result_text(const cn_config *c, cn_buf *out)
     return CN_OK;
 }
 
-/* The value of a variable that is set and not empty, else NULL. */
-static const char *variable(const char *name)
+const char *cn_environment(const char *name)
 {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -513,7 +523,7 @@ static const char *variable(const char *name)
 /* Appends a folder of the user's cache. */
 static cn_status cache_folder(cn_buf *out, const char *name)
 {
-    const char *cache = variable("XDG_CACHE_HOME"), *home = variable("HOME");
+    const char *cache = cn_environment("XDG_CACHE_HOME"), *home = cn_environment("HOME");
     if (cache) return cn_buf_addf(out, "%s/%s", cache, name);
     if (home) return cn_buf_addf(out, "%s/.cache/%s", home, name);
     return CN_OK;
@@ -523,7 +533,7 @@ cn_status cn_cache_dir(cn_buf *out) { return cache_folder(out, "cinch"); }
 
 cn_status cn_hub_cache_dir(cn_buf *out)
 {
-    const char *hub = variable("HF_HUB_CACHE"), *home = variable("HF_HOME");
+    const char *hub = cn_environment("HF_HUB_CACHE"), *home = cn_environment("HF_HOME");
     if (hub) return cn_buf_addf(out, "%s", hub);
     if (home) return cn_buf_addf(out, "%s/hub", home);
     return cache_folder(out, "huggingface/hub");

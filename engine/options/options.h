@@ -59,6 +59,10 @@ typedef enum cn_opt_progress {
     CN_OPT_PROGRESS_PLAIN,
     CN_OPT_PROGRESS_NONE
 } cn_opt_progress;
+typedef enum cn_opt_shard_by {
+    CN_OPT_SHARD_BY_LINE, /* every N-th line */
+    CN_OPT_SHARD_BY_BYTES /* the lines that begin in the I-th part of the file */
+} cn_opt_shard_by;
 typedef enum cn_opt_dataset {
     CN_OPT_DATASET_RANDOM,   /* seeded random token ids */
     CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: the first human and assistant turns */
@@ -78,7 +82,7 @@ typedef enum cn_opt_json_whitespace {
 
 typedef enum cn_opt_unknown { CN_OPT_UNKNOWN_WARN, CN_OPT_UNKNOWN_REFUSE } cn_opt_unknown;
 
-enum { CN_OPTION_MAX = 192, CN_MAX_PACKS = 64 };
+enum { CN_OPTION_MAX = 192, CN_MAX_PACKS = 64, CN_MAX_SHARDS = 1000000 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
 struct cn_config {
@@ -165,6 +169,12 @@ struct cn_config {
     char *summary_json; /* path or NULL */
     float audit_percent;
     cn_opt_rescue loop_rescue;
+    char *shard; /* "3/64" or "auto"; NULL = the whole input */
+    cn_opt_shard_by shard_by;
+    uint32_t shard_index, shard_of; /* set by cn_config_find_shard; of 0 = the whole input */
+    char *done;                     /* patterns of output files, one per line */
+    uint32_t drain_timeout_s;       /* 0 = none */
+    bool ok_with_errors, check_options;
 
     /* serve */
     char *host;
@@ -346,7 +356,8 @@ enum {
     CN_OPTION_WRITTEN = 1 << 7,    /* STRING: a file that the command writes */
     CN_OPTION_USUAL = 1 << 8,      /* --help prints it; --help-all prints all options */
     CN_OPTION_READ = 1 << 9,       /* STRING: a file that the command reads */
-    CN_OPTION_SHARE = 1 << 10      /* F32: N% is N / 100, below 1 */
+    CN_OPTION_SHARE = 1 << 10,     /* F32: N% is N / 100, below 1 */
+    CN_OPTION_REPEATED = 1 << 11   /* STRING: may be given many times; a line for each value */
 };
 
 typedef struct cn_option {
@@ -443,6 +454,10 @@ bool cn_config_reads_kv(const cn_config *c, const cn_option *o);
  * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none, and the text has the command
  * that downloads it; or --tokenizer is not a directory. */
 cn_status cn_config_find_models(cn_config *c);
+
+/* Sets the shard of --shard, which is given: from the environment if it is auto. Expands %i, %n and
+ * %% in the names of its files. CN_ERR_ARG: no shard can be told, and the text has the way out. */
+cn_status cn_config_find_shard(cn_config *c);
 
 /* The model's names in requests and responses, the first of which responses have: those of
  * --served-model-name, or the name of the model's directory. CN_ERR_MEMORY. */

@@ -82,6 +82,7 @@ static cn_status check_needed_options(const cn_config *c, uint32_t sections)
         {"max-file-bytes", "spool"},        {"max-spool-bytes", "spool"},
         {"max-batch-lines", "spool"},       {"max-batches", "spool"},
         {"max-batch-inflight", "spool"},    {"loop-rescue", "repetition-max-pattern-size"},
+        {"shard-by", "shard"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const cn_option *o = cn_option_find_in(rules[i].name, sections);
@@ -344,9 +345,26 @@ static cn_status check_rescue(const cn_config *c)
                                "requests are run once more");
 }
 
+static cn_status check_shard(const cn_config *c)
+{
+    if (!c->shard) return CN_OK;
+    if (strcmp(c->output_file, "-") == 0)
+        return cn_fail(CN_ERR_ARG, "--shard needs an output file for cinch merge: name one with "
+                                   "%%i in it, or a directory, instead of --output-file -");
+    CN_TRY(cn_shard_check_name("output-file", c->output_file));
+    if (c->shard_by == CN_OPT_SHARD_BY_BYTES && strcmp(c->input_file, "-") == 0)
+        return cn_fail(CN_ERR_ARG, "--shard-by bytes needs a file: standard input has no parts");
+    if (!c->summary_json) return CN_OK;
+    CN_TRY(cn_shard_check_name("summary-json", c->summary_json));
+    if (cn_shard_names_index(c->summary_json)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--summary-json %s: each shard has its own summary: write %%i in "
+                               "the name", c->summary_json);
+}
+
 static cn_status check_run_batch(const cn_config *c)
 {
     CN_TRY(check_rescue(c));
+    CN_TRY(check_shard(c));
     if (c->answer_field && c->grade == CN_OPT_GRADE_NONE)
         return cn_fail(CN_ERR_ARG, "--answer-field %s needs --grade", c->answer_field);
     bool to_stdout = strcmp(c->output_file, "-") == 0;
