@@ -293,6 +293,24 @@ static const struct {
     {HERMES,
      "<function=g><parameter=s><tool_call>{}</tool_call></parameter></function></tool_call>", "",
      "g {\"s\": \"<tool_call>{}</tool_call>\"};"},
+    {CODER,
+     "<tool_call>\n<function=g>\n<parameter=s>\n</function>\n</parameter>\n<parameter=i>\n1\n"
+     "</parameter>\n</function>\n</tool_call>\nx",
+     "\nx", "g {\"s\": \"</function>\", \"i\": 1};"},
+    {CODER,
+     "<tool_call><function=g><parameter=s>a</function></tool_call>b</function>c</parameter>"
+     "</function></tool_call>" CALL("f", "{}"),
+     "", "g {\"s\": \"a</function></tool_call>b</function>c\"};f {};"},
+    {CODER,
+     "<tool_call><function=g><parameter=s><function=f></function> <function=f></function>"
+     "</parameter></function></tool_call>",
+     "", "g {\"s\": \"<function=f></function> <function=f></function>\"};"},
+    {CODER,
+     "<tool_call><function=g><parameter=s>\n1\n</function>\n</tool_call>\nSo <tool_call>"
+     "<function=g><parameter=i>2</function></tool_call> x",
+     "\nSo x", "g {\"s\": \"1\"};g {\"i\": 2};"},
+    {CODER, "<function=g><parameter=s>1</function><parameter=s>2</parameter> x",
+     "<parameter=s>2</parameter> x", "g {\"s\": \"1\"};"},
     {HERMES, "<tool_call><function=g><parameter=s>one\n</func", "", "g {\"s\": \"one;"},
     {HERMES, "<tool_call><function=g><parameter=s>one</parameter>\n", "", "g {\"s\": \"one\";"},
     {LLAMA3, "[f(a=\"x\", n=12", "", "f {\"a\": \"x\", \"n\": 12;"},
@@ -412,6 +430,16 @@ static void arguments_are_closed_when_the_model_stops(void **state)
         {LLAMA3, "[f(a='', b=''", "f {\"a\": \"\", \"b\": \"\"};"},
         {LLAMA3, "[f(a=\"\"\"x\"\"", "f {\"a\": \"x\\\"\\\"\"};"},
         {LLAMA3, "[f(a=True, b", "f {\"a\": true, \"b\": null};"},
+        {PYTHONIC, "[f(a=True, b=", "f {\"a\": true, \"b\": null};"},
+        {PYTHONIC, "[f(a=[1, 'x", "f {\"a\": [1, \"x\"]};"},
+        {PYTHONIC, "[f(a=[1, 2], b=(3, ", "f {\"a\": [1, 2], \"b\": [3]};"},
+        {PYTHONIC, "[f(a={'x': [{'y': 1}, {", "f {\"a\": {\"x\": [{\"y\": 1}, {}]}};"},
+        {PYTHONIC, "[f(a={'x': 1, 'y': ", "f {\"a\": {\"x\": 1, \"y\": null}};"},
+        {PYTHONIC, "[f(a={'x': 1, 'y", "f {\"a\": {\"x\": 1, \"y\": null}};"},
+        {PYTHONIC, "[f(a={'x': [1], 'y': 'z', ", "f {\"a\": {\"x\": [1], \"y\": \"z\"}};"},
+        {PYTHONIC, "[f(a=[[{'x': {}}", "f {\"a\": [[{\"x\": {}}]]};"},
+        {CODER, "<function=g><parameter=s>1</function", "g {\"s\": \"1\"};"},
+        {CODER, "<function=g><parameter=s>1</function>", "g {\"s\": \"1\"};"},
         {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1", "f {\"a\": 1;"},
     };
     is_stopped = true;

@@ -6,7 +6,10 @@
 
 #include "engine/base/json.h"
 
-enum { MAX_LITERAL_BYTES = 8 }; /* of True, False or None, and more */
+enum {
+    MAX_LITERAL_BYTES = 8, /* of True, False or None, and more */
+    MAX_DICTS = 64         /* brackets of which p->dicts knows the kind */
+};
 
 static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
 
@@ -120,6 +123,26 @@ static cn_status end_word(cn_python_args *p, cn_buf *out)
     return cn_buf_add(out, p->word, n);
 }
 
+static bool is_in_dict(const cn_python_args *p)
+{
+    return p->depth > 0 && p->depth <= MAX_DICTS && p->dicts >> (p->depth - 1) & 1;
+}
+
+/* A string, word or bracket begins. */
+static void note_begin(cn_python_args *p)
+{
+    const bool is_key = is_in_dict(p) && p->part == CN_PYTHON_NOTHING;
+    if (p->part != CN_PYTHON_KEY) p->part = is_key ? CN_PYTHON_KEY : CN_PYTHON_VALUE;
+}
+
+static void note_open(cn_python_args *p, bool is_dict)
+{
+    if (p->depth < MAX_DICTS)
+        p->dicts = (p->dicts & ~(UINT64_C(1) << p->depth)) | (uint64_t)is_dict << p->depth;
+    p->depth++;
+    p->part = CN_PYTHON_NOTHING;
+}
+
 /* The letters before a quote say how the string is written. */
 static cn_status begin_string(cn_python_args *p, char quote, cn_buf *out)
 {
@@ -131,6 +154,7 @@ static cn_status begin_string(cn_python_args *p, char quote, cn_buf *out)
     }
     if (!prefix) CN_TRY(end_word(p, out));
     p->n_word = 0;
+    note_begin(p);
     p->quote = quote;
     p->n_open = 1;
     p->n_close = 0;
@@ -144,6 +168,7 @@ static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
     CN_TRY(put_comma(p, out));
     if (p->gap) CN_TRY(put_python_text(out, " ")); /* two numbers are not one */
     p->gap = false;
+    note_begin(p);
     const bool begins = ((unsigned char)c & 0xc0) != 0x80; /* a character: it stays whole */
     if (p->n_word == sizeof p->word || (p->n_word >= MAX_LITERAL_BYTES && begins))
         CN_TRY(end_word(p, out));
@@ -159,14 +184,18 @@ static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
     p->gap = cn_json_is_space(c) && (p->gap || p->n_word > 0);
     CN_TRY(end_word(p, out));
     if (cn_json_is_space(c)) return CN_OK;
-    if (c == ':') return put_python_text(out, ": ");
+    if (c == ':') {
+        p->part = CN_PYTHON_COLON;
+        return put_python_text(out, ": ");
+    }
     if (is_one_of(c, "[{(")) {
         CN_TRY(put_comma(p, out));
-        p->depth++;
+        note_open(p, c == '{');
         return put_python_text(out, c == '{' ? "{" : "[");
     }
     p->comma = c == ',';
-    if (c == ',' || p->depth == 0) return CN_OK;
+    p->part = p->comma ? CN_PYTHON_NOTHING : CN_PYTHON_VALUE;
+    if (p->comma || p->depth == 0) return CN_OK;
     p->depth--;
     return put_python_text(out, c == '}' ? "}" : "]");
 }
@@ -178,6 +207,7 @@ static cn_status add_to_key(cn_python_args *p, char c, cn_buf *out)
     if (c == '=' && p->in_key) {
         p->in_key = false;
         p->in_value = true;
+        p->part = CN_PYTHON_COLON;
         return put_python_text(out, "\": ");
     }
     if (!p->in_key) {
@@ -219,7 +249,10 @@ cn_status cn_python_args_cut(cn_python_args *p, bool is_whole, cn_buf *out)
         CN_TRY(end_string(p, out));
     }
     CN_TRY(end_word(p, out));
-    if (!is_whole || p->depth > 0) return CN_OK;
+    if (!is_whole || p->depth > MAX_DICTS) return CN_OK;
+    if (is_in_dict(p) && p->part == CN_PYTHON_KEY) CN_TRY(put_python_text(out, ": null"));
+    if (p->part == CN_PYTHON_COLON) CN_TRY(put_python_text(out, "null"));
+    for (; p->depth > 0; p->depth--) CN_TRY(put_python_text(out, is_in_dict(p) ? "}" : "]"));
     return put_python_text(out, p->in_key ? "\": null}" : "}");
 }
 

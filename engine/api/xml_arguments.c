@@ -160,7 +160,7 @@ static unsigned types_of_parameter(const cn_xml_args *x)
 /* The text without its last n_tag bytes is a value. */
 static cn_status end_value(cn_xml_args *x, size_t n_tag, cn_buf *out)
 {
-    const char *text = x->text.data;
+    const char *text = x->text.data ? x->text.data : "";
     size_t n = x->text.len - n_tag;
     trim(&text, &n);
     x->in_value = false;
@@ -210,49 +210,47 @@ static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *st
     return CN_OK;
 }
 
-/* The </tool_call> in the value has ended the call. */
-static cn_status end_at_mark(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
+/* The closing tag in the value has ended the call. */
+static cn_status end_at_tag(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
 {
-    const size_t n_rest = x->text.len - x->closed_at;
-    CN_TRY(cn_buf_add(&x->rest, x->text.data + x->closed_at, n_rest));
-    CN_TRY(end_value(x, n_rest + strlen(call_end), out));
+    CN_TRY(cn_buf_add(&x->rest, x->text.data + x->closed_at, x->text.len - x->closed_at));
+    CN_TRY(end_value(x, x->text.len - x->ends_at, out));
     return end_function(x, out, step);
 }
 
-/* Remembers the first </tool_call> that closes no <tool_call> of the value. */
-static void count_marks(cn_xml_args *x)
+/* Remembers the first closing tag that closes none of the value. */
+static void count_tags(cn_xml_args *x)
 {
-    if (ends_with(&x->text, call_tag)) x->n_open++;
-    if (!ends_with(&x->text, call_end)) return;
-    if (x->n_open > 0)
+    const bool is_function = ends_with(&x->text, function_end);
+    if (ends_with(&x->text, call_tag) || ends_with(&x->text, function_tag)) x->n_open++;
+    if (!is_function && !ends_with(&x->text, call_end)) return;
+    if (x->n_open > 0) {
         x->n_open--;
-    else
-        x->closed_at = x->text.len;
+        return;
+    }
+    x->closed_at = x->text.len;
+    x->ends_at = x->text.len - strlen(is_function ? function_end : call_end);
 }
 
-/* A value also ends where the next parameter or call begins, or the function ends. */
+/* A value also ends where the next parameter begins, or at a tag that closes the function or call.
+ */
 static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
     if (c != '=' && c != '>') return CN_OK;
     if (ends_with(&x->text, parameter_end)) return end_value(x, strlen(parameter_end), out);
-    const bool is_next = ends_with(&x->text, parameter_tag),
-               ends = ends_with(&x->text, function_end);
+    const bool is_next = ends_with(&x->text, parameter_tag);
     if (x->closed_at > 0) {
         const bool begins =
-            ends_with(&x->text, function_tag) || ends_with(&x->text, call_tag) || is_next || ends;
-        return begins ? end_at_mark(x, out, step) : CN_OK;
+            ends_with(&x->text, function_tag) || ends_with(&x->text, call_tag) || is_next;
+        return begins ? end_at_tag(x, out, step) : CN_OK;
     }
     if (is_next) {
         CN_TRY(end_value(x, strlen(parameter_tag), out));
         return cn_buf_add(&x->text, parameter_tag, strlen(parameter_tag));
     }
-    if (!ends) {
-        count_marks(x);
-        return CN_OK;
-    }
-    CN_TRY(end_value(x, strlen(function_end), out));
-    return end_function(x, out, step);
+    count_tags(x);
+    return CN_OK;
 }
 
 cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
@@ -275,7 +273,7 @@ static size_t count_cut_tag(const cn_buf *text)
 cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out)
 {
     cn_xml_step step;
-    if (x->in_value && x->closed_at > 0) return end_at_mark(x, out, &step);
+    if (x->in_value && x->closed_at > 0) return end_at_tag(x, out, &step);
     const size_t n_tag = count_cut_tag(&x->text);
     if (is_whole) {
         if (x->in_value) CN_TRY(end_value(x, n_tag, out));

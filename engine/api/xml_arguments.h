@@ -9,8 +9,8 @@
  * The schema of a parameter says whether its text is a string. Without a schema, text that is JSON
  * is a value, and other text is a string.
  *
- * </tool_call> in a value is part of it if </parameter> follows before another call begins.
- * Otherwise it ends the call, whose closing tags the model left out.
+ * </function> or </tool_call> in a value is part of it if </parameter> follows before another call
+ * begins. Otherwise it ends the call, whose closing tags the model left out.
  *
  * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
 #ifndef CN_XML_ARGUMENTS_H
@@ -26,9 +26,9 @@ typedef struct cn_xml_args {
     cn_buf key, text;         /* the parameter, and its text or a tag so far */
     cn_buf rest; /* text that was read and follows the function: the caller clears it */
     bool in_value;
-    uint32_t n_open;  /* <tool_call> in the value that are not closed there */
-    size_t closed_at; /* bytes of `text` up to a </tool_call> that closes none of them; 0: none */
-    uint32_t n;       /* parameters so far */
+    uint32_t n_open; /* <tool_call> and <function= in the value that are not closed there */
+    size_t ends_at, closed_at; /* where in `text` a tag that closes none of them begins and ends */
+    uint32_t n;                /* parameters so far */
 } cn_xml_args;
 
 typedef enum cn_xml_step { CN_XML_GO_ON, CN_XML_ENDED, CN_XML_NONE } cn_xml_step;
