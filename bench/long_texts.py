@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 PACKAGES = """anarchism c++-annotations-html debian-faq debian-history debian-policy debian-reference-en
 debmake-doc developers-reference doxygen-doc exim4-doc-html git-doc ledger mailutils-doc maint-guide mh-book
 mutt nut-doc openafs-doc postfix-doc shorewall-doc swig4.0-doc xorg-docs zsh-doc""".split()
-PER_PACKAGE, PER_FILE = 4, 2
+PER_FILE = 2
 MIN_BYTES = 15_000
 STOP = set("the of and to in is a for that it as be with on this by are or not from an if you can which at"
            " will have has was were but when all one its their there than may must should they we he".split())
@@ -92,7 +92,7 @@ def cut(tokenizer, text, args):
 
 
 def passages(tokenizer, rng, deb, seen, args):
-    """At most PER_PACKAGE passages of a package; `seen` has the paragraphs that are taken."""
+    """At most --per-package passages of a package; `seen` has the paragraphs that are taken."""
     package = deb.name.split("_")[0]
     files = pages(deb)
     rng.shuffle(files)
@@ -103,7 +103,7 @@ def passages(tokenizer, rng, deb, seen, args):
         starts = sorted(rng.sample(range(len(lines)), min(len(lines), 20)))
         n_of_file = 0
         for start in starts:
-            if len(found) == PER_PACKAGE or n_of_file == PER_FILE:
+            if len(found) == args.per_package or n_of_file == PER_FILE:
                 break
             text = "\n\n".join(lines[start:start + 400])
             pieces = cut(tokenizer, text, args)
@@ -124,6 +124,7 @@ def main():
     parser.add_argument("tokenizer")
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--per-package", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=3500)
     parser.add_argument("--continuation-tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=58)
