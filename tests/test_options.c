@@ -153,6 +153,7 @@ static void enum_names_match_their_enums(void **state)
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
         {"tool-call-parser", "pythonic", CN_OPT_TOOLS_PYTHONIC},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
+        {"order", "any", CN_OPT_ORDER_ANY},
         {"shard-by", "bytes", CN_OPT_SHARD_BY_BYTES},
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", cn_kv_policy_name(last_policy), last_policy},

@@ -156,7 +156,7 @@ void *cn_calloc_aligned(size_t n, size_t size)
     return p;
 }
 
-static cn_status buf_reserve(cn_buf *b, size_t extra)
+cn_status cn_buf_reserve(cn_buf *b, size_t extra)
 {
     if (extra >= SIZE_MAX / 2 - b->len)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a text of %zu bytes", extra);
@@ -173,7 +173,7 @@ static cn_status buf_reserve(cn_buf *b, size_t extra)
 
 cn_status cn_buf_add(cn_buf *b, const void *data, size_t n)
 {
-    CN_TRY(buf_reserve(b, n));
+    CN_TRY(cn_buf_reserve(b, n));
     if (n) memcpy(b->data + b->len, data, n);
     b->len += n;
     b->data[b->len] = '\0';
@@ -188,7 +188,7 @@ cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...)
     int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
     cn_status status =
-        n < 0 ? cn_fail(CN_ERR_ARG, "bad format %s", fmt) : buf_reserve(b, (size_t)n);
+        n < 0 ? cn_fail(CN_ERR_ARG, "bad format %s", fmt) : cn_buf_reserve(b, (size_t)n);
     if (status == CN_OK) {
         vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
         b->len += (size_t)n;

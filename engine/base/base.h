@@ -93,6 +93,8 @@ typedef struct cn_buf {
     char *data;
     size_t len, cap;
 } cn_buf;
+/* Makes room for this many more bytes and a NUL. */
+cn_status cn_buf_reserve(cn_buf *b, size_t extra);
 cn_status cn_buf_add(cn_buf *b, const void *data, size_t n);
 cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cn_buf_clear(cn_buf *b); /* keeps the capacity */

@@ -19,6 +19,9 @@ static const cn_command commands[] = {
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_PROMPTS |
          CN_SECTION_RUN_BATCH | CN_SECTION_PROGRESS,
      cn_cmd_run_batch},
+    {"merge", "-i IN.jsonl -o ALL.jsonl OUT.jsonl [MORE.jsonl...]",
+     "join the outputs of shards into one file", CN_SECTION_GENERAL | CN_SECTION_MERGE,
+     cn_cmd_merge},
     {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_SHARING |
          CN_SECTION_SERVE,

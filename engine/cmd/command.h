@@ -7,7 +7,7 @@
 
 #include "engine/options/options.h"
 
-/* Exit codes of every subcommand; only run-batch uses the last two. */
+/* Exit codes of every subcommand; only run-batch and merge use the last two. */
 enum {
     CN_EXIT_OK = 0,
     CN_EXIT_FAILED = 1,      /* bad options, no model, or results that could not be written */
@@ -51,6 +51,7 @@ void cn_ignore_write_signals(void);
 int cn_cmd_docs(int argc, char **argv);
 int cn_cmd_tokenize(int argc, char **argv);
 int cn_cmd_run_batch(int argc, char **argv);
+int cn_cmd_merge(int argc, char **argv);
 int cn_cmd_bench(int argc, char **argv);
 int cn_cmd_compare(int argc, char **argv);
 int cn_cmd_calibrate(int argc, char **argv);

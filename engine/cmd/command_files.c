@@ -87,14 +87,14 @@ static cn_status check_options(const cn_config *c, uint32_t sections, uint32_t f
 /* The positional arguments of a command that has an input are files of it. */
 static bool has_input(uint32_t sections)
 {
-    return sections & (CN_SECTION_COMPARE | CN_SECTION_CALIBRATE);
+    return sections & (CN_SECTION_COMPARE | CN_SECTION_CALIBRATE | CN_SECTION_MERGE);
 }
 
 static cn_status check_more(uint32_t sections, char *const *more, int n_more)
 {
     for (int i = 0; has_input(sections) && i < n_more; i++) {
-        if (is_standard(more[i]) && sections & CN_SECTION_CALIBRATE)
-            return cn_fail(CN_ERR_ARG, "-: expected a file of text, not standard input");
+        if (is_standard(more[i]) && sections & (CN_SECTION_CALIBRATE | CN_SECTION_MERGE))
+            return cn_fail(CN_ERR_ARG, "-: expected a file, not standard input");
         if (!is_standard(more[i]) && !can_read(more[i]))
             return cn_fail(CN_ERR_ARG, "%s: %s", more[i], strerror(errno));
     }

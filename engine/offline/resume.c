@@ -51,18 +51,18 @@ static json_t *shard_json(const cn_config *c)
 
 /* The path of the input and a hash of its first line, with a shard also its size: null for standard
  * input and pipes. */
-static cn_status describe_input(json_t **out, const cn_config *c)
+static cn_status describe_input(json_t **out, const char *input_path, bool has_size)
 {
     uint64_t first = 0;
     char text[17];
     *out = json_null();
-    if (!c->input_file) return CN_OK;
-    CN_TRY(cn_first_line_hash(c->input_file, &first));
-    char *path = first ? realpath(c->input_file, NULL) : NULL;
+    if (!input_path) return CN_OK;
+    CN_TRY(cn_first_line_hash(input_path, &first));
+    char *path = first ? realpath(input_path, NULL) : NULL;
     snprintf(text, sizeof text, "%016llx", (unsigned long long)first);
     json_t *input = path ? json_pack("{s:s, s:s}", "path", path, "first_line", text) : NULL;
     struct stat st;
-    if (input && c->shard_of > 0 && stat(path, &st) == 0)
+    if (input && has_size && stat(path, &st) == 0)
         json_object_set_new(input, "bytes", json_integer((json_int_t)st.st_size));
     if (input) *out = input;
     free(path);
@@ -92,7 +92,7 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     snprintf(chat_text, sizeof chat_text, "%016llx", (unsigned long long)chat);
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
     snprintf(channels_text, sizeof channels_text, "%016llx", (unsigned long long)channels);
-    CN_TRY(describe_input(&input, c));
+    CN_TRY(describe_input(&input, c->input_file, c->shard_of > 0));
     cn_buf lines = {0};
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
@@ -460,6 +460,15 @@ cn_status cn_run_record_check_backend(const char *output_path, const char *backe
     const cn_status status =
         json_is_string(then) ? compare_backend(output_path, then, backend) : CN_OK;
     json_decref(record);
+    return status;
+}
+
+cn_status cn_run_record_check_input(const json_t *record, const char *input_path)
+{
+    json_t *input;
+    CN_TRY(describe_input(&input, input_path, false));
+    const cn_status status = compare_inputs(json_object_get(record, "input"), input);
+    json_decref(input);
     return status;
 }
 

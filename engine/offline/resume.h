@@ -47,6 +47,8 @@ cn_status cn_run_record_load(json_t **out, const char *output_path);
 cn_status cn_run_record_check_other(const char *output_path, json_t *record);
 /* CN_ERR_ARG: the record names another kind of device. */
 cn_status cn_run_record_check_backend(const char *output_path, const char *backend);
+/* CN_ERR_ARG: the run of the record reads another input. */
+cn_status cn_run_record_check_input(const json_t *record, const char *input_path);
 cn_status cn_run_record_write_json(const char *output_path, const json_t *record);
 
 /* Compares two records, given as text. Options whose default has changed (cn_option.before) may

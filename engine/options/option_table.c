@@ -380,6 +380,19 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "check-options", BOOL, check_options, "false",
         .help = "check the options and exit; files and the environment are not looked at"),
 
+    ROW(MERGE, "input-file", STRING, merge_input, NULL, .short_name = 'i', .flags = REQUIRED | READ,
+        .help = "the input of the runs"),
+    ROW(MERGE, "output-file", STRING, merge_output, NULL, .short_name = 'o',
+        .flags = REQUIRED | WRITTEN,
+        .help = "the file to write, replaced when the merge is complete; with its record, so that "
+                "run-batch --resume can continue it"),
+    ROW(MERGE, "order", ENUM, order, "input", .values = "input|any",
+        .help = "order of the lines: of the input, or any, which reads the outputs in one piece"),
+    ROW(MERGE, "allow-missing", BOOL, allow_missing, "false",
+        .help = "write the output also when lines are missing; the exit code is 3 all the same"),
+    ROW(MERGE, "errors", STRING, merge_errors, NULL, .flags = WRITTEN,
+        .help = "write error lines to this file instead"),
+
     ROW(SERVE, "host", STRING, host, "127.0.0.1", .flags = USUAL,
         .help = "address to listen on; set API keys if it is not 127.0.0.1"),
     ROW(SERVE, "port", U32, port, "8000", .min = 0, .max = 65535, .flags = USUAL,
@@ -615,6 +628,7 @@ static const struct {
     {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},
     {CN_SECTION_PROGRESS, "progress", "How progress is shown on standard error."},
     {CN_SECTION_BODIES, "bodies", "How the JSON bodies of requests are read."},
+    {CN_SECTION_MERGE, "merge", "One output of several."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

@@ -63,6 +63,7 @@ typedef enum cn_opt_shard_by {
     CN_OPT_SHARD_BY_LINE, /* every N-th line */
     CN_OPT_SHARD_BY_BYTES /* the lines that begin in the I-th part of the file */
 } cn_opt_shard_by;
+typedef enum cn_opt_order { CN_OPT_ORDER_INPUT, CN_OPT_ORDER_ANY } cn_opt_order;
 typedef enum cn_opt_dataset {
     CN_OPT_DATASET_RANDOM,   /* seeded random token ids */
     CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: the first human and assistant turns */
@@ -82,7 +83,7 @@ typedef enum cn_opt_json_whitespace {
 
 typedef enum cn_opt_unknown { CN_OPT_UNKNOWN_WARN, CN_OPT_UNKNOWN_REFUSE } cn_opt_unknown;
 
-enum { CN_OPTION_MAX = 192, CN_MAX_PACKS = 64, CN_MAX_SHARDS = 1000000 };
+enum { CN_OPTION_MAX = 256, CN_MAX_PACKS = 64, CN_MAX_SHARDS = 1000000 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
 struct cn_config {
@@ -175,6 +176,12 @@ struct cn_config {
     char *done;                     /* patterns of output files, one per line */
     uint32_t drain_timeout_s;       /* 0 = none */
     bool ok_with_errors, check_options;
+
+    /* merge */
+    char *merge_input, *merge_output;
+    char *merge_errors; /* path of the error lines, or NULL: in the output */
+    cn_opt_order order;
+    bool allow_missing;
 
     /* serve */
     char *host;
@@ -332,9 +339,10 @@ typedef enum cn_option_section {
     CN_SECTION_SHARING = 1 << 16,
     CN_SECTION_CALIBRATE = 1 << 17,
     CN_SECTION_PROGRESS = 1 << 18,
-    CN_SECTION_BODIES = 1 << 19
+    CN_SECTION_BODIES = 1 << 19,
+    CN_SECTION_MERGE = 1 << 20
 } cn_option_section;
-enum { CN_N_SECTIONS = 20 };
+enum { CN_N_SECTIONS = 21 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 
