@@ -205,6 +205,39 @@ static void one_of_disjoint_schemas(void **state)
            LIST("{\"x\":null}", "{\"y\":null}", "{}"), LIST("{\"x\":null,\"y\":null}"));
 }
 
+/* Look-ahead at the beginning, as Pydantic and Zod write it. */
+static void look_ahead(void **state)
+{
+    (void)state;
+    SCHEMA("{\"pattern\":\"^(?!^[-+.]*$)[+-]?0*\\\\d*\\\\.?\\\\d*$\"}",
+           LIST("\"1\"", "\"-0.5\"", "\"+.7\"", "\"007.\""),
+           LIST("\"\"", "\"-\"", "\".\"", "\"1a\""));
+    SCHEMA(
+        "{\"format\":\"email\",\"pattern\":\"^(?!\\\\.)(?!.*\\\\.\\\\.)([A-Za-z0-9_'+\\\\-\\\\.]*)"
+        "[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\\\-]*\\\\.)+[A-Za-z]{2,}$\"}",
+        LIST("\"a.b@c.de\"", "\"a@x.y.zz\""), LIST("\".a@c.de\"", "\"a..b@c.de\"", "\"a@c\""));
+    SCHEMA("{\"pattern\":\"^(?=.*[A-Z])(?=.*\\\\d).{3,5}$\"}", LIST("\"aB1\"", "\"1xxxB\""),
+           LIST("\"ab1\"", "\"AB\"", "\"abcdeB1\"", "\"Ab\\n1\""));
+    SCHEMA("{\"pattern\":\"^(?=.{2,4}$)[a-c]+(?:-[a-c]+)*$\"}", LIST("\"ab\"", "\"a-bc\""),
+           LIST("\"a\"", "\"abc-a\""));
+    SCHEMA("{\"pattern\":\"^(?!a|b)\"}", LIST("\"\"", "\"ca\"", "\"é\""), LIST("\"a\"", "\"bc\""));
+    SCHEMA("{\"pattern\":\"^(?!(?!ab)a)[a-c]*$\"}", LIST("\"ab\"", "\"b\"", "\"\""),
+           LIST("\"a\"", "\"ac\""));
+    SCHEMA("{\"pattern\":\"^(?!0)\\\\d+$\",\"maxLength\":2}", LIST("\"1\"", "\"20\""),
+           LIST("\"0\"", "\"123\""));
+    SCHEMA("{\"type\":\"object\",\"patternProperties\":{\"^(?!_)[a-z_]+$\":{\"const\":1}},"
+           "\"additionalProperties\":false}",
+           LIST("{\"a_\":1}"), LIST("{\"_a\":1}"));
+    /* A negative look-ahead excludes what a class has in any dialect. */
+    SCHEMA("{\"pattern\":\"^(?!\\\\w)\"}", LIST("\"-\""), LIST("\"a\"", "\"é\""));
+    SCHEMA("{\"pattern\":\"^(?!\\\\W)\"}", LIST("\"a\"", "\"\""), LIST("\"-\"", "\"é\""));
+    SCHEMA("{\"pattern\":\"^(?![^\\\\s])\"}", LIST("\" \""), LIST("\"a\"", "\"é\""));
+    SCHEMA("{\"pattern\":\"^(?!.)\"}", LIST("\"\"", "\"\\n\""), LIST("\"\\r\"", "\"a\""));
+    REGEX("^(?=.*a)[ab]{2}", LIST("ab", "ba"), LIST("bb", "a"));
+    REGEX("(?!b)[ab]{2}", LIST("ab", "aa"), LIST("ba"));
+    REGEX("(?P<x>a|b)(?<y>c)", LIST("ac", "bc"), LIST("c"));
+}
+
 static void patterns(void **state)
 {
     (void)state;
@@ -524,6 +557,15 @@ static void what_is_wrong_is_refused_by_name(void **state)
         refuse(CN_STRUCTURE_SCHEMA, schemas[i].text, schemas[i].error);
     refuse(CN_STRUCTURE_REGEX, "a{3,2}", "bounds are swapped");
     refuse(CN_STRUCTURE_REGEX, "(a", "byte 2: expected )");
+    refuse(CN_STRUCTURE_REGEX, "a(?=b)b", "only groups (...), (?:...) and (?<name>...)");
+    refuse(CN_STRUCTURE_REGEX, "^(?=a)b|c", "only groups");
+    refuse(CN_STRUCTURE_REGEX, "^(?=a(?<=b))b",
+           "look-ahead: regular expression, byte 3: only groups");
+    refuse(CN_STRUCTURE_REGEX, "^(?=a", "only groups");
+    refuse(CN_STRUCTURE_REGEX, "^(?=a)*", "nothing to repeat");
+    refuse(CN_STRUCTURE_REGEX, "(?<=a)b", "only groups");
+    refuse(CN_STRUCTURE_REGEX, "(?Pa)", "only groups");
+    refuse(CN_STRUCTURE_REGEX, "(?=a)b", "no text matches");
     refuse(CN_STRUCTURE_REGEX, "a)", "expected ( before )");
     refuse(CN_STRUCTURE_REGEX, "[a", "expected ]");
     refuse(CN_STRUCTURE_REGEX, "*a", "nothing to repeat");
@@ -688,6 +730,7 @@ int main(void)
         cmocka_unit_test(references),
         cmocka_unit_test(one_of_disjoint_schemas),
         cmocka_unit_test(patterns),
+        cmocka_unit_test(look_ahead),
         cmocka_unit_test(numbers_are_valid_for_readers_with_doubles),
         cmocka_unit_test(keywords_stand_beside_one_another),
         cmocka_unit_test(conditions_on_strings_hold_together),

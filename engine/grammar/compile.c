@@ -13,6 +13,7 @@
 #include "engine/grammar/lark.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
+#include "engine/grammar/text_dfa.h"
 #include "engine/grammar/unique_masks.h"
 
 struct cn_compiler {
@@ -33,12 +34,12 @@ static cn_status emit_choice(const json_t *list, cn_net *net)
     const size_t n = json_array_size(list);
     if (n == 0 || n > CN_COMPILE_MAX_CHOICES)
         return cn_fail(CN_ERR_ARG, "expected an array of 1 to %d strings", CN_COMPILE_MAX_CHOICES);
-    json_array_foreach(list, i, v) if (json_string_length(v) == 0)
-        return cn_fail(CN_ERR_ARG, "expected non-empty strings");
+    json_array_foreach(list, i, v) if (json_string_length(v) ==
+                                       0) return cn_fail(CN_ERR_ARG, "expected non-empty strings");
     cn_net_word *words = cn_calloc(n, sizeof *words);
     if (!words) return cn_fail(CN_ERR_MEMORY, "out of memory for choices");
-    json_array_foreach(list, i, v)
-        words[i] = (cn_net_word){json_string_value(v), json_string_length(v)};
+    json_array_foreach(list, i, v) words[i] =
+        (cn_net_word){json_string_value(v), json_string_length(v)};
     cn_net_words(net, net->rules[0].start, net->rules[0].end, words, n);
     cn_free(words);
     return net->status;
@@ -71,6 +72,19 @@ static cn_status emit_json(const cn_structure *s, cn_net *net)
     return status;
 }
 
+static cn_status emit_regex(const char *text, cn_net *net)
+{
+    const cn_net_rule r = net->rules[0];
+    const size_t n = strlen(text);
+    cn_dfa d;
+    if (!cn_dfa_looks_ahead(text, n, false))
+        return cn_regex_emit(text, n, false, CN_TEXT_PLAIN, net, r.start, r.end);
+    CN_TRY(cn_dfa_from_regex(&d, text, n, false, net));
+    cn_dfa_emit(&d, CN_TEXT_PLAIN, net, r.start, r.end);
+    cn_dfa_free(&d);
+    return net->status;
+}
+
 static cn_status emit_root(const cn_structure *s, cn_net *net)
 {
     cn_net_rule_new(net);
@@ -80,9 +94,7 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     case CN_STRUCTURE_SCHEMA:
     case CN_STRUCTURE_CALLS:
     case CN_STRUCTURE_CHOICE: return emit_json(s, net);
-    case CN_STRUCTURE_REGEX:
-        return cn_regex_emit(s->text, strlen(s->text), false, CN_TEXT_PLAIN, net,
-                             net->rules[0].start, net->rules[0].end);
+    case CN_STRUCTURE_REGEX: return emit_regex(s->text, net);
     case CN_STRUCTURE_GRAMMAR:
         return strstr(s->text, "::=") ? cn_gbnf_emit(s->text, strlen(s->text), net)
                                       : cn_lark_emit(s->text, strlen(s->text), net);

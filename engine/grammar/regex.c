@@ -25,6 +25,7 @@ typedef struct parser {
     cn_charset *sets;
     uint32_t n_items, cap_items, n_sets, cap_sets;
     bool anywhere;
+    bool wide; /* reads what any dialect does */
     cn_text_form form;
     cn_net *net;
     uint32_t any;       /* item: any characters; NO_ITEM: not made */
@@ -73,13 +74,14 @@ static cn_status new_set(parser *p, const cn_charset *set, uint32_t *out)
 /* ---- characters and classes ---- */
 
 /* Dialects differ in which characters beyond ASCII the named classes have, and whether \s has the
- * separators 1C to 1F. A class and its complement therefore both leave them out. */
+ * separators 1C to 1F. A class and its complement therefore both leave them out, or have them if
+ * what any dialect matches is read. */
 static bool try_add_disputed(cn_charset *set)
 {
     return cn_charset_try_add(set, 0x1c, 0x1f) && cn_charset_try_add(set, 0x80, CN_LAST_CHAR);
 }
 
-static bool add_named(cn_charset *set, char name)
+static bool add_named(cn_charset *set, char name, bool wide)
 {
     cn_charset c = {.n = 0};
     switch (name) {
@@ -97,8 +99,8 @@ static bool add_named(cn_charset *set, char name)
         cn_charset_try_add(&c, ' ', ' ');
         break;
     }
+    if (wide != (name < 'a')) try_add_disputed(&c);
     if (name < 'a') {
-        try_add_disputed(&c);
         cn_charset_normalize(&c);
         if (!cn_charset_try_negate(&c)) return false;
     }
@@ -130,8 +132,10 @@ static cn_status read_char(parser *p, uint32_t *out)
     return CN_OK;
 }
 
-/* The part of an escape after the backslash. *named: it was a class, which was added to set. */
-static cn_status read_escape(parser *p, bool in_class, cn_charset *set, bool *named, uint32_t *out)
+/* The part of an escape after the backslash. *named: it was a class, which was added to set. wide:
+ * as in the parser, but of the set. */
+static cn_status read_escape(parser *p, bool in_class, bool wide, cn_charset *set, bool *named,
+                             uint32_t *out)
 {
     static const char from[] = "nrtfv0", to[] = "\n\r\t\f\v";
     *named = false;
@@ -140,7 +144,7 @@ static cn_status read_escape(parser *p, bool in_class, cn_charset *set, bool *na
     if (c && strchr("dDwWsS", c)) {
         p->at++;
         *named = true;
-        return add_named(set, c) ? CN_OK : wrong(p, "the class has too many ranges");
+        return add_named(set, c, wide) ? CN_OK : wrong(p, "the class has too many ranges");
     }
     if (c && strchr(from, c)) {
         *out = (uint8_t)to[strchr(from, c) - from];
@@ -163,38 +167,38 @@ static cn_status read_escape(parser *p, bool in_class, cn_charset *set, bool *na
     return read_char(p, out);
 }
 
-static cn_status read_class_char(parser *p, cn_charset *set, bool *named, uint32_t *out)
+static cn_status read_class_char(parser *p, bool wide, cn_charset *set, bool *named, uint32_t *out)
 {
     *named = false;
     if (*p->at != '\\') return read_char(p, out);
     p->at++;
-    return read_escape(p, true, set, named, out);
+    return read_escape(p, true, wide, set, named, out);
 }
 
 /* Behind the opening bracket. */
 static cn_status parse_class(parser *p, uint32_t *out)
 {
     cn_charset set = {.n = 0};
-    const bool negated = p->at < p->end && *p->at == '^';
+    const bool negated = p->at < p->end && *p->at == '^', wide = p->wide != negated;
     bool any_named = false;
     p->at += negated;
     while (p->at < p->end && *p->at != ']') {
         bool named;
         uint32_t lo = 0, hi;
-        CN_TRY(read_class_char(p, &set, &named, &lo));
+        CN_TRY(read_class_char(p, wide, &set, &named, &lo));
         any_named |= named;
         if (named) continue;
         hi = lo;
         if (p->end - p->at >= 2 && p->at[0] == '-' && p->at[1] != ']') {
             p->at++;
-            CN_TRY(read_class_char(p, &set, &named, &hi));
+            CN_TRY(read_class_char(p, wide, &set, &named, &hi));
             if (named || hi < lo) return wrong(p, "expected a range of characters");
         }
         if (!cn_charset_try_add(&set, lo, hi)) return wrong(p, "the class has too many ranges");
     }
     if (p->at == p->end) return wrong(p, "expected ]");
     p->at++;
-    if (negated && any_named && !try_add_disputed(&set))
+    if (negated && any_named && wide && !try_add_disputed(&set))
         return wrong(p, "the class has too many ranges");
     cn_charset_normalize(&set);
     if (negated && !cn_charset_try_negate(&set)) return wrong(p, "the class has too many ranges");
@@ -205,13 +209,26 @@ static cn_status parse_class(parser *p, uint32_t *out)
 
 static cn_status parse_regex_either(parser *p, uint32_t depth, uint32_t *out);
 
+/* Behind ?: or ?<name> or ?P<name>. NULL: it is none of them. */
+static const char *skip_group_kind(const parser *p)
+{
+    const char *at = p->at + 1;
+    if (at < p->end && *at == ':') return at + 1;
+    if (at < p->end && *at == 'P') at++;
+    if (p->end - at < 3 || *at != '<' || at[1] == '=' || at[1] == '!') return NULL;
+    while (at < p->end && *at != '>' && *at != ')') at++;
+    return at < p->end && *at == '>' ? at + 1 : NULL;
+}
+
 static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
 {
     if (depth == MAX_GROUPS_INSIDE) return wrong(p, "too many groups inside one another");
     if (p->at < p->end && *p->at == '?') {
-        if (p->end - p->at < 2 || p->at[1] != ':')
-            return wrong(p, "only groups (...) and (?:...) are supported");
-        p->at += 2;
+        const char *inside = skip_group_kind(p);
+        if (!inside)
+            return wrong(p, "only groups (...), (?:...) and (?<name>...) are supported, and "
+                            "look-ahead at the beginning, after ^");
+        p->at = inside;
     }
     CN_TRY(parse_regex_either(p, depth + 1, out));
     if (p->at == p->end) return wrong(p, "expected )");
@@ -236,13 +253,13 @@ static cn_status parse_atom(parser *p, uint32_t depth, uint32_t *out)
     case '.':
         p->at++;
         cn_charset_try_add(&set, '\n', '\n');
-        cn_charset_try_add(&set, '\r', '\r');
-        cn_charset_try_add(&set, 0x2028, 0x2029);
+        if (!p->wide) cn_charset_try_add(&set, '\r', '\r');
+        if (!p->wide) cn_charset_try_add(&set, 0x2028, 0x2029);
         if (!cn_charset_try_negate(&set)) return wrong(p, "the class has too many ranges");
         return new_set(p, &set, out);
     case '\\':
         p->at++;
-        CN_TRY(read_escape(p, false, &set, &named, &c));
+        CN_TRY(read_escape(p, false, p->wide, &set, &named, &c));
         break;
     default: CN_TRY(read_char(p, &c)); break;
     }
@@ -408,20 +425,16 @@ static uint32_t emit_node(parser *p, uint32_t at, uint32_t from)
     return to;
 }
 
-cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_form form,
-                        cn_net *net, uint32_t from, uint32_t to)
+static cn_status emit_regex(parser p, size_t len, uint32_t from, uint32_t to)
 {
+    cn_net *net = p.net;
+    uint32_t root = 0;
     if (len > CN_REGEX_MAX_BYTES)
         return cn_fail(CN_ERR_ARG, "regular expression of %zu bytes: expected at most %d", len,
                        CN_REGEX_MAX_BYTES);
-    parser p = {.at = pattern,
-                .begin = pattern,
-                .end = pattern + len,
-                .anywhere = anywhere,
-                .form = form,
-                .net = net,
-                .any = NO_ITEM};
-    uint32_t root = 0;
+    p.begin = p.at;
+    p.end = p.at + len;
+    p.any = NO_ITEM;
     cn_status status = parse_regex_either(&p, 0, &root);
     if (status == CN_OK && p.at < p.end) status = wrong(&p, "expected ( before )");
     if (status == CN_OK) {
@@ -433,4 +446,19 @@ cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_
     cn_free(p.items);
     cn_free(p.sets);
     return status;
+}
+
+cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_form form,
+                        cn_net *net, uint32_t from, uint32_t to)
+{
+    const parser p = {.at = pattern, .anywhere = anywhere, .form = form, .net = net};
+    return emit_regex(p, len, from, to);
+}
+
+cn_status cn_regex_emit_widely(const char *pattern, size_t len, cn_net *net, uint32_t from,
+                               uint32_t to)
+{
+    const parser p = {
+        .at = pattern, .anywhere = true, .wide = true, .form = CN_TEXT_BYTES, .net = net};
+    return emit_regex(p, len, from, to);
 }

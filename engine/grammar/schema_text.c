@@ -119,6 +119,13 @@ static void emit_length(cn_schema_job *job, uint32_t from, uint32_t to, uint32_t
     cn_net_byte(job->net, end, to, '"', '"');
 }
 
+/* Whether the condition is the only one, and needs no machine. */
+static bool is_plain(const conditions *c)
+{
+    const condition *one = &c->list[0];
+    return c->n == 1 && !cn_dfa_looks_ahead(one->text, one->len, one->anywhere);
+}
+
 /* A condition alone is emitted without a machine, which may be much larger. */
 static cn_status emit_one(cn_schema_job *job, uint32_t part, const condition *c, uint32_t from,
                           uint32_t to)
@@ -167,7 +174,7 @@ static cn_status emit_machine(cn_schema_job *job, uint32_t part, conditions *c, 
                               uint32_t from, uint32_t to)
 {
     const bool free = (c->least == 0 && c->most == UINT32_MAX) || fits(d, c);
-    if (free && c->n == 1) return emit_one(job, part, &c->list[0], from, to);
+    if (free && is_plain(c)) return emit_one(job, part, &c->list[0], from, to);
     if (!free) {
         const cn_status status = cn_dfa_emit_counted(d, c->least, c->most, job->net, from, to);
         if (!may_drop(job, status)) return status;
@@ -183,7 +190,7 @@ static cn_status emit_conditions(cn_schema_job *job, uint32_t part, conditions *
 {
     const uint32_t close = cn_net_node_new(job->net);
     cn_net_byte(job->net, close, rule.end, '"', '"');
-    if (c->n == 1 && c->least == 0 && c->most == UINT32_MAX)
+    if (is_plain(c) && c->least == 0 && c->most == UINT32_MAX)
         return emit_one(job, part, &c->list[0], open, close);
     cn_dfa d = {0};
     uint32_t n;

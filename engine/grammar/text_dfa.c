@@ -255,18 +255,6 @@ static cn_status end_scratch(cn_status status, cn_dfa *out, cn_net *scratch, cn_
     return status;
 }
 
-cn_status cn_dfa_from_regex(cn_dfa *out, const char *pattern, size_t len, bool anywhere,
-                            cn_net *net)
-{
-    cn_net scratch;
-    *out = (cn_dfa){0};
-    cn_status status = begin_scratch(&scratch, net);
-    if (status == CN_OK)
-        status = cn_regex_emit(pattern, len, anywhere, CN_TEXT_BYTES, &scratch,
-                               scratch.rules[0].start, scratch.rules[0].end);
-    return end_scratch(status, out, &scratch, net);
-}
-
 cn_status cn_dfa_from_words(cn_dfa *out, cn_net_word *words, size_t n, cn_net *net)
 {
     cn_net scratch;
@@ -377,6 +365,136 @@ cn_status cn_dfa_narrow(cn_dfa *a, const cn_dfa *b, bool minus, cn_net *net)
     cn_dfa_free(a);
     *a = out;
     return CN_OK;
+}
+
+/* ---- expressions ---- */
+
+/* The texts of an expression without look-ahead. wide: what any dialect matches, anywhere. */
+static cn_status from_plain(cn_dfa *out, const char *pattern, size_t len, bool anywhere, bool wide,
+                            cn_net *net)
+{
+    cn_net scratch;
+    *out = (cn_dfa){0};
+    cn_status status = begin_scratch(&scratch, net);
+    if (status == CN_OK) {
+        const cn_net_rule r = scratch.rules[0];
+        status =
+            wide ? cn_regex_emit_widely(pattern, len, &scratch, r.start, r.end)
+                 : cn_regex_emit(pattern, len, anywhere, CN_TEXT_BYTES, &scratch, r.start, r.end);
+    }
+    return end_scratch(status, out, &scratch, net);
+}
+
+/* What (?=text) or, with `minus`, (?!text) looks for. */
+typedef struct look {
+    const char *text;
+    size_t len;
+    bool minus;
+} look;
+
+/* Where the byte is outside groups and classes of an expression; n: nowhere. */
+static size_t find_outside(const char *text, size_t n, char wanted)
+{
+    uint32_t depth = 0;
+    bool in_class = false;
+    for (size_t i = 0; i < n; i++) {
+        const char c = text[i];
+        if (c == '\\') {
+            i++;
+        } else if (in_class) {
+            in_class = c != ']';
+        } else {
+            if (depth == 0 && c == wanted) return i;
+            in_class = c == '[';
+            depth += c == '(';
+            depth -= c == ')' && depth > 0;
+        }
+    }
+    return n;
+}
+
+/* Reads the look-ahead that begins the text. */
+static bool try_look(const char *text, size_t n, look *out)
+{
+    if (n < 4 || memcmp(text, "(?", 2) != 0 || (text[2] != '=' && text[2] != '!')) return false;
+    *out = (look){text + 3, find_outside(text + 3, n - 3, ')'), text[2] == '!'};
+    return out->len < n - 3;
+}
+
+bool cn_dfa_looks_ahead(const char *pattern, size_t len, bool anywhere)
+{
+    const bool begins = len > 0 && *pattern == '^';
+    look l;
+    return (begins || !anywhere) && try_look(pattern + begins, len - begins, &l) &&
+           find_outside(pattern, len, '|') == len;
+}
+
+static cn_status from_regex(cn_dfa *out, const char *pattern, size_t len, bool anywhere, bool wide,
+                            cn_net *net);
+
+/* Each alternative of what is looked for begins where the text does. */
+static cn_status put_anchored(const look *l, cn_buf *out)
+{
+    const char *text = l->text;
+    for (size_t left = l->len, n;; text += n + 1, left -= n + 1) {
+        n = find_outside(text, left, '|');
+        const bool begins = n > 0 && *text == '^';
+        CN_TRY(cn_buf_addf(out, "^"));
+        CN_TRY(cn_buf_add(out, text + begins, n - begins));
+        if (n == left) return CN_OK;
+        CN_TRY(cn_buf_addf(out, "|"));
+    }
+}
+
+static cn_status narrow_by_look(cn_dfa *io, const look *l, bool wide, cn_net *net)
+{
+    cn_buf text = {0};
+    cn_dfa one = {0};
+    cn_status status = put_anchored(l, &text);
+    if (status == CN_OK)
+        status = from_regex(&one, text.data, text.len, true, wide != l->minus, net);
+    if (status == CN_OK)
+        status = cn_dfa_narrow(io, &one, l->minus, net);
+    else
+        status = cn_fail_within(status, "look-ahead");
+    cn_buf_free(&text);
+    cn_dfa_free(&one);
+    return status;
+}
+
+/* The texts of what follows the look-aheads, as far as each of them allows. */
+static cn_status from_looks(cn_dfa *out, const char *pattern, size_t len, bool anywhere, bool wide,
+                            cn_net *net)
+{
+    const bool begins = *pattern == '^';
+    size_t at = begins;
+    cn_buf rest = {0};
+    look l;
+    while (try_look(pattern + at, len - at, &l)) at += l.len + 4;
+    cn_status status = cn_buf_addf(&rest, begins ? "^" : "");
+    if (status == CN_OK) status = cn_buf_add(&rest, pattern + at, len - at);
+    if (status == CN_OK)
+        status = from_plain(out, rest.data ? rest.data : "", rest.len, anywhere, wide, net);
+    for (at = begins; status == CN_OK && try_look(pattern + at, len - at, &l); at += l.len + 4)
+        status = narrow_by_look(out, &l, wide, net);
+    cn_buf_free(&rest);
+    if (status != CN_OK) cn_dfa_free(out);
+    return status;
+}
+
+static cn_status from_regex(cn_dfa *out, const char *pattern, size_t len, bool anywhere, bool wide,
+                            cn_net *net)
+{
+    *out = (cn_dfa){0};
+    return len <= CN_REGEX_MAX_BYTES && cn_dfa_looks_ahead(pattern, len, anywhere)
+               ? from_looks(out, pattern, len, anywhere, wide, net)
+               : from_plain(out, pattern, len, anywhere, wide, net);
+}
+
+cn_status cn_dfa_from_regex(cn_dfa *out, const char *pattern, size_t len, bool anywhere,
+                            cn_net *net)
+{
+    return from_regex(out, pattern, len, anywhere, false, net);
 }
 
 /* ---- questions ---- */

@@ -31,9 +31,12 @@ void cn_dfa_free(cn_dfa *d); /* leaves *d empty; an empty one is fine */
 
 /* The texts of a network of bytes and empty edges, without calls; its root is rule 0. */
 cn_status cn_dfa_from_net(cn_dfa *out, const cn_net *nfa, cn_net *net);
-/* The texts that match pattern[len]; see cn_regex_emit, whose errors are returned too. */
+/* The texts that match pattern[len]; see cn_regex_emit, whose errors are returned too. The pattern
+ * may begin with look-aheads: what follows them narrows the texts, and so does each of them. */
 cn_status cn_dfa_from_regex(cn_dfa *out, const char *pattern, size_t len, bool anywhere,
                             cn_net *net);
+/* Whether it begins with a look-ahead, (?=...) or (?!...), of all its texts. */
+bool cn_dfa_looks_ahead(const char *pattern, size_t len, bool anywhere);
 /* The words. Sorts them. */
 cn_status cn_dfa_from_words(cn_dfa *out, cn_net_word *words, size_t n, cn_net *net);
 /* All texts of least to most characters; most UINT32_MAX: no limit. */
