@@ -33,21 +33,6 @@ static size_t mem_avail(cn_backend *be)
     return cn_cuda_arena_largest(&c->arena);
 }
 
-static cn_status host_alloc(cn_backend *be, size_t bytes, void **out)
-{
-    *out = NULL;
-    cn_cuda_use(be->ctx);
-    CN_CUDA(cudaMallocHost(out, bytes ? bytes : 1));
-    memset(*out, 0, bytes);
-    return CN_OK;
-}
-
-static void host_free(cn_backend *be, void *p)
-{
-    cn_cuda_use(be->ctx);
-    cudaFreeHost(p);
-}
-
 /* ---- ops: each is a range in the timeline of a profiler ---- */
 
 #define CUDA_OP_AS(function, op, type)                                                             \
@@ -166,8 +151,8 @@ static const cn_backend CUDA_TABLE = {
     .mem_free = mem_free,
     .mem_avail = mem_avail,
     .mem_usage = cn_cuda_mem_usage,
-    .host_alloc = host_alloc,
-    .host_free = host_free,
+    .host_alloc = cn_cuda_host_alloc,
+    .host_free = cn_cuda_host_free,
     .mem_write = cn_cuda_mem_write,
     .mem_read = cn_cuda_mem_read,
     .mem_sum = mem_sum,

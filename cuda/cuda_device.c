@@ -125,8 +125,12 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, const cn_cuda_backend_opts *o
                             .hopper = capability == HOPPER && has_hopper_code,
                             .n_sms = (uint32_t)p.multiProcessorCount,
                             .shared_bytes = p.sharedMemPerBlockOptin,
-                            .max_pitch = p.memPitch};
+                            .max_pitch = p.memPitch,
+                            .registers =
+                                p.hostRegisterSupported && p.canUseHostPointerForRegisteredMem};
     snprintf(out->name, sizeof out->name, "%s", p.name);
+    snprintf(out->bus, sizeof out->bus, "%04x:%02x:%02x.0", (unsigned)p.pciDomainID,
+             (unsigned)p.pciBusID, (unsigned)p.pciDeviceID);
     if (capability < LEAST_COMPUTE)
         return cn_fail(CN_ERR_DEVICE,
                        "GPU %u (%s) has compute capability %d.%d, expected at least %d.%d: use "

@@ -69,6 +69,8 @@ typedef struct cn_cuda_device {
     uint32_t n_sms;
     size_t shared_bytes; /* most shared memory of a block */
     size_t max_pitch;    /* largest stride of a 2-D copy, bytes */
+    char bus[40];        /* its PCI address, as sysfs writes it */
+    bool registers;      /* it addresses registered host memory as the host does */
 } cn_cuda_device;
 
 enum { CN_CUDA_ALIGN_BYTES = 256 };
@@ -86,6 +88,15 @@ typedef struct cn_cuda_arena {
     size_t n_used, capacity;
 } cn_cuda_arena;
 
+/* A piece of host memory that is mapped and registered. */
+typedef struct cn_cuda_pinned {
+    char *mapped; /* [mapped_bytes] */
+    size_t mapped_bytes;
+    char *at; /* its first huge page: what the caller has */
+    bool registered;
+    struct cn_cuda_pinned *next;
+} cn_cuda_pinned;
+
 /* The backend's ctx. */
 struct cn_cuda {
     cn_backend table;
@@ -93,6 +104,7 @@ struct cn_cuda {
     cn_cuda_switches switches;
     cn_cuda_device device;
     cn_cuda_arena arena;
+    cn_cuda_pinned *pinned; /* the large pieces of host memory; NULL: none */
     int priority[2];    /* CUDA's value of each cn_priority */
     uint32_t n_streams; /* created and not yet freed */
     cn_cuda_gemm_state *gemm;
@@ -135,6 +147,10 @@ cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out);
 void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
 size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* the most that one take can get */
 void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
+
+/* host_alloc and host_free of the table: cuda_pinned.c. Large memory logs its progress. */
+cn_status cn_cuda_host_alloc(cn_backend *be, size_t bytes, void **out);
+void cn_cuda_host_free(cn_backend *be, void *p);
 
 cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
 void cn_cuda_stream_free(cn_stream *s);

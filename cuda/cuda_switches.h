@@ -4,6 +4,7 @@
 #define CN_CUDA_SWITCHES_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Which matrix products the backend uses: the fastest measured, or one kind only. */
 typedef enum cn_cuda_gemm_kind {
@@ -15,6 +16,7 @@ typedef enum cn_cuda_gemm_kind {
 typedef struct cn_cuda_switches {
     cn_cuda_gemm_kind gemm;
     bool portable;  /* use only features of compute capability 8.0 on any device */
+    uint32_t host_blocks; /* thread blocks of a fetch from host memory; 0: the default */
     bool impatient; /* thread blocks of `score` do not wait for the results of others */
 } cn_cuda_switches;
 

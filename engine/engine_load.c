@@ -8,6 +8,7 @@
 #include "engine/checkpoint/select_file.h"
 #include "engine/engine_memory.h"
 #include "engine/select/select_memory.h"
+#include "engine/start/host_memory.h"
 #include "engine/start/start_line.h"
 #include "engine/step_graph.h"
 #include "engine/text/prompt.h"
@@ -356,6 +357,7 @@ static cn_status build(cn_engine *e, cn_engine_check check, void *ctx)
     CN_TRY(cn_config_find_models(e->config));
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_home_check_start(e->config));
+    CN_TRY(cn_host_check(e->config));
     cn_device_choice choice;
     CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config));
     CN_TRY(cn_engine_open_backend(&e->backend, e->config, &e->model_config, 0, &choice));

@@ -82,6 +82,7 @@ export FAKE_GPUS=2
         --select-dense-layers 0 --packs 1
     works "cache device: GPU 1" $peer --cache-device cuda:1 --kv-select tls --select-tiles 4
     FAKE_REPORT=1 works "kv home host" --kv-home host --device cuda
+    grep -q '^info: host memory: 0.25 GiB pinned in ' "$dir/err" || fail "home host is not pinned"
     # The copy engine copies to host memory.
     grep -q 'kernels of GPU 0, [1-9][0-9]* 2-D copies' "$dir/err" || fail "puts of home host"
     works "recorded 6 decode graphs" --kv-home host --kv-homes host --device cuda
@@ -94,6 +95,7 @@ export FAKE_GPUS=2
     planned $peer --cache-device cuda:1
     planned --kv-home host --device cuda
     refused "--cache-device cuda:5: expected cuda:0 to cuda:1" $peer --cache-device cuda:5
+    refused "exceeds 70 % of the machine" --kv-home host --device cuda --home-space 60000
     refused "lower --home-space" $peer --cache-device cuda:1 --home-space 16
     refused "--select-tokens 40000: kv home peer supports at most 29" $peer --cache-device cuda:1 \
         --select-tokens 40000

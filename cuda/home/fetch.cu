@@ -26,7 +26,7 @@ enum {
     THREADS = 128,
     WARPS = THREADS / CN_WARP,
     IN_FLIGHT = 8,
-    HOST_BLOCKS = 32, /* of a launch that loads from host memory */
+    HOST_BLOCKS = 8,  /* of a launch that loads from host memory */
     ITEMS_EACH = 4    /* items for each warp, so that units of different lengths even out */
 };
 
@@ -216,7 +216,9 @@ extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
     cudaPointerAttributes home;
     CN_CUDA(cudaPointerGetAttributes(&home, a->home.kv));
     uint32_t blocks = s->cuda->device.n_sms;
-    if (home.type == cudaMemoryTypeHost) blocks = HOST_BLOCKS;
+    const uint32_t host_blocks = s->cuda->switches.host_blocks;
+    if (home.type == cudaMemoryTypeHost)
+        blocks = host_blocks ? host_blocks : (uint32_t)HOST_BLOCKS;
     p.n_parts = cn_max_u32((uint32_t)cn_ceil_div(blocks * WARPS * ITEMS_EACH, p.n_units),
                            (uint32_t)cn_ceil_div(a->move_stride, CN_WARP));
     return cn_cuda_launch(s, "fetch", fetch_kernel, {dim3(blocks), THREADS}, p);

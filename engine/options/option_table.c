@@ -123,6 +123,9 @@ static const cn_option options[] = {
     ROW(SHARING, "swap-space", F32, swap_space_gib, "0", .min = 0, .max = 65536,
         .help = "GiB of host memory to which compressed batch requests are moved when "
                 "interactive requests need their KV memory; with 0 interactive requests wait"),
+    ROW(SHARING, "host-memory", F32, host_memory_gib, "0", .min = 0, .max = 65536,
+        .help = "GiB of memory of the machine, of which swap space and homes take at most 70 %; "
+                "0 is the smaller of physical memory and the limit of the cgroup"),
 
     ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES,
         .flags = RESULT | USUAL, .json = "kv.policy",

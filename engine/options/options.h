@@ -132,6 +132,7 @@ struct cn_config {
     uint32_t max_n;     /* samples of a request */
     uint32_t batch_floor; /* interactive admissions past a waiting batch request; 0 = no limit */
     float swap_space_gib; /* host memory for the KV of compressed batch requests; 0 = none */
+    float host_memory_gib; /* memory of the machine; 0 = what the kernel and its cgroup say */
 
     /* kv */
     cn_kv_params kv;      /* of requests without a kv object */

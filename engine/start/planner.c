@@ -1,10 +1,9 @@
 /* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
 #include "engine/start/planner.h"
 
-#include <unistd.h>
-
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/start/host_memory.h"
 
 enum { RING_PERCENT = 5 }; /* of the KV memory, for query slots where no policy has a cap */
 
@@ -211,45 +210,11 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
     return CN_OK;
 }
 
-uint64_t cn_host_bytes(void)
-{
-    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    return pages <= 0 || page_bytes <= 0 ? 0 : (uint64_t)pages * (uint64_t)page_bytes;
-}
-
 /* The default of --kv-cache-memory-bytes on a CPU: 4 GiB, at most a quarter of host memory. */
-static uint64_t host_kv_bytes(void)
+static uint64_t host_kv_bytes(const cn_config *c)
 {
-    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = cn_host_bytes() / 4;
+    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = cn_host_bytes(c) / 4;
     return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
-}
-
-/* Leaves the machine enough memory for everything else: the swap space and the homes in host memory
- * take at most 70 % of it. A plan with --gpu-memory is for a machine whose memory is unknown. */
-static cn_status check_host_space(const cn_planner_input *in, const cn_config *c)
-{
-    const uint64_t all = c->gpu_memory ? 0 : cn_host_bytes(), most = all / 10 * 7;
-    const struct {
-        const char *option;
-        uint64_t bytes;
-    } parts[] = {
-        {"swap-space", in->swap_bytes},
-        {cn_config_home_option(c, CN_HOME_HOST), in->home_bytes[CN_HOME_HOST]},
-        {"home-space", cn_config_cache_is_cpu(c) ? in->home_bytes[CN_HOME_PEER] : 0},
-    };
-    char names[128] = "";
-    uint64_t sum = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (parts[i].bytes == 0) continue;
-        const size_t n = strlen(names);
-        snprintf(names + n, sizeof names - n, "%s--%s %.5g", n ? " with " : "", parts[i].option,
-                 cn_gib(parts[i].bytes));
-        sum += parts[i].bytes;
-    }
-    if (all == 0 || sum <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "%s exceeds 70 %% of the machine's %.4g GiB of memory: lower the sum to %.4g",
-                   names, cn_gib(all), cn_gib(most));
 }
 
 static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
@@ -330,7 +295,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
     const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
-    if (avail_bytes == 0) avail_bytes = host_kv_bytes();
+    if (avail_bytes == 0) avail_bytes = host_kv_bytes(c);
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     *out = (cn_planner_input){
         .avail_bytes = avail_bytes,
@@ -351,7 +316,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .swap_bytes = bytes_of_gib(c->swap_space_gib),
     };
     describe_home(out, c, m);
-    return check_host_space(out, c);
+    return cn_host_check(c);
 }
 
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,

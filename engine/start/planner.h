@@ -85,8 +85,8 @@ typedef struct cn_memory_plan {
 
 /* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not
  * even one request fits. CN_ERR_ARG when a swap space could never be used, is too small for one
- * request, or exceeds 70 % of the host's memory (not checked with --gpu-memory). The text has the
- * numbers and the option to change. */
+ * request, or does not fit the host (cn_host_check). The text has the numbers and the option to
+ * change. */
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
@@ -105,9 +105,6 @@ bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint3
 
 /* Block cap of the largest request whose KV lies elsewhere. */
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens);
-
-/* Bytes of memory of the machine; 0 when unknown. */
-uint64_t cn_host_bytes(void);
 
 /* The arithmetic of cn_memory_plan_make. CN_ERR_MEMORY and CN_ERR_ARG as there. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compress/selector.h"
+#include "engine/start/host_memory.h"
 
 uint32_t cn_start_max_rows(const cn_config *c)
 {
@@ -191,7 +192,7 @@ static cn_status device_kv_bytes(const cn_start_plan *p, uint64_t *kv_bytes)
  * another machine). */
 static void warn_of_host(const cn_start_plan *p)
 {
-    const uint64_t all = cn_host_bytes(), rest = cn_start_plan_bytes(p);
+    const uint64_t all = cn_host_bytes(p->config), rest = cn_start_plan_bytes(p);
     const uint64_t wanted = rest + p->kv.kv_bytes;
     if (!p->backend->mem_avail && all && wanted > all)
         cn_log(CN_LOG_WARN,

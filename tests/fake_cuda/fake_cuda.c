@@ -117,6 +117,8 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
     *p = (struct cudaDeviceProp){.major = 9,
+                                 .hostRegisterSupported = 1,
+                                 .canUseHostPointerForRegisteredMem = 1,
                                  .multiProcessorCount = 132,
                                  .sharedMemPerBlockOptin = 227 << 10,
                                  .memPitch = INT32_MAX};
@@ -178,31 +180,37 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 /* ---- memory ---- */
 
+static void add_span(void *p, size_t bytes, int device)
+{
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < MAX_SPANS && spans[i].base) i++;
+    if (i == MAX_SPANS) abort();
+    spans[i] = (span){p, bytes, device};
+    if (device >= 0) used_bytes[device] += bytes;
+    pthread_mutex_unlock(&lock);
+}
+
 static cudaError_t take(void **out, size_t bytes, int device)
 {
     const size_t all = bytes ? bytes : 1;
     void *p = mmap(NULL, all, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return result(cudaErrorMemoryAllocation);
-    pthread_mutex_lock(&lock);
-    int i = 0;
-    while (i < MAX_SPANS && spans[i].base) i++;
-    if (i == MAX_SPANS) abort();
-    spans[i] = (span){p, all, device};
-    if (device >= 0) used_bytes[device] += all;
-    pthread_mutex_unlock(&lock);
+    add_span(p, all, device);
     *out = p;
     return cudaSuccess;
 }
 
-static cudaError_t give(const char *call, void *p, bool host)
+/* Forgets a span that begins at p, and unmaps it if it is not the caller's. */
+static cudaError_t give(const char *call, void *p, bool host, bool unmap)
 {
     pthread_mutex_lock(&lock);
     for (int i = 0; p && i < MAX_SPANS; i++) {
         if (spans[i].base != p || (spans[i].device < 0) != host) continue;
         if (!host) need(call, spans[i].device);
         if (!host) used_bytes[spans[i].device] -= spans[i].bytes;
-        munmap(p, spans[i].bytes);
+        if (unmap) munmap(p, spans[i].bytes);
         spans[i] = (span){0};
         p = NULL;
     }
@@ -217,8 +225,28 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
 }
 
 cudaError_t cudaMallocHost(void **out, size_t bytes) { return take(out, bytes, -1); }
-cudaError_t cudaFree(void *p) { return give(__func__, p, false); }
-cudaError_t cudaFreeHost(void *p) { return give(__func__, p, true); }
+cudaError_t cudaFree(void *p) { return give(__func__, p, false, true); }
+cudaError_t cudaFreeHost(void *p) { return give(__func__, p, true, true); }
+cudaError_t cudaHostUnregister(void *p) { return give(__func__, p, true, false); }
+
+/* Its pages must have been touched, so that no single thread has to. */
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
+{
+    enum { PAGE = 4096, PAGES = 1 << 14 };
+    static unsigned char resident[PAGES];
+    (void)flags;
+    for (size_t at = 0; at < bytes; at += PAGES * PAGE) {
+        const size_t n = bytes - at < PAGES * PAGE ? bytes - at : PAGES * PAGE;
+        if (mincore((char *)p + at, n, resident) != 0) return result(cudaErrorInvalidValue);
+        for (size_t i = 0; i < (n + PAGE - 1) / PAGE; i++)
+            if (!(resident[i] & 1)) {
+                fprintf(stderr, "fake CUDA: registered memory is not touched\n");
+                abort();
+            }
+    }
+    add_span(p, bytes, -1);
+    return cudaSuccess;
+}
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 {

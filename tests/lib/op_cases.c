@@ -278,7 +278,8 @@ static void open_cuda(const op_case *c)
         opened_for.portable == c->portable && opened_for.impatient == c->impatient)
         return;
     close_cuda();
-    const cn_cuda_switches switches = {c->gemm, c->portable, c->impatient};
+    const cn_cuda_switches switches = {
+        .gemm = c->gemm, .portable = c->portable, .impatient = c->impatient};
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
