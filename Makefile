@@ -123,7 +123,7 @@ TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend
 
 # The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-structured nightly-tokenizer nightly-clients nightly-checkpoint
+  nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-checkpoint
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check cuda-deps install deb wheel package-check examples programs test-programs sanitized \
@@ -321,6 +321,8 @@ nightly-soak: $(BUILD)/tests/test_soak
 	@$(RUN) --args "240 late $(SEED)" $^
 nightly-chaos: programs
 	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
+nightly-shards: programs
+	@SHARD_ROUNDS=30 SHARD_SEED=$(SEED) $(RUN) tests/shard_kill_check.sh
 nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
 nightly-tokenizer: programs

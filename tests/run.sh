@@ -23,6 +23,7 @@ serve_bench_check.sh     compares a rate of requests with the clock
 serve_load_check.sh      measures latencies under load
 serve_page_check.sh      measures the processor time of a page
 serve_swap_check.sh      measures latencies
+slurm_check.sh           kills tasks at moments of a run
 stop_check.sh            sends signals after some tenths of a second
 "
 # Programs that start first, because they take longest.
