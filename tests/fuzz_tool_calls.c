@@ -97,6 +97,7 @@ static const fuzz_input corpus[] = {
     FUZZ_TEXT("\x22\x05[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}][TOOL_CALLS]g[ARGS]{}"),
     FUZZ_TEXT("\x23\x02[f(a=1, b='x\\n'), g(s=[1, {'k': None}])] ok"),
     FUZZ_TEXT("\x20\x09<tool_call>\n" TAGS "</tool_call>\n```xml\n" TAGS "```"),
+    FUZZ_TEXT("\x20\x05<tool_call>g\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"),
     FUZZ_TEXT("\x01\x04```json\n{\"name\": \"f\", \"parameters\": {}}\n```\n```py\nx\n```"),
 };
 
@@ -109,6 +110,10 @@ static const char *const words[] = {
     "</function>",
     "<parameter=m>",
     "</parameter>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
     "```",
     "```json\n",
     "{\"name\": \"f\", ",

@@ -1,7 +1,8 @@
 /* api_tools.h - finds tool calls in the text of an answer while it is generated.
  * Owner: cn_api_result, one for each choice. Thread: the engine's. Stage: 8.
  *
- *   hermes, qwen3_coder, mistral  calls follow a mark, any number, also after other text. Hermes
+ *   hermes, qwen3_coder, glm45,
+ *   mistral                       calls follow a mark, any number, also after other text. Hermes
  * and Qwen models write <tool_call>{"name": ..., "arguments": {...}}</tool_call> llama3_json,
  * pythonic         calls need no mark: {"name": ..., "parameters": {...}}
  *
@@ -12,7 +13,8 @@
  *   - Objects one after another, with ; or , or nothing between them, and arrays of objects.
  *   - Members in any order; "function" for "name", or as the object that has the members.
  *   - <function=NAME>{...}</function>, and after [TOOL_CALLS] also NAME[ARGS]{...} and NAME{...}.
- *   - <function=NAME> with <parameter=KEY>...</parameter> (xml_arguments.h).
+ *   - <function=NAME> with <parameter=KEY>...</parameter>, and NAME with <arg_key>KEY</arg_key>
+ *     <arg_value>...</arg_value> (xml_arguments.h).
  *   - NAME(KEY=VALUE, ...) in an array or after a mark (python_arguments.h).
  *   - All of these in fenced code, whose fences are not content then.
  *

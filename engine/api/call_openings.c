@@ -67,6 +67,16 @@ static cn_verdict match_python(const char *text, size_t n)
     return i + 1 == n ? CN_WAIT : text[i + 1] == '=' ? CN_NO : CN_YES;
 }
 
+/* Whether text[n], which follows NAME, has a key in tags or ends a call without arguments. */
+static cn_verdict match_pairs(const char *text, size_t n, size_t *space)
+{
+    *space = cn_count_space(text, n);
+    if (*space > MAX_NAME_BYTES) return CN_NO;
+    if (*space == n) return CN_WAIT;
+    const cn_verdict v = match(text + *space, n - *space, CN_ARGUMENT_KEY);
+    return v == CN_NO ? match(text + *space, n - *space, CN_TOOL_CALL_CLOSE) : v;
+}
+
 cn_verdict cn_match_call_name(cn_tool_finder *f, const char *text, size_t n, bool is_tagged,
                               size_t *len)
 {
@@ -77,7 +87,13 @@ cn_verdict cn_match_call_name(cn_tool_finder *f, const char *text, size_t n, boo
     if (name == MAX_NAME_BYTES) return CN_NO;
     if (name == n) return CN_WAIT;
     *len = name;
-    if (is_tagged) {
+    size_t space = 0;
+    const bool may_be_pairs = !is_tagged && (text[name] == '<' || cn_json_is_space(text[name]));
+    const cn_verdict pairs = may_be_pairs ? match_pairs(text + name, n - name, &space) : CN_NO;
+    if (pairs == CN_WAIT) return CN_WAIT;
+    if (pairs == CN_YES) {
+        *len += space;
+    } else if (is_tagged) {
         if (text[(*len)++] != '>') return CN_NO;
     } else if (text[*len] == '(') {
         ++*len;

@@ -28,7 +28,8 @@ bool cn_is_tool(const cn_tool_finder *f, const json_t *name);
 cn_verdict cn_match_call_mark(const char *text, size_t n, const cn_call_mark **out);
 
 /* Reads "NAME>" or, if `is_tagged` is false, NAME with what the Mistral models write before the
- * arguments, or "(". *len: its bytes. The name is then f->open.name. */
+ * arguments, or "(", or NAME and white space before what GLM-4.5 writes. *len: its bytes. The name
+ * is then f->open.name. */
 cn_verdict cn_match_call_name(cn_tool_finder *f, const char *text, size_t n, bool is_tagged,
                               size_t *len);
 

@@ -11,6 +11,8 @@
 
 static const char parameter_tag[] = "<parameter=", parameter_end[] = "</parameter>";
 static const char function_tag[] = "<function=", function_end[] = "</function>";
+static const char key_tag[] = CN_ARGUMENT_KEY, key_end[] = "</arg_key>";
+static const char value_tag[] = "<arg_value>", value_end[] = "</arg_value>";
 static const char call_tag[] = CN_TOOL_CALL_OPEN, call_end[] = CN_TOOL_CALL_CLOSE;
 
 enum {
@@ -162,7 +164,7 @@ static cn_status end_value(cn_xml_args *x, size_t n_tag, cn_buf *out)
 {
     const char *text = x->text.data ? x->text.data : "";
     size_t n = x->text.len - n_tag;
-    trim(&text, &n);
+    if (!x->is_pair) trim(&text, &n);
     x->in_value = false;
     x->n_open = 0;
     x->closed_at = 0;
@@ -173,16 +175,43 @@ static cn_status end_value(cn_xml_args *x, size_t n_tag, cn_buf *out)
 
 /* ---- tags ---- */
 
-static cn_status begin_parameter(cn_xml_args *x, cn_buf *out)
+/* The text is a key between tags of these lengths. */
+static cn_status read_key(cn_xml_args *x, size_t n_before, size_t n_after)
 {
-    const size_t tag = strlen(parameter_tag);
     cn_buf_clear(&x->key);
-    CN_TRY(cn_buf_add(&x->key, x->text.data + tag, x->text.len - tag - 1));
+    const cn_status status =
+        cn_buf_add(&x->key, x->text.data + n_before, x->text.len - n_before - n_after);
+    cn_buf_clear(&x->text);
+    return status;
+}
+
+static cn_status begin_value(cn_xml_args *x, cn_buf *out)
+{
     CN_TRY(cn_buf_addf(out, "%s", x->n++ ? ", " : "{"));
-    CN_TRY(put_string(out, x->key.data, x->key.len, true));
+    CN_TRY(put_string(out, x->key.data ? x->key.data : "", x->key.len, true));
     cn_buf_clear(&x->text);
     x->in_value = true;
     return cn_buf_addf(out, ": ");
+}
+
+static cn_status begin_parameter(cn_xml_args *x, cn_buf *out)
+{
+    x->is_pair = false;
+    CN_TRY(read_key(x, strlen(parameter_tag), 1));
+    return begin_value(x, out);
+}
+
+static void begin_key(cn_xml_args *x)
+{
+    x->in_key = x->is_pair = true;
+    cn_buf_clear(&x->text);
+}
+
+static cn_status add_to_key(cn_xml_args *x, char c)
+{
+    CN_TRY(cn_buf_add(&x->text, &c, 1));
+    x->in_key = !ends_with(&x->text, key_end);
+    return x->in_key ? CN_OK : read_key(x, 0, strlen(key_end));
 }
 
 static cn_status end_function(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
@@ -194,7 +223,7 @@ static cn_status end_function(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
 static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     if (x->text.len == 0 && c != '<') {
-        if (!cn_json_is_space(c) && x->n == 0) *step = CN_XML_NONE;
+        if (!cn_json_is_space(c) && x->n == 0 && !x->is_pair) *step = CN_XML_NONE;
         return CN_OK;
     }
     CN_TRY(cn_buf_add(&x->text, &c, 1));
@@ -203,9 +232,14 @@ static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *st
     const size_t tag = strlen(parameter_tag);
     if (x->text.len > tag + 1 && memcmp(x->text.data, parameter_tag, tag) == 0)
         return begin_parameter(x, out);
+    if (is_text(&x->text, value_tag) && x->is_pair) return begin_value(x, out);
+    if (is_text(&x->text, key_tag)) {
+        begin_key(x);
+        return CN_OK;
+    }
     if (is_text(&x->text, function_end) || is_text(&x->text, call_end))
         return end_function(x, out, step);
-    if (x->n == 0) *step = CN_XML_NONE;
+    if (x->n == 0 && !x->is_pair) *step = CN_XML_NONE;
     cn_buf_clear(&x->text);
     return CN_OK;
 }
@@ -238,16 +272,20 @@ static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
     if (c != '=' && c != '>') return CN_OK;
-    if (ends_with(&x->text, parameter_end)) return end_value(x, strlen(parameter_end), out);
-    const bool is_next = ends_with(&x->text, parameter_tag);
+    const char *end = x->is_pair ? value_end : parameter_end;
+    const char *next = x->is_pair ? key_tag : parameter_tag;
+    if (ends_with(&x->text, end)) return end_value(x, strlen(end), out);
+    const bool is_next = ends_with(&x->text, next);
     if (x->closed_at > 0) {
         const bool begins =
             ends_with(&x->text, function_tag) || ends_with(&x->text, call_tag) || is_next;
         return begins ? end_at_tag(x, out, step) : CN_OK;
     }
     if (is_next) {
-        CN_TRY(end_value(x, strlen(parameter_tag), out));
-        return cn_buf_add(&x->text, parameter_tag, strlen(parameter_tag));
+        CN_TRY(end_value(x, strlen(next), out));
+        if (!x->is_pair) return cn_buf_add(&x->text, next, strlen(next));
+        begin_key(x);
+        return CN_OK;
     }
     count_tags(x);
     return CN_OK;
@@ -256,15 +294,18 @@ static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *
 cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     *step = CN_XML_GO_ON;
+    if (x->in_key) return add_to_key(x, c);
     return x->in_value ? add_to_value(x, c, out, step) : add_to_tag(x, c, out, step);
 }
 
-/* Bytes of the beginning of a closing tag that the text ends with. */
-static size_t count_cut_tag(const cn_buf *text)
+/* Bytes of the beginning of a tag after the value that its text ends with. */
+static size_t count_cut_tag(const cn_xml_args *x)
 {
-    static const char *const tags[] = {parameter_end, function_end, call_end, parameter_tag};
+    const cn_buf *text = &x->text;
+    const char *const tags[] = {x->is_pair ? value_end : parameter_end, call_end,
+                                x->is_pair ? key_tag : parameter_tag, function_end};
     size_t n = 0;
-    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++)
+    for (size_t i = 0; i < sizeof tags / sizeof *tags - x->is_pair; i++)
         for (size_t k = n + 1; k < strlen(tags[i]) && k <= text->len; k++)
             if (memcmp(text->data + text->len - k, tags[i], k) == 0) n = k;
     return n;
@@ -274,7 +315,7 @@ cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out)
 {
     cn_xml_step step;
     if (x->in_value && x->closed_at > 0) return end_at_tag(x, out, &step);
-    const size_t n_tag = count_cut_tag(&x->text);
+    const size_t n_tag = count_cut_tag(x);
     if (is_whole) {
         if (x->in_value) CN_TRY(end_value(x, n_tag, out));
         return end_function(x, out, &step);
@@ -282,7 +323,7 @@ cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out)
     if (!x->in_value) return CN_OK;
     const char *text = x->text.data ? x->text.data : "";
     size_t n = x->text.len - n_tag;
-    trim(&text, &n);
+    if (!x->is_pair) trim(&text, &n);
     x->in_value = false;
     const unsigned types = types_of_parameter(x);
     return types && !(types & STRING) ? cn_buf_add(out, text, n) : put_string(out, text, n, false);

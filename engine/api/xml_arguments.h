@@ -6,11 +6,17 @@
  *   </parameter>
  *   </function>
  *
+ * GLM-4.5 writes them without a tag of the function, which ends with the call:
+ *
+ *   <arg_key>city</arg_key>
+ *   <arg_value>Paris</arg_value>
+ *   </tool_call>
+ *
  * The schema of a parameter says whether its text is a string. Without a schema, text that is JSON
  * is a value, and other text is a string.
  *
- * </function> or </tool_call> in a value is part of it if </parameter> follows before another call
- * begins. Otherwise it ends the call, whose closing tags the model left out.
+ * </function> or </tool_call> in a value is part of it if its own closing tag follows before
+ * another call begins. Otherwise it ends the call, whose closing tags the model left out.
  *
  * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
 #ifndef CN_XML_ARGUMENTS_H
@@ -24,9 +30,10 @@
 typedef struct cn_xml_args {
     const json_t *parameters; /* borrowed: the schema of the function's parameters, or not one */
     cn_buf key, text;         /* the parameter, and its text or a tag so far */
-    cn_buf rest; /* text that was read and follows the function: the caller clears it */
-    bool in_value;
-    uint32_t n_open; /* <tool_call> and <function= in the value that are not closed there */
+    cn_buf rest;           /* text that was read and follows the function: the caller clears it */
+    bool in_key, in_value; /* in_key: of <arg_key> */
+    bool is_pair;          /* the value is in <arg_value> */
+    uint32_t n_open;       /* <tool_call> and <function= in the value that are not closed there */
     size_t ends_at, closed_at; /* where in `text` a tag that closes none of them begins and ends */
     uint32_t n;                /* parameters so far */
 } cn_xml_args;

@@ -67,10 +67,10 @@ static const cn_option options[] = {
                 "vocabulary has the tags"),
 
     ROW(MODEL, "tool-call-parser", ENUM, tool_call_parser, "none",
-        .values = "none|hermes|qwen3_coder|mistral|llama3_json|pythonic", .flags = RESULT,
-        .help = "accept tools, and return calls of them as tool_calls: hermes, qwen3_coder and "
-                "mistral read calls after a mark, as <tool_call>; llama3_json and pythonic also "
-                "those without one"),
+        .values = "none|hermes|qwen3_coder|glm45|mistral|llama3_json|pythonic", .flags = RESULT,
+        .help = "accept tools, and return calls of them as tool_calls: hermes, qwen3_coder, glm45 "
+                "and mistral read calls after a mark, as <tool_call>; llama3_json and pythonic "
+                "also those without one"),
 
     ROW(ENGINE, "device", STRING, device, "auto", .flags = USUAL,
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "

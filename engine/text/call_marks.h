@@ -10,6 +10,7 @@
 #define CN_MISTRAL_CALLS "[TOOL_CALLS]"
 #define CN_CALL_ARGUMENTS "[ARGS]"
 #define CN_CALL_ID "[CALL_ID]"
+#define CN_ARGUMENT_KEY "<arg_key>" /* behind the name of a call, as GLM-4.5 writes it */
 
 typedef enum cn_call_mark_kind {
     CN_MARK_OPENS,
