@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 enum {
-    CN_CUDA_SIDE_STREAMS = 3, /* LOW streams that the arena has room for */
+    CN_CUDA_SIDE_STREAMS = 4, /* LOW streams that the arena has room for */
     CN_CUDA_STAGES = 16, /* pinned chunks of a stream */
     CN_CUDA_STAGE_BYTES = 2 << 20,        /* of a chunk of a HIGH stream */
     CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* of a chunk of a LOW stream, which copies only tables */

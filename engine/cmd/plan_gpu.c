@@ -8,11 +8,11 @@ enum {
     ALIGN_BYTES = 256,
     BLOCK_TOKENS = 256,
     /* Scratch of the streams (cn_cuda_stream_bytes): 32 MiB for products, 17 for attention, and for
-     * selection 15 with 32 heads and 256 requests. */
-    STREAMS_MIB = 64,
-    /* The same of a cache device, which has room for five streams of selection: with 32 heads and
+     * selection 19 with 32 heads and 256 requests. */
+    STREAMS_MIB = 68,
+    /* The same of a cache device, which has room for six streams of selection: with 32 heads and
      * 256 requests. */
-    CACHE_STREAMS_MIB = 45,
+    CACHE_STREAMS_MIB = 54,
     SAMPLE_BYTES = 64, /* clusters sample without scratch */
     SCORE_MIB = 88,    /* of compression, at least */
     SCORE_SPAN = 256   /* slots of a partial sum of compression (CN_COMPRESS_SPAN) */
