@@ -20,6 +20,14 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
     return e->config->sync_compression ? cn_events_wait(e->events, e->stats->steps) : CN_OK;
 }
 
+/* Starts what a begin plan has: events, then puts of prompts. */
+static cn_status start_beside(cn_engine *e, const cn_begin_plan *begin)
+{
+    if (begin->after_puts) CN_TRY(cn_home_after_puts(&e->homes));
+    CN_TRY(start_events(e, begin));
+    return cn_home_put(&e->homes, begin->puts, begin->n_puts);
+}
+
 /* ---- launch ---- */
 
 static uint32_t n_flights(const cn_engine *e) { return e->flight_tail - e->flight_head; }
@@ -355,7 +363,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     if (e->events) CN_TRY(cn_events_poll(e->events, e->stats->steps));
     cn_begin_plan begin;
     cn_scheduler_begin(e->scheduler, &begin);
-    CN_TRY(start_events(e, &begin));
+    CN_TRY(start_beside(e, &begin));
     cn_plan plan;
     cn_scheduler_schedule(e->scheduler, &plan);
     note_admissions(e, &plan);
@@ -364,6 +372,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
     }
     const bool moves = plan.swap_out.n_blocks + plan.swap_in.n_blocks > 0;
+    if (plan.after_puts) CN_TRY(cn_home_after_puts(&e->homes));
     CN_TRY(swap(e, &plan));
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));

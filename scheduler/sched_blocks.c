@@ -140,6 +140,8 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     cn_seq_list_remove(&s->running, q);
     cn_sched_release_hold(s, q);
     cn_sched_release_home(q);
+    s->after_puts |= st->n_put > 0;
+    st->n_put = 0;
 }
 
 /* Returns the last batch sequence of a list, or the last sequence if none is batch. */

@@ -72,12 +72,14 @@ static const char *check_puts(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_sched_event *e = &q->sched->event;
     const bool away = q->sched->n_home > 0, first = q->n_exchange == 0;
-    const uint32_t n_puts = !away ? 0 : first ? q->n_blocks : 1;
-    REQUIRE(e->n_puts == n_puts && e->home_len == (away ? q->n_computed : 0),
+    const uint32_t n_before = q->sched->n_put;
+    const uint32_t n_puts = !away ? 0 : first ? q->n_blocks - n_before : 1;
+    REQUIRE(e->n_puts == n_puts && e->n_put_before == n_before &&
+                e->home_len == (away ? q->n_computed : 0),
             "an event puts a wrong number of blocks into its home");
     for (uint32_t i = 0; i < n_puts; i++) {
-        const uint32_t from = first ? i : q->n_blocks - 1;
-        const uint32_t to = first ? i : q->n_computed / s->o.block_tokens - 1;
+        const uint32_t from = first ? n_before + i : q->n_blocks - 1;
+        const uint32_t to = first ? n_before + i : q->n_computed / s->o.block_tokens - 1;
         REQUIRE(to < q->n_home_blocks && e->puts[i].src == q->table[from] &&
                     e->puts[i].dst == q->home_table[to],
                 "an event puts a block into a wrong place of its home");
@@ -155,6 +157,8 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
                           q->n_computed - q->home_len == q->n_resident - (q->n_max - 1) * b
                     : q->home_len == 0,
             "the tokens that are home do not match the resident slots");
+    REQUIRE(q->sched->n_put <= cn_seq_puttable(q, b),
+            "a block was put before it was full, or for a request that may need no home");
     REQUIRE(compressed || !cn_seq_is_apart(s, q) || q->sched->n_registered * b <= q->n_prompt,
             "a decoded block that no prompt may find entered the prefix cache");
     if (!compressed) return NULL;
@@ -236,6 +240,7 @@ static const char *check_idle(const cn_seq *q)
 {
     const bool swapped = q->state == CN_SEQ_SWAPPED;
     REQUIRE(swapped || q->n_home_blocks == 0, "a sequence that does not run holds home blocks");
+    REQUIRE(q->sched->n_put == 0, "a sequence that does not run has put blocks");
     REQUIRE(q->n_blocks == 0 && q->query_slot < 0 && q->sched->hold == CN_HOLD_NONE,
             "a sequence that does not run holds blocks or a slot");
     REQUIRE(swapped || q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,

@@ -93,12 +93,13 @@ static void send_home(cn_scheduler *s, cn_seq *q)
     cn_seq_sched *st = q->sched;
     cn_sched_event *e = &st->event;
     const uint32_t n_area = cn_seq_area_blocks(q, s->o.block_tokens);
-    e->puts = st->puts;
+    e->puts = st->puts + st->n_put;
+    e->n_put_before = st->n_put;
     e->home_len = q->n_computed;
     e->req.n_target -= n_area;
     if (e->req.first_event) {
-        e->n_puts = q->n_blocks;
-        for (uint32_t i = 0; i < q->n_blocks; i++)
+        e->n_puts = q->n_blocks - st->n_put;
+        for (uint32_t i = st->n_put; i < q->n_blocks; i++)
             st->puts[i] = (cn_block_copy){q->table[i], q->home_table[i]};
         e->exchange = st->target + e->req.n_target;
         e->n_exchange = n_area;
@@ -187,6 +188,7 @@ static void commit_event(cn_scheduler *s, cn_seq *q)
     q->n_resident = kept;
     if (e->n_exchange > 0) q->n_exchange = e->n_exchange;
     q->home_len = e->home_len;
+    st->n_put = 0; /* the event followed the puts */
     q->state = CN_SEQ_RUNNING;
     s->n_compressing--;
     s->n_moving -= st->moving;

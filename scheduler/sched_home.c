@@ -4,7 +4,11 @@
  * A request takes all home blocks that it can come to need, and its slot, together with its first
  * device blocks, and keeps them until it ends or is preempted. It therefore never waits for home
  * blocks while it holds device blocks. Home blocks are not shared and enter no prefix cache. A
- * sequence in the swap space keeps its home. */
+ * sequence in the swap space keeps its home.
+ *
+ * A long prompt goes home chunk by chunk. A put holds no references: the blocks of a sequence that
+ * leaves are free at once, and after_puts orders what uses them next behind the puts. So what can
+ * be admitted does not depend on how fast the puts are. */
 #include "scheduler/sched_state.h"
 
 cn_status cn_sched_home_init(cn_scheduler *s)
@@ -59,4 +63,18 @@ void cn_sched_release_home(cn_seq *q)
     while (q->n_home_blocks > 0) cn_pool_drop(home->blocks, q->home_table[--q->n_home_blocks]);
     cn_pool_drop(home->slots, q->home_slot);
     q->home_slot = 0;
+}
+
+void cn_sched_plan_puts(cn_scheduler *s)
+{
+    s->n_puts = 0;
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        cn_seq_sched *st = q->sched;
+        const uint32_t n = cn_seq_puttable(q, s->o.block_tokens), first = st->n_put;
+        if (q->state != CN_SEQ_RUNNING || n <= first) continue;
+        for (uint32_t i = first; i < n; i++)
+            st->puts[i] = (cn_block_copy){q->table[i], q->home_table[i]};
+        s->puts[s->n_puts++] = (cn_sched_put){q, st->puts + first, n - first};
+        st->n_put = n;
+    }
 }

@@ -77,7 +77,12 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     }
     move_for_blocks(s);
     protect_sources(s, all_begun);
-    *out = (cn_begin_plan){s->begun, s->n_begun};
+    cn_sched_plan_puts(s);
+    *out = (cn_begin_plan){.events = s->begun,
+                           .n_events = s->n_begun,
+                           .puts = s->puts,
+                           .n_puts = s->n_puts,
+                           .after_puts = cn_sched_take_after_puts(s)};
 }
 
 /* Takes a block for each running sequence that needs one for its next token, foremost first. */
@@ -223,6 +228,7 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
         .n_forks = s->n_forks,
         .swap_out = {w->out_blocks, w->n_out_blocks, w->out_windows, w->n_out_windows},
         .swap_in = {w->in_blocks, w->n_in_blocks, w->in_windows, w->n_in_windows},
+        .after_puts = cn_sched_take_after_puts(s),
         .starved = s->starved,
     };
 }

@@ -8,7 +8,7 @@
  *   sched_event.c   compression events: targets, pins, commit
  *   sched_way.c     preempts or swaps out batch sequences for interactive ones
  *   sched_swap.c    moves compressed batch sequences to host memory and back
- *   sched_home.c    home blocks of away requests
+ *   sched_home.c    home blocks of away requests; what goes home before the first event
  *   sched_auto.c    chooses the home of requests with home `auto`; moves one to another home
  *   sched_check.c   checks the invariants
  *
@@ -107,7 +107,9 @@ typedef struct cn_seq_sched {
 
     cn_sched_event event; /* at most one at a time */
     uint32_t *target;     /* [n_max] target blocks of the event, then the spare block */
-    cn_block_copy *puts;  /* [table of room] of the event; only if a form has a home elsewhere */
+    cn_block_copy *puts;  /* [table of room] of the event, and before the first one by block; only
+                           * if a form has a home elsewhere */
+    uint32_t n_put;       /* leading blocks that were put before the first event; 0 after it */
     uint32_t spare;       /* table index of the block left for decoding, or CN_NO_BLOCK */
     uint32_t n_lent;      /* targets of blocks that a first event leaves in the prefix cache */
     bool event_done;      /* reported, not yet committed */
@@ -157,7 +159,9 @@ struct cn_scheduler {
     cn_seq *starved;     /* the last sequence of this step for whose buffers memory was missing */
 
     cn_sched_event **begun, **done; /* [max_seqs] started in this step; done, to be committed */
-    uint32_t n_begun, n_done;
+    cn_sched_put *puts;             /* [max_seqs] of this step */
+    uint32_t n_begun, n_done, n_puts;
+    bool after_puts; /* a sequence with puts has left since the last plan */
 
     /* The plan's arrays, [max_seqs] each. */
     cn_plan_row *rows;
@@ -186,6 +190,14 @@ static inline cn_prefix_key cn_sched_root(const cn_sched_opts *o, uint32_t owner
 static inline uint32_t cn_sched_count_forking(const cn_scheduler *s)
 {
     return s->n_forking[0] + s->n_forking[1];
+}
+
+/* Reads and clears after_puts, for a plan. */
+static inline bool cn_sched_take_after_puts(cn_scheduler *s)
+{
+    const bool after = s->after_puts;
+    s->after_puts = false;
+    return after;
 }
 
 /* ---- limits that follow from a sequence's lengths ---- */
@@ -243,6 +255,16 @@ static inline bool cn_seq_is_ring_user(const cn_seq *q)
 static inline uint32_t cn_seq_area_blocks(const cn_seq *q, uint32_t block_tokens)
 {
     return cn_away_of(&q->kv, block_tokens).n_exchange;
+}
+
+/* Returns how many leading blocks of q may be home before its first event: the full ones of its
+ * prompt, if the prompt alone is more than the event leaves on the device. Then the event is due at
+ * the next block boundary. A shorter prompt may end before its first event, and needs no home. */
+static inline uint32_t cn_seq_puttable(const cn_seq *q, uint32_t block_tokens)
+{
+    const bool away = q->n_home_blocks > 0 && q->usage_kv.compressions == 0;
+    if (!away || cn_ceil_div(q->n_prompt, block_tokens) < q->n_max) return 0;
+    return cn_min_u32(q->n_computed, q->n_prompt) / block_tokens;
 }
 
 /* Returns true when the tokens that q decodes get other KV bits than in a prefill. Such tokens stay
@@ -367,6 +389,9 @@ bool cn_sched_lacks_home(const cn_seq *q);
  * needs none. Returns false and changes nothing when there are too few. */
 bool cn_sched_try_home(cn_scheduler *s, cn_seq *q);
 void cn_sched_release_home(cn_seq *q);
+
+/* Plans the puts of this step. */
+void cn_sched_plan_puts(cn_scheduler *s);
 
 /* ---- sched_auto.c ---- */
 

@@ -41,6 +41,7 @@ static cn_status create_scheduler_parts(cn_scheduler *s)
         n_checked = cn_max_u32(n_checked, cn_space_total_blocks(&s->home[h]));
     s->begun = cn_calloc(o->max_seqs, sizeof *s->begun);
     s->done = cn_calloc(o->max_seqs, sizeof *s->done);
+    s->puts = cn_calloc(o->max_seqs, sizeof *s->puts);
     s->rows = cn_calloc(o->max_seqs, sizeof *s->rows);
     s->block_copies = cn_calloc(o->max_seqs, sizeof *s->block_copies);
     s->slot_copies = cn_calloc(o->max_seqs, sizeof *s->slot_copies);
@@ -49,8 +50,8 @@ static cn_status create_scheduler_parts(cn_scheduler *s)
     s->check_refs = cn_calloc(n_checked, sizeof *s->check_refs);
     s->hit_blocks =
         cn_calloc(cn_ceil_div(o->max_model_len, o->block_tokens), sizeof *s->hit_blocks);
-    if (!s->begun || !s->done || !s->rows || !s->block_copies || !s->slot_copies || !s->forks ||
-        !s->fork_leaders || !s->check_refs || !s->hit_blocks)
+    if (!s->begun || !s->done || !s->puts || !s->rows || !s->block_copies || !s->slot_copies ||
+        !s->forks || !s->fork_leaders || !s->check_refs || !s->hit_blocks)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a scheduler of %u requests", o->max_seqs);
     return CN_OK;
 }
@@ -96,6 +97,7 @@ void cn_scheduler_free(cn_scheduler *s)
     cn_space_free(&s->device);
     cn_free(s->begun);
     cn_free(s->done);
+    cn_free(s->puts);
     cn_free(s->rows);
     cn_free(s->block_copies);
     cn_free(s->slot_copies);

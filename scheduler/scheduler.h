@@ -5,6 +5,7 @@
  * A step:
  *   cn_scheduler_begin(s, &ev)      commits events reported done, starts the events that are due
  *   enqueue ev.events               on the event stream after a fence of the model's stream
+ *   enqueue ev.puts                 on a stream of their own after the same fence
  *   cn_scheduler_event_done(s, e)   for each event whose fence is done: at any time before begin or
  *                                   schedule; in synchronous mode, here
  *   cn_scheduler_schedule(s, &plan) commits, admits, grows tables, builds the plan
@@ -96,18 +97,32 @@ typedef struct cn_sched_event {
     cn_seq *seq;
     cn_compress_req req; /* argument of the compress op; its tables stay valid until the commit */
     /* Away requests. `puts` are copies from device blocks to home blocks, before the compression:
-     * at a first event all blocks of the request, later the one that filled. A first event also
-     * has exchange[n_exchange], the blocks of the exchange area that `fill` writes after the
+     * at a first event those that have not been put, later the block that filled. A first event
+     * also has exchange[n_exchange], the blocks of the exchange area that `fill` writes after the
      * compression; later events have n_exchange 0. home_len is the value after the commit. */
     const cn_block_copy *puts;
     uint32_t n_puts;
+    uint32_t n_put_before; /* blocks that cn_begin_plan.puts had: a first event waits for these */
     const uint32_t *exchange;
     uint32_t n_exchange, home_len;
 } cn_sched_event;
 
+/* Full blocks of a prompt that go home before the first event: the steps before have computed them,
+ * and no later step writes them (HOMES.md §4). */
+typedef struct cn_sched_put {
+    const cn_seq *seq;
+    const cn_block_copy *blocks; /* [n_blocks] from device blocks to home blocks */
+    uint32_t n_blocks;
+} cn_sched_put;
+
+/* after_puts, here and in cn_plan: a request with such puts has left the batch, so its blocks may
+ * be written again. What is enqueued from now on must follow all puts enqueued before. */
 typedef struct cn_begin_plan {
     cn_sched_event *const *events; /* [n_events] to enqueue now */
     uint32_t n_events;
+    const cn_sched_put *puts; /* [n_puts] to enqueue now, behind the events */
+    uint32_t n_puts;
+    bool after_puts;
 } cn_begin_plan;
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out);
 void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e);
@@ -135,6 +150,7 @@ typedef struct cn_plan {
      * blocks that copies out read. A plan may have copies out and no rows: when the sequence that
      * needed the room starts its event in the next step. */
     cn_copy_list swap_out, swap_in;
+    bool after_puts; /* see cn_begin_plan */
     /* Forked samples: their first token is sampled from the leader row's logits of this step. */
     struct cn_plan_fork {
         uint32_t leader_row;

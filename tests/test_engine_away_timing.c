@@ -29,6 +29,7 @@ static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 /* Totals, so that the test fails when nothing was tested. */
 static struct {
     uint64_t exchanges, compressions, preemptions, cached, cancelled, moved, beside, graphs, copies;
+    uint64_t prompt_puts;
 } seen;
 
 /* ---- timing ---- */
@@ -112,7 +113,7 @@ static void draw_shortage(away_scenario *x)
 
 /* A graph or a copy may use blocks that the last exchanges still read or write. So each of them
  * must follow, in its stream, a wait for the last exchange of each pack. */
-enum { MAX_STREAMS = 4 };
+enum { MAX_STREAMS = 6 };
 static struct {
     const cn_homes *homes;
     uint32_t launched[CN_N_HOMES][CN_MAX_PACKS]; /* exchanges */
@@ -167,6 +168,7 @@ static cn_status note_copy(cn_stream *s, const cn_copy_args *a)
 {
     expect_waited(s);
     seen.copies++;
+    seen.prompt_puts += s == watched.homes->puts;
     return watched.copy(s, a);
 }
 
@@ -194,9 +196,9 @@ static void count_beside(const run *r, void *user)
     seen.beside += r->stats.compressing > 0;
 }
 
-static void run_both(uint64_t seed, bool late)
+/* Runs the requests of x alone, then together. `draw` sets options of the second run. */
+static void compare_runs(away_scenario *x, uint64_t seed, bool late, void (*draw)(away_scenario *x))
 {
-    away_scenario *x = draw_timing(seed);
     const uint32_t n_options = x->n_options;
     away_set_text(x, "sync-compression", "true");
     away_set_text(x, "enable-prefix-caching", "false");
@@ -206,7 +208,7 @@ static void run_both(uint64_t seed, bool late)
                       .after = count_beside};
     run *alone = away_run_asks(x, &plan);
     x->n_options = n_options;
-    draw_shortage(x);
+    draw(x);
     late_device_choose(late ? seed : 0);
     plan.commits = (commit_time)(seed % N_COMMIT_TIMES);
     plan.cancels = true;
@@ -226,6 +228,11 @@ static void run_both(uint64_t seed, bool late)
     run_free(beside);
     late_device_choose(0);
     away_free_scenario(x);
+}
+
+static void run_both(uint64_t seed, bool late)
+{
+    compare_runs(draw_timing(seed), seed, late, draw_shortage);
 }
 
 static void timing_changes_nothing(void **state)
@@ -248,10 +255,53 @@ static void late_devices_change_nothing(void **state)
     (void)state;
     for (uint64_t seed = first_seed; RUNS_LATE && seed < first_seed + n_seeds; seed++)
         run_both(seed, true);
-    print_message("%llu graphs, %llu copies of blocks\n", (unsigned long long)seen.graphs,
-                  (unsigned long long)seen.copies);
+    print_message("%llu graphs, %llu copies of blocks, %llu of them of prompts\n",
+                  (unsigned long long)seen.graphs, (unsigned long long)seen.copies,
+                  (unsigned long long)seen.prompt_puts);
     if (!RUNS_LATE || n_seeds < DEFAULT_SEEDS) return;
     assert_true(seen.graphs > 100 && seen.copies > 3 * n_seeds);
+}
+
+/* ---- prompts ---- */
+
+static void draw_prompt(away_scenario *x, const char *homes, uint32_t r, uint32_t n_prompt,
+                        uint32_t at_step)
+{
+    away_ask *a = &x->asks[r];
+    const bool host = strstr(homes, "host") != NULL;
+    *a = (away_ask){.n_prompt = n_prompt, .max_tokens = AWAY_CONTEXT - n_prompt, .n = 1,
+                    .greedy = true, .at_step = at_step, .klass = CN_CLASS_BATCH};
+    for (uint32_t i = 0; i < n_prompt; i++) a->prompt[i] = away_below(x, x->vocab);
+    away_draw_select(x, &a->kv);
+    a->kv.home = host ? CN_HOME_HOST : CN_HOME_PEER;
+    a->kv.select_keys = CN_SELECT_LABELS;
+}
+
+static void draw_two(away_scenario *x)
+{
+    away_set(x, "max-num-seqs", 2);
+    away_set(x, "max-num-batched-tokens", 128);
+}
+
+/* The second request gets the home blocks of the first, which is cancelled while its prompt goes
+ * home. It has no puts before its first event. The third one comes after that event and waits for
+ * puts, so a put of the first request that nothing has waited for would run now. */
+static void puts_of_a_cancelled_prompt_come_before_the_next_owner(void **state)
+{
+    (void)state;
+    const uint64_t copies = seen.prompt_puts;
+    for (uint64_t seed = first_seed; RUNS_LATE && seed < first_seed + n_seeds; seed++) {
+        away_scenario *x = away_draw_scenario(seed, 3);
+        const char *homes = away_draw_homes(x);
+        away_set(x, "select-cap", 16);
+        x->n_asks = 3;
+        draw_prompt(x, homes, 0, 560, 0);
+        x->asks[0].cancel_at = 4;
+        draw_prompt(x, homes, 1, 100, 5);
+        draw_prompt(x, homes, 2, 560, 430);
+        compare_runs(x, seed, true, draw_two);
+    }
+    assert_true(!RUNS_LATE || n_seeds < DEFAULT_SEEDS || seen.prompt_puts > copies + n_seeds);
 }
 
 /* ---- ends ---- */
@@ -322,6 +372,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(timing_changes_nothing),
         cmocka_unit_test(late_devices_change_nothing),
+        cmocka_unit_test(puts_of_a_cancelled_prompt_come_before_the_next_owner),
         cmocka_unit_test(an_engine_can_be_freed_at_any_step),
         cmocka_unit_test(cancelled_requests_return_their_homes),
     };

@@ -223,11 +223,10 @@ static void check_first_event(const cn_sched_event *e, const cn_seq *q, const ui
     assert_int_equal(e->req.position_end, 24);
     assert_int_equal(e->home_len, 24);
     assert_int_equal(e->n_exchange, 2);
-    assert_int_equal(e->n_puts, 6);
-    for (uint32_t i = 0; i < 6; i++) {
-        assert_int_equal(e->puts[i].src, table[i]);
-        assert_int_equal(e->puts[i].dst, q->home_table[i]);
-    }
+    assert_int_equal(e->n_put_before, 5);
+    assert_int_equal(e->n_puts, 1);
+    assert_int_equal(e->puts[0].src, table[5]);
+    assert_int_equal(e->puts[0].dst, q->home_table[5]);
     /* The area has the targets after the others. The ring begins in block 4, so those before it
      * stay in the prefix cache, and all targets are new. */
     assert_ptr_equal(e->exchange, e->req.target + 2);
@@ -237,7 +236,7 @@ static void check_first_event(const cn_sched_event *e, const cn_seq *q, const ui
     }
 }
 
-static void a_first_event_puts_all_blocks_and_adds_the_area(void **state)
+static void a_first_event_puts_what_is_left_and_adds_the_area(void **state)
 {
     (void)state;
     rig r = rig_make(options());
@@ -299,7 +298,7 @@ static void later_events_put_the_block_that_filled(void **state)
     rig_done(&r);
 }
 
-/* Shared prompt blocks are read and put, and replaced by new blocks where they would be written. */
+/* Shared prompt blocks are read, and replaced by new blocks where they would be written. */
 static void a_first_event_replaces_shared_blocks(void **state)
 {
     (void)state;
@@ -311,7 +310,6 @@ static void a_first_event_replaces_shared_blocks(void **state)
     rig_steps(&r, 4);
     assert_int_equal(q->n_cached_tokens, 16);
     const cn_sched_event *e = step_to_event(&r);
-    for (uint32_t i = 0; i < 6; i++) assert_int_equal(e->puts[i].src, q->table[i]);
     assert_int_equal(q->table[3], full->table[3]);
     const uint32_t kept[] = {e->req.target[0], e->req.target[1], e->exchange[0], e->exchange[1]};
     for (uint32_t i = 0; i < 4; i++) assert_int_not_equal(kept[i], full->table[i]);
@@ -359,7 +357,7 @@ static void tiles_have_areas_of_whole_tiles(void **state)
     assert_int_equal(q->kv.sink_tokens, 64);
     const cn_sched_event *e = step_to_event_within(&r, 400);
     assert_int_equal(e->req.position_end, 384);
-    assert_int_equal(e->n_puts, 6);
+    assert_int_equal(e->n_puts, 6); /* the prompt has two blocks */
     assert_int_equal(e->n_exchange, 3);
     assert_int_equal(e->req.n_target, 2);
     assert_int_equal(q->n_exchange, 3);
@@ -384,6 +382,136 @@ static void a_cancelled_event_returns_the_home_at_its_commit(void **state)
     rig_step(&r);
     assert_int_equal(free_home(&r), N_HOME);
     assert_int_equal(q->state, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
+/* ---- prompts that go home before the event ---- */
+
+static void expect_put(const rig *r, const cn_seq *q, uint32_t first, uint32_t n)
+{
+    assert_int_equal(r->begin.n_puts, n > 0);
+    if (n == 0) return;
+    const cn_sched_put *p = &r->begin.puts[0];
+    assert_ptr_equal(p->seq, q);
+    assert_int_equal(p->n_blocks, n);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(p->blocks[i].src, q->table[first + i]);
+        assert_int_equal(p->blocks[i].dst, q->home_table[first + i]);
+    }
+}
+
+/* N_max is 5, so a prompt of 8 blocks has its first event behind it. Chunks of 10 tokens. */
+static void a_long_prompt_goes_home_chunk_by_chunk(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options();
+    o.max_batched_tokens = 10;
+    rig r = rig_make(o);
+    cn_seq *q = rig_add(&r, 1, 31, 40, away());
+    rig_step(&r);
+    expect_put(&r, q, 0, 0);
+    rig_step(&r); /* 10 tokens are computed: two full blocks */
+    expect_put(&r, q, 0, 2);
+    rig_step(&r);
+    expect_put(&r, q, 2, 3);
+    rig_step(&r);
+    expect_put(&r, q, 5, 2);
+    assert_int_equal(q->n_computed, 31);
+    rig_step(&r); /* block 7 is full with the first token of the output */
+    expect_put(&r, q, 0, 0);
+    const cn_sched_event *e = step_to_event(&r);
+    assert_int_equal(e->n_put_before, 7);
+    assert_int_equal(e->n_puts, 1);
+    assert_int_equal(e->puts[0].src, q->table[7]);
+    assert_int_equal(e->home_len, 32);
+    rig_step(&r);
+    assert_int_equal(q->home_len, 32);
+    assert_int_equal(q->sched->n_put, 0);
+    step_until(&r, q, CN_SEQ_FINISHED);
+    assert_false(r.plan.after_puts);
+    rig_done(&r);
+}
+
+/* The second sample lacks blocks to replace the shared ones when its event is due. Meanwhile the
+ * last block goes home. */
+static void a_first_event_may_have_nothing_left_to_put(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options();
+    o.n_blocks = 12;
+    o.prefix_caching = false;
+    rig r = rig_make(o);
+    cn_seq *q[2];
+    assert_int_equal(rig_try_add(&r, 1, 24, 20, 2, away(), q), CN_OK);
+    rig_steps(&r, 2);
+    assert_int_equal(r.begin.n_events, 1); /* of the first */
+    assert_int_equal(r.begin.events[0]->n_puts, 6);
+    expect_put(&r, q[1], 0, 6);
+    const cn_sched_event *e = step_to_event(&r);
+    assert_ptr_equal(e->seq, q[1]);
+    assert_int_equal(e->n_put_before, 6);
+    assert_int_equal(e->n_puts, 0);
+    assert_int_equal(e->n_exchange, 2);
+    for (int i = 0; i < 2; i++) step_until(&r, q[i], CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
+/* It may end before its first event, and then needs no home. */
+static void a_prompt_below_the_cap_stays_until_its_event(void **state)
+{
+    (void)state;
+    rig r = rig_make(options());
+    cn_seq *q = rig_add(&r, 1, 16, 40, away());
+    for (int i = 0; i < MAX_STEPS && r.begin.n_events == 0; i++) {
+        rig_step(&r);
+        assert_int_equal(r.begin.n_puts, 0);
+    }
+    assert_int_equal(r.begin.events[0]->n_puts, 5);
+    assert_int_equal(r.begin.events[0]->n_put_before, 0);
+    step_until(&r, q, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
+/* Its home has none of the blocks that the prefix cache has. */
+static void blocks_of_a_prefix_hit_go_home_too(void **state)
+{
+    (void)state;
+    rig r = rig_make(options());
+    rig_add(&r, 1, 30, 5, rig_full());
+    rig_step(&r);
+    cn_seq *q = rig_add(&r, 1, 30, 30, away());
+    rig_step(&r);
+    assert_int_equal(q->n_cached_tokens, 24);
+    expect_put(&r, q, 0, 0); /* admitted in this step */
+    rig_step(&r);
+    expect_put(&r, q, 0, 7);
+    rig_done(&r);
+}
+
+static void a_request_that_leaves_during_its_puts_is_reported(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options();
+    o.max_batched_tokens = 10;
+    rig r = rig_make(o);
+    cn_seq *q = rig_add(&r, 1, 31, 40, away());
+    rig_steps(&r, 2);
+    assert_int_equal(r.begin.n_puts, 1);
+    assert_false(r.begin.after_puts || r.plan.after_puts);
+    cn_sched_preempt(r.s, q); /* as schedule() may do behind begin() */
+    cn_scheduler_schedule(r.s, &r.plan);
+    assert_true(r.plan.after_puts);
+    rig_step(&r);
+    assert_false(r.begin.after_puts || r.plan.after_puts); /* once */
+    for (int i = 0; q->sched->n_put < 7; i++) { /* again from the first block */
+        assert_true(i < MAX_STEPS);
+        rig_step(&r);
+    }
+    cn_scheduler_finish(r.s, q);
+    rig_step(&r);
+    assert_true(r.begin.after_puts);
+    assert_false(r.plan.after_puts);
+    assert_int_equal(free_home(&r), N_HOME);
     rig_done(&r);
 }
 
@@ -599,12 +727,17 @@ int main(void)
         cmocka_unit_test(each_home_has_its_own_space),
         cmocka_unit_test(a_prefix_hit_leaves_out_the_ring_of_the_first_event),
         cmocka_unit_test(without_a_slot_a_request_stops_before_its_ring),
-        cmocka_unit_test(a_first_event_puts_all_blocks_and_adds_the_area),
+        cmocka_unit_test(a_first_event_puts_what_is_left_and_adds_the_area),
         cmocka_unit_test(later_events_put_the_block_that_filled),
         cmocka_unit_test(a_first_event_replaces_shared_blocks),
         cmocka_unit_test(zip_uses_its_window_as_the_ring),
         cmocka_unit_test(tiles_have_areas_of_whole_tiles),
         cmocka_unit_test(a_cancelled_event_returns_the_home_at_its_commit),
+        cmocka_unit_test(a_long_prompt_goes_home_chunk_by_chunk),
+        cmocka_unit_test(a_first_event_may_have_nothing_left_to_put),
+        cmocka_unit_test(a_prompt_below_the_cap_stays_until_its_event),
+        cmocka_unit_test(blocks_of_a_prefix_hit_go_home_too),
+        cmocka_unit_test(a_request_that_leaves_during_its_puts_is_reported),
         cmocka_unit_test(each_sample_has_its_own_home),
         cmocka_unit_test(a_sample_without_room_in_the_home_waits),
         cmocka_unit_test(preemption_returns_the_home),

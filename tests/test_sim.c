@@ -27,6 +27,7 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0, chosen[3] = {0, 0, 0};
+    uint64_t early_puts = 0, puts_left = 0;
     uint64_t auto_moves = 0, sources = 0, new_sharers = 0, observed[2] = {0, 0}, count_all = 0;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
@@ -44,6 +45,8 @@ static void short_runs_hold_every_invariant(void **state)
         ring_readmissions += r.ring_readmissions;
         away += r.away;
         puts += r.puts;
+        early_puts += r.early_puts;
+        puts_left += r.puts_left;
         fills += r.fills;
         exchanges += r.exchanges;
         moves += r.moves;
@@ -62,6 +65,7 @@ static void short_runs_hold_every_invariant(void **state)
     assert_true(sources > 1000 && new_sharers > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
     assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
+    assert_true(early_puts > 1000 && puts_left > 20);
     assert_true(observed[0] > 500 && observed[1] > 300 && count_all > 100);
     assert_true(chosen[0] > 100 && chosen[1] > 100 && chosen[2] > 5 && auto_moves > 0);
 }
@@ -242,6 +246,41 @@ static void device_blocks_without_home_blocks_are_caught(void **state)
     is_caught(SIM_FAULT_HALF_TAKEN, true, "has 0 home blocks");
 }
 
+static void a_put_of_a_block_that_is_not_full_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_PARTIAL_PUT, false, "a block was put before it was full");
+    is_caught(SIM_FAULT_PARTIAL_PUT, true, "a put read a wrong tag");
+}
+
+static void a_put_that_does_not_count_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_UNCOUNTED_PUT, false, "is put again");
+    is_caught(SIM_FAULT_UNCOUNTED_PUT, true, "is put again");
+}
+
+static void a_first_event_that_does_not_wait_for_puts_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_NO_PUT_WAIT, false, "an exchange read a wrong tag");
+    is_caught(SIM_FAULT_NO_PUT_WAIT, true, "an exchange read a wrong tag");
+}
+
+static void a_block_written_before_its_put_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_UNORDERED_PUT, false, "a put read a wrong tag");
+    is_caught(SIM_FAULT_UNORDERED_PUT, true, "a put read a wrong tag");
+}
+
+static void a_home_block_given_back_during_a_prompt_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_EARLY_PROMPT, false, "references to home blocks differ");
+    is_caught(SIM_FAULT_EARLY_PROMPT, true, "died of an assertion");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +301,11 @@ int main(void)
         cmocka_unit_test(a_pack_that_does_not_wait_for_its_exchange_is_caught),
         cmocka_unit_test(the_wrong_home_block_is_caught),
         cmocka_unit_test(device_blocks_without_home_blocks_are_caught),
+        cmocka_unit_test(a_put_of_a_block_that_is_not_full_is_caught),
+        cmocka_unit_test(a_put_that_does_not_count_is_caught),
+        cmocka_unit_test(a_first_event_that_does_not_wait_for_puts_is_caught),
+        cmocka_unit_test(a_block_written_before_its_put_is_caught),
+        cmocka_unit_test(a_home_block_given_back_during_a_prompt_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,8 @@ cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *mode
     if (!away) return CN_OK;
     CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
                                 cn_config_homes(c)));
+    hs->o.model_be = model_be;
+    CN_TRY(model_be->stream_create(model_be, CN_PRIORITY_LOW, &hs->puts));
     if (away >> CN_HOME_PEER & 1)
         CN_TRY(cn_backend_check_pair(model_be, hs->at[CN_HOME_PEER].be, c));
     if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
@@ -123,17 +125,22 @@ cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *
     CN_TRY(create_streams(h, CN_PRIORITY_HIGH));
     /* Predictions may wait: a rank that waits for room would delay its pack. */
     CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->predicts));
+    CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->digests));
     return h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills);
 }
 
 static cn_status create_fences(const cn_homes *hs, cn_home *h)
 {
-    if (h->be == hs->o.model_be) h->fills = hs->o.event_stream;
+    if (h->be == hs->o.model_be) {
+        h->fills = hs->o.event_stream;
+        h->digests = hs->puts;
+    }
     for (uint32_t p = 0; p < hs->packs.n; p++) {
         CN_TRY(h->be->fence_create(h->be, &h->ranked[p]));
         CN_TRY(h->be->fence_create(h->be, &h->done[p]));
     }
     CN_TRY(h->be->fence_create(h->be, &h->predicted));
+    CN_TRY(h->be->fence_create(h->be, &h->sent));
     return h->be->fence_create(h->be, &h->filled);
 }
 
@@ -226,15 +233,18 @@ cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
     for (uint32_t p = 0; p < hs->packs.n; p++)
         CN_TRY(model_be->fence_create(model_be, &hs->stepped[p]));
     CN_TRY(model_be->fence_create(model_be, &hs->put));
+    CN_TRY(model_be->fence_create(model_be, &hs->computed));
+    CN_TRY(model_be->fence_create(model_be, &hs->copied));
     return model_be->fence_create(model_be, &hs->compressed);
 }
 
 cn_status cn_home_sync(cn_homes *hs)
 {
-    cn_status first = CN_OK;
+    cn_status first = hs->puts ? hs->o.model_be->stream_sync(hs->puts) : CN_OK;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
         cn_stream *const fills = h->fills != hs->o.event_stream ? h->fills : NULL;
-        cn_stream *const streams[] = {h->predicts, h->stream, h->pushes, fills};
+        cn_stream *const digests = h->digests != hs->puts ? h->digests : NULL;
+        cn_stream *const streams[] = {h->predicts, h->stream, h->pushes, fills, digests};
         for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
             const cn_status status = streams[i] ? h->be->stream_sync(streams[i]) : CN_OK;
             if (first == CN_OK) first = status;
@@ -256,10 +266,12 @@ static void free_home(const cn_homes *hs, cn_home *h)
     }
     free_fence(h->be, h->predicted);
     free_fence(h->be, h->filled);
+    free_fence(h->be, h->sent);
     if (h->predicts && h->predicts != h->stream) h->be->stream_free(h->predicts);
     if (h->stream) h->be->stream_free(h->stream);
     if (h->pushes) h->be->stream_free(h->pushes);
     if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
+    if (h->digests && h->digests != hs->puts) h->be->stream_free(h->digests);
     cn_exchange_rows_free(&h->fill_rows);
     cn_free(h->fill_arrays);
     cn_free(h->tiles);
@@ -271,8 +283,11 @@ void cn_home_free(cn_homes *hs)
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) free_home(hs, h);
     for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
         if (hs->stepped[p]) model_be->fence_free(hs->stepped[p]);
-    if (hs->put) model_be->fence_free(hs->put);
-    if (hs->compressed) model_be->fence_free(hs->compressed);
+    free_fence(model_be, hs->put);
+    free_fence(model_be, hs->compressed);
+    free_fence(model_be, hs->computed);
+    free_fence(model_be, hs->copied);
+    if (hs->puts) model_be->stream_free(hs->puts);
 }
 
 void cn_home_close(cn_homes *hs, const cn_backend *model_be)
@@ -460,7 +475,15 @@ cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
     return CN_OK;
 }
 
-/* ---- compression events ---- */
+/* ---- puts ---- */
+
+/* Blocks of one request that are copied home. */
+typedef struct put_list {
+    const cn_seq *seq;
+    const cn_block_copy *blocks;
+    uint32_t n;
+    bool dense; /* the dense layers too */
+} put_list;
 
 /* The copy engine copies to host memory. A kernel would take multiprocessors from the model. */
 static cn_planes home_planes(const cn_homes *hs, const cn_home *h)
@@ -470,71 +493,126 @@ static cn_planes home_planes(const cn_homes *hs, const cn_home *h)
     return p;
 }
 
-/* Copies blocks of the device to the home space. */
-static cn_status put(cn_homes *hs, const cn_sched_event *ev)
+/* Copies the dense layers of the blocks to the plane. Tokens after the first event are written
+ * there as they are computed. */
+static cn_status put_dense(cn_homes *hs, cn_stream *s, const put_list *l)
 {
-    cn_home *h = cn_home_of_seq(hs, ev->seq);
-    const cn_planes local = cn_pools_planes(&hs->o.local);
-    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
-                            {.blocks = ev->puts, .n_blocks = ev->n_puts}};
-    h->put_blocks += ev->n_puts;
-    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
-}
-
-/* Copies the dense layers of the blocks of a first put to the plane. Later tokens are written there
- * as they are computed. */
-static cn_status put_dense(cn_homes *hs, const cn_sched_event *ev)
-{
-    const cn_home *h = cn_home_of_seq(hs, ev->seq);
+    const cn_home *h = cn_home_of_seq(hs, l->seq);
     const cn_planes local = cn_pools_planes(&hs->o.local);
     const uint32_t n_dense = hs->packs.first_layer;
-    if (ev->n_exchange == 0 || n_dense == 0) return CN_OK;
+    if (!l->dense || n_dense == 0) return CN_OK;
     cn_copy_args a = {cn_planes_kv(&local, n_dense), cn_pools_planes(&hs->plane),
-                      {.blocks = ev->puts, .n_blocks = ev->n_puts}};
+                      {.blocks = l->blocks, .n_blocks = l->n}};
     cn_plane *to = &a.to.block[CN_PLANE_KV];
     to->base += h->plane_first * to->item_stride;
-    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
+    return hs->o.model_be->copy_blocks(s, &a);
+}
+
+/* Copies blocks of the device to the home space. */
+static cn_status put(cn_homes *hs, cn_stream *s, const put_list *l)
+{
+    cn_home *h = cn_home_of_seq(hs, l->seq);
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
+                            {.blocks = l->blocks, .n_blocks = l->n}};
+    h->put_blocks += l->n;
+    CN_TRY(hs->o.model_be->copy_blocks(s, &a));
+    return put_dense(hs, s, l);
 }
 
 /* Digests the blocks of a put. Consecutive home blocks are one call. */
-static cn_status digest(cn_homes *hs, const cn_sched_event *ev)
+static cn_status digest(cn_homes *hs, cn_stream *s, const put_list *l)
 {
-    const cn_home *h = cn_home_of_seq(hs, ev->seq);
+    const cn_home *h = cn_home_of_seq(hs, l->seq);
     const uint32_t of_block = h->env.home.layout.block_tokens / CN_DIGEST_TILE;
     if (hs->o.plan->homes[kind_of(hs, h)].planes == 0) return CN_OK;
-    for (uint32_t i = 0, n; i < ev->n_puts; i += n) {
-        const uint32_t first = ev->puts[i].dst;
-        for (n = 1; i + n < ev->n_puts && ev->puts[i + n].dst == first + n;) n++;
+    for (uint32_t i = 0, n; i < l->n; i += n) {
+        const uint32_t first = l->blocks[i].dst;
+        for (n = 1; i + n < l->n && l->blocks[i + n].dst == first + n;) n++;
         const cn_digest_args a = {.pools = h->env.home,
                                   .tiles = h->tiles + (size_t)first * of_block,
                                   .n = n * of_block};
-        CN_TRY(h->be->digest(h->fills, &a));
+        CN_TRY(h->be->digest(s, &a));
     }
     return CN_OK;
 }
 
-/* Returns true when some event puts blocks into a home; h NULL: into any. */
-static bool any_puts(cn_homes *hs, const cn_home *h, cn_sched_event *const *events, uint32_t n)
+static put_list list_of_prompt(const cn_sched_put *p)
+{
+    return (put_list){p->seq, p->blocks, p->n_blocks, true};
+}
+
+/* A first event copies the dense layers: it is the one that fills an exchange area. */
+static put_list list_of_event(const cn_sched_event *ev)
+{
+    return (put_list){ev->seq, ev->puts, ev->n_puts, ev->n_exchange > 0};
+}
+
+/* ---- prompts ---- */
+
+/* The home blocks may have been those of a sequence whose last exchange still reads them. */
+cn_status cn_home_put(cn_homes *hs, const cn_sched_put *puts, uint32_t n)
+{
+    cn_backend *be = hs->o.model_be;
+    bool any[CN_N_HOMES] = {false};
+    if (n == 0) return CN_OK;
+    CN_TRY(be->fence_record(hs->computed, hs->o.model_stream));
+    CN_TRY(be->fence_wait(hs->puts, hs->computed));
+    CN_TRY(cn_home_wait(hs, hs->puts));
+    for (uint32_t i = 0; i < n; i++) {
+        const put_list l = list_of_prompt(&puts[i]);
+        CN_TRY(put(hs, hs->puts, &l));
+        any[l.seq->kv.home] = true;
+    }
+    CN_TRY(be->fence_record(hs->copied, hs->puts));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any[kind_of(hs, h)]) CN_TRY(h->be->fence_wait(h->digests, hs->copied));
+    for (uint32_t i = 0; i < n; i++) {
+        const put_list l = list_of_prompt(&puts[i]);
+        CN_TRY(digest(hs, cn_home_of_seq(hs, l.seq)->digests, &l));
+    }
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any[kind_of(hs, h)]) CN_TRY(h->be->fence_record(h->sent, h->digests));
+    return CN_OK;
+}
+
+cn_status cn_home_after_puts(cn_homes *hs)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        CN_TRY(hs->o.model_be->fence_wait(hs->o.model_stream, h->sent));
+    return CN_OK;
+}
+
+/* ---- compression events ---- */
+
+/* Returns true when some event puts blocks into a home or fills an area from it; h NULL: any. */
+static bool any_away(cn_homes *hs, const cn_home *h, cn_sched_event *const *events, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_puts > 0 && (!h || cn_home_of_seq(hs, events[i]->seq) == h)) return true;
+        if (events[i]->n_puts + events[i]->n_exchange > 0 &&
+            (!h || cn_home_of_seq(hs, events[i]->seq) == h))
+            return true;
     return false;
 }
 
 cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
 {
+    cn_backend *be = hs->o.model_be;
     CN_TRY(cn_home_wait(hs, hs->o.event_stream));
-    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    if (!any_away(hs, NULL, events, n)) return CN_OK;
     for (uint32_t i = 0; i < n; i++) {
-        if (events[i]->n_puts == 0) continue;
-        CN_TRY(put(hs, events[i]));
-        CN_TRY(put_dense(hs, events[i]));
+        const put_list l = list_of_event(events[i]);
+        if (events[i]->n_put_before > 0)
+            CN_TRY(be->fence_wait(hs->o.event_stream, cn_home_of_seq(hs, l.seq)->sent));
+        if (l.n > 0) CN_TRY(put(hs, hs->o.event_stream, &l));
     }
-    CN_TRY(hs->o.model_be->fence_record(hs->put, hs->o.event_stream));
+    CN_TRY(be->fence_record(hs->put, hs->o.event_stream));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
-        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->put));
-    for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_puts > 0) CN_TRY(digest(hs, events[i]));
+        if (any_away(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->put));
+    for (uint32_t i = 0; i < n; i++) {
+        const put_list l = list_of_event(events[i]);
+        if (l.n > 0) CN_TRY(digest(hs, cn_home_of_seq(hs, l.seq)->fills, &l));
+    }
     return CN_OK;
 }
 
@@ -574,14 +652,14 @@ static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
 
 cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
 {
-    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    if (!any_away(hs, NULL, events, n)) return CN_OK;
     CN_TRY(hs->o.model_be->fence_record(hs->compressed, hs->o.event_stream));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
-        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->compressed));
+        if (any_away(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->compressed));
     for (uint32_t i = 0; i < n; i++)
         if (events[i]->n_exchange > 0) CN_TRY(fill(hs, events[i]));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        if (!any_puts(hs, h, events, n)) continue;
+        if (!any_away(hs, h, events, n)) continue;
         CN_TRY(h->be->fence_record(h->filled, h->fills));
         CN_TRY(hs->o.model_be->fence_wait(hs->o.event_stream, h->filled));
     }

@@ -9,7 +9,10 @@
  * the rank of the pack before it. Then it ranks on `stream`, and pushes on `pushes`, beside the
  * ranks of the packs after it, and of the next step. Pack p of the next step waits for the push,
  * and for nothing else of the exchange. Every event and every copy of device blocks waits for the
- * pushes of all packs. */
+ * pushes of all packs.
+ *
+ * A prompt goes home on `puts`, beside the steps that compute the rest of it, and its digests are
+ * made on `digests`. Its first event waits for both. */
 #ifndef CN_HOME_H
 #define CN_HOME_H
 
@@ -69,11 +72,13 @@ typedef struct cn_home {
     cn_stream *stream;   /* ranks of steps */
     cn_stream *pushes;   /* of steps */
     cn_stream *fills;  /* digests and exchanges of events; the event stream with home `host` */
+    cn_stream *digests; /* of the puts of prompts; `puts` with home `host` */
     uint32_t n_turns;               /* steps with exchanges */
     cn_fence *predicted;            /* the newest prediction */
     cn_fence *ranked[CN_MAX_PACKS]; /* the rank of pack p */
     cn_fence *done[CN_MAX_PACKS];   /* the push of pack p */
     cn_fence *filled;             /* the fills of events */
+    cn_fence *sent;               /* the newest puts of prompts, and their digests */
     cn_exchange_scratch step, fill;
     cn_exchange_rows fill_rows;
     char *fill_arrays;     /* host, [n_slots] cn_exchange_bytes of fill_rows, by home slot */
@@ -91,6 +96,8 @@ typedef struct cn_homes {
     cn_packs packs;
     cn_fence *stepped[CN_MAX_PACKS]; /* the layers of pack p */
     cn_fence *put, *compressed;      /* of events */
+    cn_stream *puts;                 /* of model_be: copies of prompts to homes */
+    cn_fence *computed, *copied;     /* of prompts: the steps before a put, and the put */
     /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
     cn_home_step *steps;
     cn_home_clock *clock; /* NULL: the step is not timed */
@@ -103,7 +110,7 @@ typedef struct cn_homes {
 bool cn_homes_any(const cn_homes *hs);
 /* The home of a sequence, which is away. */
 cn_home *cn_home_of_seq(cn_homes *hs, const cn_seq *q);
-/* Bytes that events have put to homes. */
+/* Bytes that have been put to homes. */
 uint64_t cn_homes_put_bytes(const cn_homes *hs);
 
 /* CN_ERR_ARG when the options of homes are not possible. */
@@ -112,7 +119,7 @@ cn_status cn_home_check_start(const cn_config *c);
  * before the backend of the model is opened. The options have been checked. CN_ERR_DEVICE names an
  * op that the backend lacks. */
 cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m);
-/* Checks the ops of the model's backend, and creates the streams of home `host` there. Call before
+/* Checks the ops of the model's backend, and creates the other streams of homes there. Call before
  * the memory plan, because streams take device memory. CN_ERR_DEVICE names a missing op. */
 cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
 /* Call when the memory of the start plan is allocated. */
@@ -144,6 +151,13 @@ void cn_home_end_step(cn_homes *hs);
 const cn_layer_hook *cn_home_hook(const cn_homes *hs); /* NULL: no home is declared */
 /* Lets a stream of model_be wait for the exchanges of the last step. */
 cn_status cn_home_wait(cn_homes *hs, cn_stream *s);
+
+/* ---- prompts ---- */
+
+/* Enqueues the puts of a begin plan, behind all steps enqueued so far. */
+cn_status cn_home_put(cn_homes *hs, const cn_sched_put *puts, uint32_t n);
+/* Lets the model's stream wait for all puts enqueued so far. */
+cn_status cn_home_after_puts(cn_homes *hs);
 
 /* ---- compression events ---- */
 

@@ -8,9 +8,10 @@
  *
  * Checked at every step: cn_scheduler_check; tags; the ring of each decode row whose selector
  * predicts; of away sequences, that each entry of the exchange area has the position that `chosen`
- * says, that no position is resident twice, the plane of the dense layers, and that an exchange
- * ranks tiles whose tokens are home and whose digests are of these tokens; tokens decoded apart are
- * recomputed one a step; no allocation inside a step; some sequence advances (no deadlock); no cap
+ * says, that no position is resident twice, the plane of the dense layers, that an exchange ranks
+ * tiles whose tokens are home and whose digests are of these tokens, and that each full block of a
+ * long prompt goes home once, as soon as it is computed; tokens decoded apart are recomputed one a
+ * step; no allocation inside a step; some sequence advances (no deadlock); no cap
  * grows while a sequence waits; no sequence is admitted past a waiting one of its owner, nor past
  * one of an owner with fewer running tokens; owners share no block, unless prefixes are shared; and
  * two bounds on waiting, in steps, not counting steps with an unfinished event:
@@ -48,7 +49,12 @@ typedef enum sim_fault {
     SIM_FAULT_EARLY_DIGEST,   /* the digests of a put, computed before the put */
     SIM_FAULT_NO_WAIT,        /* a pack that does not wait for its exchange */
     SIM_FAULT_WRONG_HOME,     /* a sequence that names the wrong home block */
-    SIM_FAULT_HALF_TAKEN      /* a sequence with device blocks and without home blocks */
+    SIM_FAULT_HALF_TAKEN,     /* a sequence with device blocks and without home blocks */
+    SIM_FAULT_PARTIAL_PUT,    /* a put of a block of a prompt that is not yet full */
+    SIM_FAULT_UNCOUNTED_PUT,  /* a block of a prompt that was put and counts as not put */
+    SIM_FAULT_NO_PUT_WAIT,    /* a first event that does not wait for the puts of its prompt */
+    SIM_FAULT_UNORDERED_PUT,  /* a block written again before a put that reads it */
+    SIM_FAULT_EARLY_PROMPT    /* a home block freed while the prompt goes home */
 } sim_fault;
 
 typedef struct sim_opts {
@@ -68,6 +74,8 @@ typedef struct sim_result {
     uint64_t away; /* sequences with a home elsewhere */
     uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
+    uint64_t early_puts; /* blocks of prompts before the first event */
+    uint64_t puts_left;  /* puts of prompts that waited when one of their sequences left */
     uint64_t observed[2];  /* events that count more queries than the window; of away requests */
     uint64_t count_all;    /* sequences whose first event counts every query */
     uint64_t home_returns; /* returns from the swap space past an interactive one without a home */

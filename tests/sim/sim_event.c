@@ -112,9 +112,11 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         if (!q || q->event != SIM_NO_EVENT) return sim_fail(w, "an event of an unknown sequence");
         sim_tag_positions(w, q, e->req.position_end);
         if (!check_request(w, q, e) || !check_window(w, q, &e->req)) return false;
+        if (!sim_check_put_before(w, q, e)) return false;
         choose_kept(w, q, &e->req);
         if (e->n_exchange > 0 && !sim_choose_fill(w, q, e)) return false;
         q->after_exchange = w->n_exchanges;
+        q->after_put = e->n_put_before > 0 ? w->n_puts : 0;
         q->next_area = q->n_area + e->n_exchange * w->engine.block_tokens;
         q->event = SIM_ENQUEUED;
         q->sched_event = e;
@@ -166,13 +168,15 @@ static void put(sim_world *w, const sim_seq *q)
     w->r->puts += e->n_puts;
 }
 
-/* The order of the event stream: exchanges of the steps before, put, digest, compress, fill. */
+/* The order of the event stream: exchanges of the steps before, puts of the prompt, put, digest,
+ * compress, fill. */
 static bool run_event(sim_world *w, sim_seq *q)
 {
     const cn_sched_event *e = q->sched_event;
-    const bool late = sim_strikes_put(w, q);
     q->event = SIM_EXECUTED;
     if (!sim_wait_exchanges(w, q->after_exchange)) return false;
+    if (!sim_strikes_put_wait(w, q) && !sim_run_puts(w, q->after_put)) return false;
+    const bool late = sim_strikes_put(w, q);
     if (!late) put(w, q);
     if (!sim_device_compress(&w->device, &e->req,
                              q->compressed ? q->resident + q->n_area : q->positions, q->positions,

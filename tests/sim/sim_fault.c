@@ -103,6 +103,15 @@ static bool lose_home(sim_world *w, const sim_seq *q)
     return true;
 }
 
+static bool drop_prompt_home(sim_world *w, const sim_seq *q)
+{
+    if (!goes_on(w, q) || q->seq->sched->n_put == 0) return false;
+    if (q->seq->sched->hold != CN_HOLD_GRANTED || q->n_stop <= q->seq->sched->trigger + 1)
+        return false;
+    cn_pool_drop(w->s->home[q->seq->kv.home].blocks, q->seq->home_table[0]);
+    return true;
+}
+
 static bool is_time(const sim_world *w, sim_fault fault)
 {
     return w->o.fault == fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS;
@@ -150,6 +159,79 @@ bool sim_strikes_digest(sim_world *w, const sim_seq *q)
     return w->r->fault_struck;
 }
 
+/* ---- puts of prompts ---- */
+
+/* Adds the next block to a put, if the device does not have its content by chance. */
+static bool add_partial(sim_world *w, cn_sched_put *p)
+{
+    const uint32_t b = w->engine.block_tokens;
+    cn_seq *seq = (cn_seq *)p->seq;
+    cn_seq_sched *st = seq->sched;
+    sim_seq *q = sim_find(seq);
+    if (st->n_put == seq->n_blocks || (st->n_put + 1) * b <= seq->n_computed) return false;
+    sim_tag_positions(w, q, (st->n_put + 1) * b);
+    const uint64_t *have = w->device.kv[0] + seq->table[st->n_put] * b;
+    if (memcmp(have, q->positions + st->n_put * b, b * sizeof *have) == 0) return false;
+    st->puts[st->n_put] = (cn_block_copy){seq->table[st->n_put], seq->home_table[st->n_put]};
+    st->n_put++;
+    p->n_blocks++;
+    return true;
+}
+
+/* Without cancellations the sequence comes to put its other blocks, or to its first event. */
+void sim_strike_prompt(sim_world *w)
+{
+    const bool partial = is_time(w, SIM_FAULT_PARTIAL_PUT);
+    if (!partial && !is_time(w, SIM_FAULT_UNCOUNTED_PUT)) return;
+    for (uint32_t i = 0; i < w->s->n_puts && !w->r->fault_struck; i++) {
+        cn_sched_put *p = &w->s->puts[i];
+        const cn_seq_sched *st = p->seq->sched;
+        const sim_seq *q = sim_find(p->seq);
+        if (partial) w->r->fault_struck = add_partial(w, p);
+        if (partial || !goes_on(w, q) || st->hold != CN_HOLD_GRANTED) continue;
+        if (q->n_stop <= st->trigger + 1) continue;
+        p->seq->sched->n_put--;
+        w->r->fault_struck = true;
+    }
+}
+
+/* The fill must move a token that a put has still to bring home. */
+bool sim_strikes_put_wait(sim_world *w, const sim_seq *q)
+{
+    const cn_sched_event *e = q->sched_event;
+    const uint64_t *tags = w->device.homes[e->req.params.home].kv[0];
+    if (!is_time(w, SIM_FAULT_NO_PUT_WAIT) || w->n_run_puts >= q->after_put) return false;
+    for (uint32_t i = 0; i < e->n_exchange * w->engine.block_tokens; i++)
+        w->r->fault_struck |= q->fill[0][i].position < e->n_put_before * w->engine.block_tokens &&
+                              tags[q->fill[0][i].home] != q->fill[0][i].tag;
+    return w->r->fault_struck;
+}
+
+/* Whether a row writes other tags to a block that a put has still to read. */
+static bool overwrites(sim_world *w, const cn_plan_row *row, const sim_put *put)
+{
+    const uint32_t b = w->engine.block_tokens;
+    sim_seq *q = sim_find(row->seq);
+    sim_tag_positions(w, q, row->first_pos + row->n_new);
+    for (uint32_t i = 0; i < row->n_new; i++) {
+        const uint32_t slot = row->first_slot + i, block = row->seq->table[slot / b];
+        for (uint32_t k = 0; k < put->n_blocks; k++)
+            if (put->blocks[k].src == block &&
+                put->tags[k * b + slot % b] != q->positions[row->first_pos + i])
+                return true;
+    }
+    return false;
+}
+
+bool sim_strikes_after_puts(sim_world *w, const cn_plan *plan)
+{
+    if (!plan->after_puts || !is_time(w, SIM_FAULT_UNORDERED_PUT)) return false;
+    for (uint64_t n = w->n_run_puts; n < w->n_puts; n++)
+        for (uint32_t r = 0; r < plan->n_rows; r++)
+            w->r->fault_struck |= overwrites(w, &plan->rows[r], &w->puts[n % SIM_MAX_PUTS]);
+    return w->r->fault_struck;
+}
+
 void sim_strike(sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE && !w->r->fault_struck; i++) {
@@ -165,6 +247,7 @@ void sim_strike(sim_world *w)
         if (w->o.fault == SIM_FAULT_EARLY_HOME) w->r->fault_struck = drop_home(w, q);
         if (w->o.fault == SIM_FAULT_WRONG_HOME) w->r->fault_struck = mistake_home(w, q);
         if (w->o.fault == SIM_FAULT_HALF_TAKEN) w->r->fault_struck = lose_home(w, q);
+        if (w->o.fault == SIM_FAULT_EARLY_PROMPT) w->r->fault_struck = drop_prompt_home(w, q);
     }
 }
 

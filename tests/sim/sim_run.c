@@ -64,12 +64,14 @@ static bool schedule(sim_world *w, cn_plan *plan)
     cn_begin_plan begin;
     cn_scheduler_begin(w->s, &begin);
     sim_apply_commits(w);
-    if (!check(w) || !sim_enqueue_events(w, &begin)) return false;
+    sim_strike_prompt(w);
+    if (!check(w) || !sim_after_puts(w, begin.after_puts)) return false;
+    if (!sim_enqueue_events(w, &begin) || !sim_enqueue_puts(w, &begin)) return false;
     if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) {
         sim_strike_event(w);
         sim_strike_source(w);
     }
-    if (!sim_drift(w) || !sim_advance_events(w)) return false;
+    if (!sim_drift(w) || !sim_drift_puts(w) || !sim_advance_events(w)) return false;
     cancel_some(w);
     cn_scheduler_schedule(w->s, plan);
     sim_apply_commits(w);
@@ -93,6 +95,7 @@ static bool step(sim_world *w, bool arrivals)
     if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) sim_strike(w);
     cn_plan plan;
     if (!schedule(w, &plan)) return false;
+    if (!sim_strikes_after_puts(w, &plan) && !sim_after_puts(w, plan.after_puts)) return false;
     if (!sim_execute(w, &plan)) return false;
     if (!w->lag) sim_sampled(w);
     if (!sim_read_tokens(w)) return false;
@@ -145,11 +148,13 @@ static bool run_epoch(sim_world *w, uint64_t n_steps)
     w->was_aged = false;
     memset(w->talks, 0, sizeof w->talks);
     memset(w->exchanges, 0, sizeof w->exchanges);
+    w->n_puts = w->n_run_puts = 0;
     if (cn_scheduler_create(&w->s, e) != CN_OK) return sim_fail(w, "%s", cn_last_error());
     bool good = sim_device_create(&w->device, e, w->r->error, sizeof w->r->error);
     for (uint64_t i = 0; good && i < n_steps; i++) good = step(w, true);
     while (good && (w->n_live > 0 || w->n_events > 0)) good = step(w, false);
-    good = good && sim_wait_exchanges(w, w->n_exchanges) && check_empty(w);
+    good = good && sim_wait_exchanges(w, w->n_exchanges) && sim_run_puts(w, w->n_puts) &&
+           check_empty(w);
     sim_device_free(&w->device);
     cn_scheduler_free(w->s);
     w->r->epochs++;

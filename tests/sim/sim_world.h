@@ -4,6 +4,7 @@
  *   sim_arrivals.c  draws engines and requests from the seed
  *   sim_exec.c      runs plans on the fake device, reads tokens, ends sequences
  *   sim_event.c     runs events
+ *   sim_put.c       prompts that go home before the first event
  *   sim_exchange.c  exchanges of away sequences with their homes
  *   sim_auto.c      requests with home `auto`
  *   sim_waits.c     progress and the bounds on waiting
@@ -23,6 +24,7 @@ enum {
     SIM_MAX_SEQS = 16,  /* running */
     SIM_MAX_ENTRIES = 64, /* of an exchange area */
     SIM_MAX_MOVES = 8,  /* of an exchange */
+    SIM_MAX_PUTS = 32,  /* of prompts, launched and not yet run */
     SIM_MAX_RING = 34
 };
 
@@ -74,7 +76,18 @@ typedef struct sim_seq {
     sim_move fill[SIM_N_PACKS][SIM_MAX_ENTRIES]; /* of a first event */
     uint32_t next_area;      /* n_area after the commit */
     uint64_t after_exchange; /* the event waits for the exchanges up to this number */
+    uint64_t after_put;      /* and for the puts of prompts up to this one */
+    uint32_t n_put, n_puts_of; /* blocks put before the first event, since this admission */
 } sim_seq;
+
+/* A put of blocks of a prompt, with all that it reads of its sequence, which may end before. */
+typedef struct sim_put {
+    cn_kv_home home;
+    uint32_t n_blocks;
+    cn_block_copy blocks[SIM_MAX_LEN];
+    uint64_t tags[SIM_MAX_LEN];
+    uint64_t after_exchange;
+} sim_put;
 
 /* One row of an exchange E(t, p), with all that it reads of its sequence, which may end before. */
 typedef struct sim_exchange_row {
@@ -123,6 +136,9 @@ typedef struct sim_world {
     uint32_t n_live, n_events;
     sim_exchange exchanges[CN_N_HOMES][SIM_N_PACKS];
     uint64_t n_exchanges;
+    sim_put puts[SIM_MAX_PUTS]; /* a ring */
+    uint64_t n_puts, n_run_puts; /* launched, and run */
+    uint64_t put_rng; /* of its own: what a seed draws elsewhere does not depend on puts */
 
     /* Tokens that the last plan sampled and that are not read yet. */
     struct sim_pending {
@@ -187,9 +203,19 @@ bool sim_drift(sim_world *w); /* runs some of the pending exchanges, or none */
 bool sim_wait_pack(sim_world *w, const cn_plan *plan, uint32_t pack);
 bool sim_wait_exchanges(sim_world *w, uint64_t number); /* all up to this one */
 
+/* sim_put.c */
+bool sim_enqueue_puts(sim_world *w, const cn_begin_plan *begin);
+bool sim_check_put_before(sim_world *w, sim_seq *q, const cn_sched_event *e);
+bool sim_run_puts(sim_world *w, uint64_t number); /* all up to this one */
+bool sim_drift_puts(sim_world *w);                /* some of them, or none */
+bool sim_after_puts(sim_world *w, bool after);    /* all, if a plan says so */
+
 enum { SIM_FAULT_AFTER_STEPS = 100 };
 bool sim_strikes_wait(sim_world *w, const cn_plan *plan, uint32_t pack);
 bool sim_strikes_put(sim_world *w, const sim_seq *q);
+bool sim_strikes_put_wait(sim_world *w, const sim_seq *q);
+bool sim_strikes_after_puts(sim_world *w, const cn_plan *plan);
+void sim_strike_prompt(sim_world *w);
 bool sim_strikes_digest(sim_world *w, const sim_seq *q);
 void sim_strike(sim_world *w);
 void sim_strike_event(sim_world *w);
