@@ -165,10 +165,11 @@ const cn_policy *cn_policy_of(cn_kv_policy policy)
     return &table[policy];
 }
 
+bool cn_policy_ranks(cn_kv_policy policy) { return cn_policy_of(policy)->keep == CN_KEEP_BEST; }
+
 const char *cn_policy_params(cn_kv_policy policy, cn_kv_rule rule)
 {
-    const cn_policy *p = cn_policy_of(policy);
-    return p->keep == CN_KEEP_BEST ? cn_rule_of(rule)->params : p->params;
+    return cn_policy_ranks(policy) ? cn_rule_of(rule)->params : cn_policy_of(policy)->params;
 }
 
 const char *cn_kv_policy_name(cn_kv_policy p)
@@ -213,7 +214,7 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
         return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: expected 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
-    if (p->keep == CN_KEEP_BEST) limit_recent(kv, block_tokens);
+    if (cn_policy_ranks(kv->policy)) limit_recent(kv, block_tokens);
     return p->check ? p->check(kv, block_tokens, max_window_tokens) : CN_OK;
 }
 

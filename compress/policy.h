@@ -31,8 +31,11 @@ typedef struct cn_policy {
 /* Returns the row of a policy. Asserts that the value is one of cn_kv_policy. */
 const cn_policy *cn_policy_of(cn_kv_policy policy);
 
-/* Returns the members of a kv object that the policy reads, except "policy". The rule matters to a
- * policy with CN_KEEP_BEST alone. */
+/* Returns true for a policy that ranks slots by scores, under a rule: CN_KEEP_BEST. */
+bool cn_policy_ranks(cn_kv_policy policy);
+
+/* Returns the members of a kv object that the policy reads, except "policy". The rule matters only
+ * to a policy that ranks. */
 const char *cn_policy_params(cn_kv_policy policy, cn_kv_rule rule);
 
 /* What a set of policies needs. */

@@ -255,7 +255,7 @@ static void note_scores(const cn_kv_params *kv)
 {
     size_t n;
     const cn_score *rows = cn_score_table(&n);
-    if (cn_policy_of(kv->policy)->keep != CN_KEEP_BEST) return;
+    if (!cn_policy_ranks(kv->policy)) return;
     for (size_t i = 0; i < 2 * n; i++) {
         const cn_compress_req req = {.params = *kv, .first_event = i % 2};
         if (rows[i / 2].applies(&req)) seen.scores |= 1U << i / 2;

@@ -167,11 +167,6 @@ static cn_kv_policy draw_policy(test_rng *r)
     }
 }
 
-static bool keeps_best(const cn_compress_req *q)
-{
-    return cn_policy_of(q->params.policy)->keep == CN_KEEP_BEST;
-}
-
 static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uint32_t n_blocks)
 {
     const cn_pools *p = &e->pools;
@@ -377,7 +372,7 @@ static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_
 static void check_places(const where *w, const cn_compress_req *q, uint32_t n_kept,
                          const uint32_t *kept, const bool *is_kept)
 {
-    const bool fills = keeps_best(q) && q->params.move == CN_MOVE_FILL;
+    const bool fills = cn_policy_ranks(q->params.policy) && q->params.move == CN_MOVE_FILL;
     uint32_t least = fills ? n_kept : 0;
     for (uint32_t i = 0; i < n_kept; i++) {
         const bool stays = fills && is_kept[i];
@@ -407,7 +402,7 @@ static uint32_t n_forced(const cn_compress_req *q)
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
 {
-    const bool by_score = keeps_best(q);
+    const bool by_score = cn_policy_ranks(q->params.policy);
     bool *wanted = cn_calloc(a->n, sizeof *wanted), *got = cn_calloc(a->n, sizeof *got);
     uint32_t threshold = a->kept[0]; /* the slot of the threshold */
     for (uint32_t i = 0; i < a->n_kept; i++) {
@@ -432,7 +427,7 @@ static void check_unit(const event *e, const where *w, const outcome *o)
     const cn_compress_req *q = &e->reqs[w->req];
     const cn_kv_layout *l = &e->pools.layout;
     answer a = answer_make(e, q, w->layer, w->head);
-    const bool global = keeps_best(q) && q->params.global_score;
+    const bool global = cn_policy_ranks(q->params.policy) && q->params.global_score;
     uint32_t *kept = cn_calloc(a.n_kept, sizeof *kept);
     for (uint32_t i = 0; i < a.n_kept; i++)
         kept[i] = slot_of(e, w, o->origin[side_at(e, w, q->target, i)], a.n);

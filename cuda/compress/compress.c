@@ -19,17 +19,15 @@ static const float LOG2_E = 1.44269504f;
 
 /* ---- memory that a request needs ---- */
 
-static bool keeps_best(const cn_kv_params *p)
-{
-    return cn_policy_of(p->policy)->keep == CN_KEEP_BEST;
-}
-
 static bool is_peak(const cn_kv_params *p)
 {
-    return keeps_best(p) && cn_rule_of(p->rule)->form == CN_FORM_PEAK;
+    return cn_policy_ranks(p->policy) && cn_rule_of(p->rule)->form == CN_FORM_PEAK;
 }
 
-static bool fills_holes(const cn_kv_params *p) { return keeps_best(p) && p->move == CN_MOVE_FILL; }
+static bool fills_holes(const cn_kv_params *p)
+{
+    return cn_policy_ranks(p->policy) && p->move == CN_MOVE_FILL;
+}
 
 /* Returns true when a move would overwrite source block i before its slots are read. With move
  * `order` this needs a target j < i; the other overlaps are safe in the order of targets
@@ -78,7 +76,7 @@ static size_t unit_bytes(const cn_pools *p, const cn_compress_req *r, uint32_t n
 {
     const uint32_t n = r->n_blocks * p->layout.block_tokens;
     const size_t scores =
-        keeps_best(&r->params) ? score_bytes(p, n, count_queries(p, r)) : 0;
+        cn_policy_ranks(r->params.policy) ? score_bytes(p, n, count_queries(p, r)) : 0;
     return scores + n_aside * cn_compress_aside_bytes(&p->layout);
 }
 
@@ -131,7 +129,7 @@ static bool same_group(const cn_pools *pools, const cn_compress_req *a, const cn
 {
     const cn_kv_params *p = &a->params, *q = &b->params;
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
-    return !keeps_best(p) ||
+    return !cn_policy_ranks(p->policy) ||
            (cn_rule_queries(p) == cn_rule_queries(q) &&
             count_queries(pools, a) == count_queries(pools, b) && p->redundancy == q->redundancy &&
             p->move == q->move && is_peak(p) == is_peak(q));
@@ -170,12 +168,15 @@ static const uint32_t *add_marked_table(pack *k, const cn_compress_req *r)
     return at;
 }
 
-static bool keeps_scores(const cn_kv_params *p) { return keeps_best(p) && p->global_score; }
+static bool keeps_scores(const cn_kv_params *p)
+{
+    return cn_policy_ranks(p->policy) && p->global_score;
+}
 
 static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack *tables)
 {
     const cn_kv_params *o = &r->params;
-    const bool best = keeps_best(o), convex = o->combine == CN_COMBINE_CONVEX;
+    const bool best = cn_policy_ranks(o->policy), convex = o->combine == CN_COMBINE_CONVEX;
     const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
     const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
@@ -278,7 +279,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
 {
     const cn_pools *p = &a->pools;
     const uint32_t n = r->n_blocks * p->layout.block_tokens;
-    const bool best = keeps_best(&r->params);
+    const bool best = cn_policy_ranks(r->params.policy);
     const uint32_t w = best ? count_queries(p, r) : 0;
     return (cn_compress_chunk){
         .pools = *p,

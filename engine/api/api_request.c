@@ -543,13 +543,13 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
 static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
 {
     const cn_kv_params *kv = &r->params.kv;
-    const bool scores = cn_policy_of(kv->policy)->keep == CN_KEEP_BEST;
+    const bool ranks = cn_policy_ranks(kv->policy);
     char name[SHOWN_BYTES], why[2 * SHOWN_BYTES];
     const char *key;
     json_t *v;
     snprintf(why, sizeof why, "no effect with policy %s%s%s, select %s and home %s",
-             cn_kv_policy_name(kv->policy), scores ? ", rule " : "",
-             scores ? cn_rule_of(kv->rule)->name : "", cn_kv_select_name(kv->select),
+             cn_kv_policy_name(kv->policy), ranks ? ", rule " : "",
+             ranks ? cn_rule_of(kv->rule)->name : "", cn_kv_select_name(kv->select),
              cn_kv_home_name(kv->home));
     json_object_foreach((json_t *)object, key, v)
     {

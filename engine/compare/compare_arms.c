@@ -304,8 +304,7 @@ uint32_t cn_compare_arms_rules(const cn_compare_arms *a)
 {
     uint32_t rules = 0;
     for (uint32_t i = 0; i < a->n; i++)
-        if (cn_policy_of(a->arms[i].kv.policy)->keep == CN_KEEP_BEST)
-            rules |= 1U << a->arms[i].kv.rule;
+        if (cn_policy_ranks(a->arms[i].kv.policy)) rules |= 1U << a->arms[i].kv.rule;
     return rules;
 }
 

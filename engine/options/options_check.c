@@ -176,8 +176,7 @@ static bool has_reader(const cn_config *c, const readers *r, uint32_t rules)
 {
     const uint32_t selectors = cn_config_selectors(c), policies = cn_config_policies(c);
     for (uint32_t i = 0; i < CN_N_POLICIES; i++) {
-        const bool scores = cn_policy_of((cn_kv_policy)i)->keep == CN_KEEP_BEST;
-        const bool reads = !scores || !r->rules || r->rules & rules;
+        const bool reads = !cn_policy_ranks((cn_kv_policy)i) || !r->rules || r->rules & rules;
         if (r->policies & policies & 1U << i && reads) return true;
     }
     return r->selectors & selectors || (cn_config_away(c) && r->away & selectors);
