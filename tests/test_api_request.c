@@ -661,7 +661,7 @@ static const struct refusal {
     {CN_API_COMPLETION, "{\"prompt\": [\"a\", []]}", "prompt", "array"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", "messages", "unknown"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": 1}", "echo", "1"},
-    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens", "-1"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens", "from 0 to"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 21}", "prompt_logprobs", "21"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"suffix\": \"b\"}", "suffix",
      "only \"\" is supported"},

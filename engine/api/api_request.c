@@ -12,7 +12,7 @@
 #include "engine/ops.h"
 #include "engine/options/options.h"
 
-enum { SHOWN_BYTES = 96 };
+enum { SHOWN_BYTES = 96, MOST_TOKENS = 1 << 30 };
 
 static cn_status out_of_memory(const char *key)
 {
@@ -292,15 +292,12 @@ static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
 /* 0: only the prompt is computed. */
 static cn_status set_max_tokens(cn_api_request *r, const char *key, json_t *v)
 {
-    bool known;
-    int64_t zero;
+    int64_t n;
     r->params.cut_max_tokens = r->cap_max_tokens;
-    r->params.no_output = cn_json_as_i64(v, 0, 0, &zero);
-    if (r->params.no_output) return CN_OK;
-    const cn_status status = cn_request_set_json(&r->params.sampling, &r->params.kv,
-                                                 CN_SECTION_SAMPLING, "max_tokens", v, &known);
-    return status != CN_OK && strcmp(key, "max_tokens") != 0 ? cn_fail_within(status, "%s", key)
-                                                             : status;
+    CN_TRY(as_i64(key, v, 0, MOST_TOKENS, &n));
+    r->params.no_output = n == 0;
+    if (n > 0) r->params.sampling.max_tokens = (uint32_t)n;
+    return CN_OK;
 }
 
 /* The field is read once all other fields are known. */
