@@ -226,8 +226,7 @@ static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
     if (p->at < p->end && *p->at == '?') {
         const char *inside = skip_group_kind(p);
         if (!inside)
-            return wrong(p, "only groups (...), (?:...) and (?<name>...) are supported, and "
-                            "look-ahead at the beginning, after ^");
+            return wrong(p, "only groups (...), (?:...) and (?<name>...) are supported here");
         p->at = inside;
     }
     CN_TRY(parse_regex_either(p, depth + 1, out));
