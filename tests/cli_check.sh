@@ -136,6 +136,9 @@ spade does not read select_query|compare $model -i examples/prompts.jsonl --arms
 --generation-config has no effect on bench serve: |bench serve $model --generation-config vllm
 --reasoning-parser has no effect on bench serve: |bench serve $model --reasoning-parser auto
 --chat-template has no effect on cinch tokenize: it needs --chat|tokenize $model --chat-template nonsense --text hi
+--lengths needs --lines|plan $model --lengths README.md
+--lengths README.md: no line is an answer|plan $model --lines 5 --lengths README.md
+--lines 0.5: expected|plan $model --lines 0.5
 --tokenizer /nonexist: no such directory|plan $model --tokenizer /nonexist
 --chat-template has no effect on cinch plan: |plan $model --chat-template /nonexist
 --share-prefix-cache is an option of the sharing section|run-batch $model -i examples/prompts.jsonl -o $dir/o --share-prefix-cache

@@ -545,6 +545,11 @@ static const cn_option options[] = {
         .help = "also write the results to this file"),
 
     ROW(PLAN, "json", BOOL, json, "false", .flags = USUAL, .help = "print the plan as JSON"),
+    ROW(PLAN, "lines", U64, plan_lines, "0", .min = 1, .max = 1e12, .flags = ZERO_OK,
+        .help = "also print how many GPUs a file of this many requests can use before a tenth of "
+                "their time is lost; 0 prints nothing"),
+    ROW(PLAN, "lengths", STRING, plan_lengths, NULL, .flags = READ,
+        .help = "with --lines: an output of run-batch, whose answers have the expected lengths"),
     ROW(PLAN, "gpu-memory", BYTES, gpu_memory, "0", .min = 1073741824, .max = U64_MAX_AS_DOUBLE,
         .flags = ZERO_OK | USUAL,
         .help = "plan for a GPU with this much memory, such as 80G, which need not be here; the "

@@ -239,6 +239,8 @@ struct cn_config {
 
     /* plan */
     bool json;
+    uint64_t plan_lines; /* 0 = unset */
+    char *plan_lengths;
     uint64_t gpu_memory; /* bytes of a GPU to plan for; 0: this machine */
 
     /* calibrate */

@@ -82,7 +82,7 @@ static cn_status check_needed_options(const cn_config *c, uint32_t sections)
         {"max-file-bytes", "spool"},        {"max-spool-bytes", "spool"},
         {"max-batch-lines", "spool"},       {"max-batches", "spool"},
         {"max-batch-inflight", "spool"},    {"loop-rescue", "repetition-max-pattern-size"},
-        {"shard-by", "shard"},
+        {"shard-by", "shard"},              {"lengths", "lines"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const cn_option *o = cn_option_find_in(rules[i].name, sections);
