@@ -128,6 +128,16 @@ for want in "^decode, batch 6, 1500 resident, full: left out: .* need 144 KV blo
     "^decode, batch 6, [0-9]* resident, $tls: " "^decode, batch 2, 96 resident, full: [0-9]"; do
     grep -q -e "$want" "$dir/out" || fail "no '$want'"
 done
+# Forced churn: of 16 tiles a tenth enters in each step; of a quarter the cap leaves out some.
+churned() {
+    home --num-gpu-blocks-override 200 --batches 3x1500 --decode-steps 20 --select-dense-layers 0 \
+        --arms tls:512:home=host:select_tiles=16:select_cap=2 --select-churn "$1" ||
+        fail "churn $1"
+    grep -qE "exchange: .* $2 % of the area replaced .*, $3 % missed " "$dir/out" ||
+        fail "churn $1: not $2 % replaced and $3 % missed"
+}
+churned 0.1 "(9.4|10.[0-6])" 0.0
+churned 0.25 "12.[0-5]" "1[0-9].[0-9]"
 # Checked before weights are read: there are none.
 mkdir "$dir/weightless"
 cp $model/*config.json $model/tokenizer.json "$dir/weightless"
@@ -231,6 +241,9 @@ refused() {
     grep -qF -e "$text" "$dir/out" || fail "no '$text'"
 }
 refused "expected one word, throughput" bench --model $model
+refused "--select-churn needs --resident" bench throughput --model $model --select-churn 0.1
+refused "--select-churn needs a home besides the device" bench throughput --model $model \
+    --resident 96 --batches 2 --select-churn 0.1
 refused "expected one word, throughput" bench latency --model $model
 refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
 echo '{"prompt": 5}' >"$dir/bad.jsonl"

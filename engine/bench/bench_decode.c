@@ -81,6 +81,7 @@ typedef struct batch_time {
     bool is_away;
     double attended;  /* tokens of a row and layer */
     double moved, missed; /* shares of the exchange area */
+    double moved_entries, missed_entries; /* of a request and step */
     double moved_bytes, exchange_s, stall_s; /* of a step */
 } batch_time;
 
@@ -218,6 +219,8 @@ static cn_status time_exchanges(decode *d, uint32_t batch, batch_time *t)
     t->attended = (double)(after.selected_tokens - before.selected_tokens) / n;
     t->moved = (double)(after.fetched_entries - before.fetched_entries) / entries;
     t->missed = (double)(after.missed_entries - before.missed_entries) / entries;
+    t->moved_entries = (double)(after.fetched_entries - before.fetched_entries) / n;
+    t->missed_entries = (double)(after.missed_entries - before.missed_entries) / n;
     t->moved_bytes = (double)(after.fetched_bytes - before.fetched_bytes) / n * batch;
     t->exchange_s = (ended.exchange_s - began.exchange_s) / n_steps;
     t->stall_s = (ended.stall_s - began.stall_s) / n_steps;
@@ -233,12 +236,15 @@ static cn_status cancel_batch(decode *d, uint32_t batch)
 
 static void add_exchange(const batch_time *t, json_t *row)
 {
-    printf("  exchange: %.0f tokens attended, %.1f %% of the area replaced, %.1f %% missed, "
-           "%.3f ms per step, stall %.3f ms\n",
-           t->attended, 100 * t->moved, 100 * t->missed, t->exchange_s * 1e3, t->stall_s * 1e3);
+    printf("  exchange: %.0f tokens attended, %.1f %% of the area replaced (%.0f entries of a "
+           "request), %.1f %% missed (%.0f), %.3f ms per step, stall %.3f ms\n",
+           t->attended, 100 * t->moved, t->moved_entries, 100 * t->missed, t->missed_entries,
+           t->exchange_s * 1e3, t->stall_s * 1e3);
     json_object_set_new(row, "attended", json_real(t->attended));
     json_object_set_new(row, "moved_share", json_real(t->moved));
     json_object_set_new(row, "missed_share", json_real(t->missed));
+    json_object_set_new(row, "moved_entries", json_real(t->moved_entries));
+    json_object_set_new(row, "missed_entries", json_real(t->missed_entries));
     json_object_set_new(row, "moved_bytes", json_real(t->moved_bytes));
     json_object_set_new(row, "exchange_ms", json_real(t->exchange_s * 1e3));
     json_object_set_new(row, "stall_ms", json_real(t->stall_s * 1e3));

@@ -249,6 +249,10 @@ static cn_status bench(cn_config *c)
     cn_bench b = {.config = c, .stop_asked = &stop_asked};
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? open_arms(&b) : CN_OK;
+    if (status == CN_OK && c->select_churn > 0 && !cn_config_away(c))
+        status = cn_fail(CN_ERR_ARG,
+                         "--select-churn needs a home besides the device: --kv-home peer or host, "
+                         "or an arm with it");
     if (status == CN_OK) status = run_engine(&b);
     cn_compare_arms_free(&b.arms);
     return status;

@@ -356,6 +356,25 @@ static cn_status score(const job *j, cn_row_range range)
     return j->x->be->score(j->s, &a);
 }
 
+/* Forced churn: overwrites the scores of a range. buffer: of the pack. */
+static cn_status force_scores(const job *j, cn_row_range range, uint32_t buffer)
+{
+    const uint32_t *n = u32_of(j->r, j->r->host, N), *first = u32_of(j->r, j->r->host, FIRST);
+    const uint32_t *k = u32_of(j->r, j->r->host, K), *newest = u32_of(j->r, j->r->host, NEWEST);
+    const size_t units = (size_t)j->n_layers * j->x->home.layout.n_kv_heads;
+    const size_t all = (first[range.end - 1] + n[range.end - 1]) * units;
+    uint16_t *score;
+    /* A range or a fill before this one may still be on its way from the same buffer. */
+    if (j->fill || range.start > 0) CN_TRY(j->x->be->stream_sync(j->s));
+    CN_TRY(cn_churn_take(j->x->churn, buffer, all, &score));
+    for (uint32_t i = range.start; i < range.end; i++) {
+        uint16_t *row = score + first[i] * units;
+        cn_churn_scores(row, newest[i], k[i], n[i], j->x->churn->share);
+        for (size_t u = 1; u < units; u++) memcpy(row + u * n[i], row, n[i] * sizeof *row);
+    }
+    return j->x->be->mem_write(j->s, j->m->score, score, all * sizeof *score);
+}
+
 /* Units of row r in arrays [rows, n_layers, hk]. */
 static size_t unit_of(const job *j, uint32_t r)
 {
@@ -468,9 +487,11 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
 {
     job j = job_of(x, s, r, m, packs, pack);
     j.fill = fill;
+    const uint32_t buffer = fill ? CN_CHURN_BUFFERS - 1 : r->turn % 2 * CN_MAX_PACKS + pack;
     for (uint32_t g = 0; g < r->n_ranges; g++) {
         if (g > 0) CN_TRY(predict(&j, r->ranges[g])); /* in the place of the range before */
         CN_TRY(score(&j, r->ranges[g]));
+        if (x->churn) CN_TRY(force_scores(&j, r->ranges[g], buffer));
         CN_TRY(replace(&j, r->ranges[g]));
     }
     return CN_OK;

@@ -9,6 +9,7 @@
 
 #include "compress/away.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/home/churn.h"
 #include "engine/options/options.h"
 #include "engine/select/select.h"
 
@@ -101,6 +102,7 @@ typedef struct cn_exchange_env {
     uint32_t *chosen; /* [L, n_slots, hk, chosen_stride] */
     uint32_t n_slots, chosen_stride;
     const float *cos, *sin; /* rope tables */
+    cn_churn *churn; /* NULL: scores decide */
 } cn_exchange_env;
 
 /* Enqueues the upload of the rows. The second exchange before it must have ended. */

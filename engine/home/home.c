@@ -163,6 +163,8 @@ static void describe(const cn_homes *hs, cn_home *h)
     h->env.chosen_stride = h->fill_rows.sizes.move_stride;
     h->env.cos = hs->o.cos;
     h->env.sin = hs->o.sin;
+    h->churn.share = hs->o.config->select_churn;
+    if (h->churn.share > 0) h->env.churn = &h->churn;
 }
 
 /* Describes the plane of dense layers: the blocks of each home, one home behind the other. */
@@ -273,6 +275,7 @@ static void free_home(const cn_homes *hs, cn_home *h)
     if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
     if (h->digests && h->digests != hs->puts) h->be->stream_free(h->digests);
     cn_exchange_rows_free(&h->fill_rows);
+    cn_churn_free(&h->churn);
     cn_free(h->fill_arrays);
     cn_free(h->tiles);
 }

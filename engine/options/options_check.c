@@ -81,7 +81,8 @@ static cn_status check_needed_options(const cn_config *c, uint32_t sections)
         {"select-probe", "continue-field"}, {"max-files", "spool"},
         {"max-file-bytes", "spool"},        {"max-spool-bytes", "spool"},
         {"max-batch-lines", "spool"},       {"max-batches", "spool"},
-        {"max-batch-inflight", "spool"},    {"loop-rescue", "repetition-max-pattern-size"},
+        {"max-batch-inflight", "spool"},    {"select-churn", "resident"},
+        {"loop-rescue", "repetition-max-pattern-size"},
         {"shard-by", "shard"},              {"lengths", "lines"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
