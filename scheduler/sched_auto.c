@@ -133,7 +133,6 @@ cn_seq *cn_sched_try_move(cn_scheduler *s)
     CN_ASSERT(moved);
     st->moving = true;
     s->n_moving++;
-    q->moved_at = q->n_computed;
     q->usage_kv.params = q->kv;
     s->stats.auto_moves++;
     return q;

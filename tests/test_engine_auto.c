@@ -17,6 +17,7 @@
 #include "compress/away.h"
 #include "compress/selector.h"
 #include "engine/engine_state.h"
+#include "scheduler/sched_state.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
 #include "tests/lib/sanitizer.h"
@@ -138,14 +139,16 @@ static void draw_return(away_scenario *x)
     away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
 }
 
-/* Notes where running requests have moved to another home. */
+/* Notes where requests move to another home: the position is that of the first step after it. A
+ * move takes more than one step. */
 static void note_moves(const run *r, void *user)
 {
     uint32_t *moved_at = user;
     for (cn_list_node *at = r->engine->requests.head; at; at = at->next) {
         const cn_engine_request *q = CN_CONTAINER_OF(at, cn_engine_request, node);
         for (uint32_t i = 0; i < r->n_requests; i++)
-            if (r->ids[i] == q->id) moved_at[i] = q->samples[0].seq->moved_at;
+            if (r->ids[i] == q->id && q->samples[0].seq->sched->moving)
+                moved_at[i] = q->samples[0].seq->n_computed;
     }
 }
 

@@ -233,7 +233,7 @@ static void a_new_admission_chooses_again(void **state)
         rig_step(&r);
     }
     assert_true(q->home_len > 0);
-    assert_int_equal(q->moved_at, 0);
+    assert_int_equal(rig_stats(&r).auto_moves, 0);
     assert_int_equal(rig_stats(&r).auto_admissions[CN_HOME_HOST], 1);
     cn_scheduler_finish(r.s, full);
     step_to_the_end(&r);
@@ -314,7 +314,7 @@ static void a_request_moves_before_another_is_preempted(void **state)
     cn_seq *last = rig_add(&r, 200, 5, 42, rig_full()); /* would be preempted */
     r.hold_events = true;
     const cn_sched_event *e = step_to_event(&r);
-    const uint32_t n = q->n_blocks, at = q->moved_at;
+    const uint32_t n = q->n_blocks, at = q->n_computed;
     assert_ptr_equal(e->seq, q);
     assert_int_equal(q->state, CN_SEQ_COMPRESSING);
     assert_int_equal(q->kv.home, CN_HOME_PEER);
