@@ -113,6 +113,8 @@ void jobs_refuse_one(void)
 /* ---- a spool in a temporary directory ---- */
 
 static int64_t now(void) { return jobs.now_s; }
+/* Ten milliseconds pass whenever it is read. */
+static double steady_now_s(void) { return (double)jobs.now_s + 0.01 * (double)jobs.n_reads++; }
 
 void jobs_open(void)
 {
@@ -149,7 +151,7 @@ int jobs_set_up(void **state)
     static const cn_served_names names = {.names = {"tiny", "small"}, .n = 2};
     jobs.opts = (cn_batches_opts){.config = jobs.config,
                              .names = &names,
-                             .files = {100, 1 << 20, 4 << 20},
+                             .files = {100, 1 << 20, 4 << 20, .now_s = steady_now_s},
                              .max_lines = 1000,
                              .max_batches = 4,
                              .max_kept = 100,

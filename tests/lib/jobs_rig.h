@@ -11,6 +11,7 @@ enum { JOBS_MAX_SUBMITTED = 1024 };
 typedef struct jobs_rig {
     char dir[32];
     int64_t now_s; /* the clock */
+    uint64_t n_reads; /* of the clock that files and refused lines use */
     cn_config *config;
     cn_batches *batches;
     cn_batches_opts opts;

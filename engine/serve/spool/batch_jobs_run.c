@@ -252,7 +252,7 @@ void cn_batch_measure(cn_batch *b)
         b->pace = (cn_pace){0};
         return;
     }
-    const double now_s = cn_now_s();
+    const double now_s = cn_files_now_s(&b->all->opts.files);
     if (now_s - b->pace.at_s < 1) return;
     const cn_batch_work w = work_now(b);
     cn_pace_add(&b->pace, now_s, &b->all->opts.cost, &w);
@@ -425,12 +425,13 @@ static bool submit_lines(cn_batch *b, int *wait_ms)
 {
     cn_batch_run *run = &b->run;
     const int64_t now = cn_batches_now(b->all);
+    const double now_s = cn_files_now_s(&b->all->opts.files);
     const uint64_t ended = run->n_answered + run->n_errors;
     bool refused = run->refused;
-    if (refused && run->again.n > 0 && b->ask_at_s < cn_now_s())
-        b->ask_at_s = cn_now_s() + BUSY_WAIT_MS / 1e3;
+    if (refused && run->again.n > 0 && b->ask_at_s < now_s)
+        b->ask_at_s = now_s + BUSY_WAIT_MS / 1e3;
     run->refused = false;
-    if (cn_now_s() >= b->ask_at_s)
+    if (now_s >= b->ask_at_s)
         cn_batch_run_admit(run, 0);
     else
         wait_at_most(wait_ms, BUSY_WAIT_MS);

@@ -25,7 +25,7 @@ typedef struct cn_batch {
     int64_t retry_at;
     int64_t refused_at; /* since when every line is refused; 0: not the case */
     uint64_t ended;     /* lines answered or failed, as of the last submission */
-    double ask_at_s;    /* cn_now_s; no line is submitted before, because one was refused */
+    double ask_at_s;    /* cn_files_now_s; no line is submitted before, because one was refused */
 } cn_batch;
 
 struct cn_batches {

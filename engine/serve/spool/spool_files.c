@@ -218,10 +218,12 @@ cn_status cn_files_open_content(cn_files *f, const cn_spool_id *id, int *fd, uin
 
 /* ---- uploads ---- */
 
+double cn_files_now_s(const cn_file_limits *l) { return l->now_s ? l->now_s() : cn_now_s(); }
+
 /* Takes back what old uploads have reserved and not written. */
 static void expire_reservations(cn_files *f)
 {
-    const double now = cn_now_s();
+    const double now = cn_files_now_s(&f->limits);
     if (f->limits.upload_expires_s == 0) return;
     for (cn_list_node *at = f->uploads.head; at; at = at->next) {
         cn_upload *u = CN_CONTAINER_OF(at, cn_upload, node);
@@ -255,7 +257,7 @@ static cn_status check_room(const cn_files *f, uint64_t bytes)
 cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
 {
     const cn_file_limits *l = &f->limits;
-    *u = (cn_upload){.fd = -1, .began_s = cn_now_s()};
+    *u = (cn_upload){.fd = -1, .began_s = cn_files_now_s(l)};
     u->reserved_bytes = announced && announced < l->max_file_bytes ? announced : l->max_file_bytes;
     atomic_store(&u->limit_bytes, u->reserved_bytes);
     if (f->n + f->uploads.n >= l->max_files)

@@ -23,6 +23,7 @@ typedef struct cn_file_limits {
     /* After this time an upload loses the reservation of what it has not sent, when another one
      * needs the space; 0: never. */
     double upload_expires_s;
+    double (*now_s)(void); /* seconds from any instant on; NULL: cn_now_s */
 } cn_file_limits;
 
 typedef struct cn_file {
@@ -98,5 +99,8 @@ cn_status cn_files_remove(cn_files *f, const cn_spool_id *id);
 void cn_files_set_unlisted_bytes(cn_files *f, uint64_t bytes);
 /* Returns true when `bytes` more are within max_bytes. */
 bool cn_files_have_room(const cn_files *f, uint64_t bytes);
+
+/* The time on the clock of the limits. */
+double cn_files_now_s(const cn_file_limits *l);
 
 #endif
