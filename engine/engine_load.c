@@ -27,7 +27,7 @@ enum { EAGER_POSITIONS = 131072 };
 
 /* Dummy weights need only config.json. Without a tokenizer.json beside it, prompts and output are
  * token ids. */
-static cn_status load_tokenizer(cn_engine *e, const char *dir)
+static cn_status load_engine_tokenizer(cn_engine *e, const char *dir)
 {
     cn_buf path = {0};
     CN_TRY(cn_buf_addf(&path, "%s/tokenizer.json", dir));
@@ -50,7 +50,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     e->max_rows = cn_start_max_rows(c);
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
-    CN_TRY(load_tokenizer(e, tokenizer_dir));
+    CN_TRY(load_engine_tokenizer(e, tokenizer_dir));
     CN_TRY(cn_chat_template_load(&e->chat, tokenizer_dir, c->chat_template));
     if (c->tool_call_parser != CN_OPT_TOOLS_NONE && !cn_chat_template_reads_tools(e->chat))
         cn_log(CN_LOG_WARN, "--tool-call-parser: the chat template does not read `tools`, so the "

@@ -142,7 +142,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
 
 /* ---- submit ---- */
 
-static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
+static cn_status check_request_samples(const cn_engine *e, const cn_request_params *p)
 {
     const uint32_t n = p->sampling.n, n_most = e->config->max_n, n_queue = e->config->max_queue;
     if (n > n_most)
@@ -157,7 +157,7 @@ static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
     return CN_OK;
 }
 
-static cn_status check_priority(const cn_engine *e, const cn_request_params *p)
+static cn_status check_request_priority(const cn_engine *e, const cn_request_params *p)
 {
     if (p->priority == 0 || e->config->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY)
         return CN_OK;
@@ -167,8 +167,8 @@ static cn_status check_priority(const cn_engine *e, const cn_request_params *p)
                          p->priority);
 }
 
-static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
-                               uint32_t *max_output)
+static cn_status check_request_lengths(const cn_engine *e, const cn_request_params *p,
+                                       uint32_t *max_output)
 {
     const cn_sampling *s = &p->sampling;
     size_t n_prompt = e->prompt.len;
@@ -228,7 +228,7 @@ static cn_status check_forced(const cn_engine *e, const cn_request_params *p, ui
 }
 
 /* Checks that policy, selector and home are declared, and their parameters against the options. */
-static cn_status check_kv(const cn_engine *e, const cn_kv_params *given)
+static cn_status check_request_kv(const cn_engine *e, const cn_kv_params *given)
 {
     cn_kv_params completed = *given, *kv = &completed;
     const cn_config *c = e->config;
@@ -282,9 +282,9 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
     const cn_request_params fitted = fit_params(e, given), *p = &fitted;
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
-    CN_TRY(check_samples(e, p));
-    CN_TRY(check_priority(e, p));
-    CN_TRY(cn_for_param(check_kv(e, &p->kv), "kv"));
+    CN_TRY(check_request_samples(e, p));
+    CN_TRY(check_request_priority(e, p));
+    CN_TRY(cn_for_param(check_request_kv(e, &p->kv), "kv"));
     if (p->n_prompt_top > CN_MAX_LOGPROBS)
         return cn_fail_param("prompt_logprobs",
                              "prompt_logprobs: expected at most %d alternatives, got %u",
@@ -297,7 +297,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
                                    .longest_token = e->longest_token};
     CN_TRY(cn_prompt_tokens(&maker, p, &e->prompt));
     uint32_t max_output = 0;
-    CN_TRY(check_lengths(e, p, &max_output));
+    CN_TRY(check_request_lengths(e, p, &max_output));
     fit_pool(e, p, &max_output);
     CN_TRY(check_forced(e, p, max_output));
     cn_engine_request *r = NULL;
@@ -321,7 +321,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *given, cn_even
 }
 
 /* More samples than the queue holds would find it full for ever. */
-static cn_status check_fit(const cn_engine *e, const cn_request_params *p, size_t n)
+static cn_status check_request_fit(const cn_engine *e, const cn_request_params *p, size_t n)
 {
     const uint32_t n_queue = e->config->max_queue;
     uint64_t samples = 0;
@@ -338,7 +338,7 @@ cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t 
 {
     const uint64_t next_id = e->next_id;
     CN_ASSERT(n > 0);
-    CN_TRY(check_fit(e, p, n));
+    CN_TRY(check_request_fit(e, p, n));
     *first = next_id;
     for (size_t i = 0; i < n; i++) {
         cn_request_params one = p[i];

@@ -52,7 +52,7 @@ static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
     return check_int("logprobs", p->logprobs, -1, cn_min_u32(CN_MAX_LOGPROBS, vocab));
 }
 
-static cn_status check_lengths(const cn_sampling *p, uint32_t max_model_len)
+static cn_status check_sampling_lengths(const cn_sampling *p, uint32_t max_model_len)
 {
     CN_TRY(check_int("n", p->n, 1, CN_MAX_SAMPLES));
     if (p->min_tokens > max_model_len)
@@ -157,7 +157,7 @@ static cn_status check_biases(const cn_sampling *p, uint32_t vocab)
 cn_status cn_sampling_check(const cn_sampling *p, uint32_t vocab, uint32_t max_model_len)
 {
     CN_TRY(check_distribution(p, vocab));
-    CN_TRY(check_lengths(p, max_model_len));
+    CN_TRY(check_sampling_lengths(p, max_model_len));
     CN_TRY(check_repetition(p));
     CN_TRY(check_token_lists(p, vocab));
     return check_biases(p, vocab);

@@ -44,7 +44,7 @@ static void sift_up(cn_queue *q, uint32_t at, cn_seq *seq)
 }
 
 /* Moves seq from the empty place `at` towards the leaves until it goes before its children. */
-static void sift_down(cn_queue *q, uint32_t at, cn_seq *seq)
+static void sift_seq_down(cn_queue *q, uint32_t at, cn_seq *seq)
 {
     for (;;) {
         uint32_t child = 2 * at + 1;
@@ -70,7 +70,7 @@ void cn_queue_remove(cn_queue *q, cn_seq *seq)
     CN_ASSERT(at < q->n && q->heap[at] == seq);
     cn_seq *last = q->heap[--q->n];
     if (last == seq) return;
-    sift_down(q, at, last);
+    sift_seq_down(q, at, last);
     sift_up(q, last->sched->heap_at, last);
 }
 

@@ -134,7 +134,7 @@ static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
     return check_private(s, q->table[st->spare]);
 }
 
-static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
+static const char *check_seq_lengths(const cn_scheduler *s, const cn_seq *q)
 {
     uint32_t b = s->o.block_tokens;
     bool compressed = q->usage_kv.compressions > 0;
@@ -175,7 +175,7 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
     const cn_seq_sched *st = q->sched;
     REQUIRE(q->state == CN_SEQ_RUNNING || q->state == CN_SEQ_COMPRESSING,
             "a running sequence is in another state");
-    const char *broken = check_lengths(s, q);
+    const char *broken = check_seq_lengths(s, q);
     if (broken) return broken;
     bool holds = st->hold != CN_HOLD_NONE;
     REQUIRE((q->query_slot >= 0) ==

@@ -163,7 +163,7 @@ static cn_status check_form_home(const cn_scheduler *s, const cn_group_params *p
 }
 
 /* Derives the other fields from form->kv. CN_ERR_ARG: the request is too large. */
-static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
+static cn_status check_seq_form(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
 {
     const cn_sched_opts *o = &s->o;
     const uint32_t max_tokens = p->n_prompt + p->max_output;
@@ -192,7 +192,8 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
 
 /* Checks the request with each home that it may have. With home `auto` the parameters must be valid
  * for each home, and the request must fit with one of them; the error is that of the first. */
-static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
+static cn_status check_group_forms(const cn_scheduler *s, const cn_group_params *p,
+                                   seq_shape *shape)
 {
     const uint32_t homes = cn_kv_homes(&p->kv, s->o.auto_homes);
     cn_status status = CN_ERR_ARG;
@@ -206,7 +207,7 @@ static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, se
         if (!(homes >> h & 1)) continue;
         cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h), .home = &s->home[h]};
         CN_TRY(check_policy_and_selector(&s->o, &form.kv));
-        status = check_form(s, p, &form);
+        status = check_seq_form(s, p, &form);
         if (status != CN_OK) continue;
         shape->forms[h] = form;
         shape->homes |= 1U << h;
@@ -236,7 +237,7 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "shorten one of them or raise --max-model-len",
                        p->n_prompt, p->max_output, o->max_model_len);
     *shape = (seq_shape){.max_tokens = p->n_prompt + p->max_output};
-    CN_TRY(check_forms(s, p, shape));
+    CN_TRY(check_group_forms(s, p, shape));
     for (int h = 0; h < CN_N_HOMES; h++) {
         const cn_seq_form *form = &shape->forms[h];
         if (!(shape->homes >> h & 1)) continue;

@@ -104,7 +104,7 @@ static void on_read(struct bufferevent *bev, void *arg)
         end(c, bad ? "the chunks of the reply are malformed" : NULL);
 }
 
-static void on_event(struct bufferevent *bev, short what, void *arg)
+static void on_bench_event(struct bufferevent *bev, short what, void *arg)
 {
     call *c = arg;
     (void)bev;
@@ -139,7 +139,7 @@ cn_status cn_bench_http_start(struct event_base *base, const cn_bench_target *ta
         cn_free(c);
         return cn_fail(CN_ERR_MEMORY, "out of memory for a connection");
     }
-    bufferevent_setcb(c->bev, on_read, NULL, on_event, c);
+    bufferevent_setcb(c->bev, on_read, NULL, on_bench_event, c);
     write_request(c, target, path, body);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     struct sockaddr *at = (struct sockaddr *)(uintptr_t)&target->address;

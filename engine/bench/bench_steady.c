@@ -109,7 +109,7 @@ static cn_status step(steady *t)
 }
 
 /* Submits the requests with an age, and steps until all that fit are running. */
-static cn_status fill(steady *t)
+static cn_status fill_steady(steady *t)
 {
     for (uint32_t i = 0; i < t->n_aged; i++) CN_TRY(submit_aged(t, i));
     uint32_t most = 0;
@@ -213,7 +213,7 @@ cn_status cn_bench_steady(cn_bench *b, json_t **json)
     t.n_aged = count_aged(&t);
     cn_log(CN_LOG_INFO, "filling memory with %u requests of every age", t.n_aged);
     sums sum = {0};
-    cn_status status = fill(&t);
+    cn_status status = fill_steady(&t);
     if (status == CN_OK) status = run_steps(&t, c->warmup_steps, &sum);
     const moment begin = now(&t);
     if (status == CN_OK) status = run_steps(&t, c->steady_steps, &sum);

@@ -23,7 +23,7 @@ static const cn_stop_rule stop_rule = {.first = take_signal};
 
 /* ---- what the modes share ---- */
 
-static void on_event(void *user, const cn_event *ev)
+static void on_throughput_event(void *user, const cn_event *ev)
 {
     cn_bench *b = user;
     if (ev->usage) {
@@ -43,7 +43,7 @@ cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_
     p.kv = b->kv;
     p.sampling.ignore_eos = true;
     p.sampling.max_tokens = output_len;
-    return cn_engine_submit(b->engine, &p, on_event, b, request);
+    return cn_engine_submit(b->engine, &p, on_throughput_event, b, request);
 }
 
 static void show_progress(cn_bench *b)
@@ -84,7 +84,7 @@ cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n,
 /* ---- a dataset, all at once ---- */
 
 /* Checks that every request fits, before the first one runs. */
-static cn_status check_fit(const cn_bench *b, const cn_bench_dataset *d)
+static cn_status check_dataset_fit(const cn_bench *b, const cn_bench_dataset *d)
 {
     for (uint32_t i = 0; i < d->n; i++) {
         const cn_bench_prompt *p = &d->prompts[i];
@@ -158,7 +158,7 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
         .tokenizer = cn_engine_tokenizer(b->engine),
     };
     CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
-    cn_status status = check_fit(b, &d);
+    cn_status status = check_dataset_fit(b, &d);
     if (status == CN_OK) status = run_throughput(b, &d, &elapsed_s);
     if (status == CN_OK) count_partial(b, d.n);
     cn_bench_dataset_free(&d);

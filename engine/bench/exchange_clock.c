@@ -92,7 +92,7 @@ static cn_status read_span(cn_exchange_clock *c, cn_backend *be, cn_home_span *s
 }
 
 /* Adds the times of a step. */
-static cn_status read_step(void *ctx, cn_home_clock *step)
+static cn_status read_clock_step(void *ctx, cn_home_clock *step)
 {
     cn_exchange_clock *c = ctx;
     cn_homes *hs = c->homes;
@@ -131,7 +131,7 @@ cn_status cn_exchange_clock_create(cn_exchange_clock **out, cn_engine *e)
     cn_exchange_clock *c = cn_calloc(1, sizeof *c);
     if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for the times of exchanges");
     c->homes = &e->homes;
-    c->timer = (cn_home_timer){begin_step, read_step, c};
+    c->timer = (cn_home_timer){begin_step, read_clock_step, c};
     cn_status status = CN_OK;
     for (uint32_t i = 0; status == CN_OK && i < CN_FLIGHTS; i++)
         status = create_step(c->homes, &c->steps[i]);

@@ -19,7 +19,7 @@ static cn_status read_f32(const cn_json_at *a, const char *key, double min, doub
     return CN_OK;
 }
 
-static cn_status read_config(const cn_json_at *a, void *out)
+static cn_status read_generation_config(const cn_json_at *a, void *out)
 {
     cn_generation_config *g = out;
     bool sample = true;
@@ -44,7 +44,7 @@ cn_status cn_generation_config_parse(cn_generation_config *out, const char *text
 {
     memset(out, 0, sizeof *out);
     return cn_json_read_object(text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL,
-                               read_config, out);
+                               read_generation_config, out);
 }
 
 cn_status cn_generation_config_load(cn_generation_config *out, const char *model_dir)

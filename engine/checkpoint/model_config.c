@@ -453,7 +453,7 @@ static cn_status read_dtype(const cn_json_at *a, cn_model_config *c)
     return CN_OK;
 }
 
-static cn_status read_config(const cn_json_at *a, void *out)
+static cn_status read_model_config(const cn_json_at *a, void *out)
 {
     cn_model_config *c = out;
     const architecture *arch = NULL;
@@ -486,7 +486,7 @@ cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n
 {
     memset(out, 0, sizeof *out);
     return cn_json_read_object(text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL,
-                               read_config, out);
+                               read_model_config, out);
 }
 
 static cn_status read_architecture(const cn_json_at *a, void *out)

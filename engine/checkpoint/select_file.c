@@ -70,8 +70,8 @@ static cn_status read_offsets(const char *path, const cn_safetensors *file,
     return CN_OK;
 }
 
-static cn_status read_file(const char *path, const cn_model_config *m, uint8_t *channels,
-                           float *offsets)
+static cn_status read_select_file(const char *path, const cn_model_config *m, uint8_t *channels,
+                                  float *offsets)
 {
     cn_buf image = {0};
     cn_safetensors *file = NULL;
@@ -91,7 +91,7 @@ cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uin
     char why[TEXT_BYTES];
     cn_buf path = {0};
     CN_TRY(cn_buf_addf(&path, "%s/" CN_SELECT_FILE, dir));
-    cn_status status = read_file(path.data, m, channels, offsets);
+    cn_status status = read_select_file(path.data, m, channels, offsets);
     cn_buf_free(&path);
     if (status == CN_OK || status == CN_ERR_MEMORY) return status;
     snprintf(why, sizeof why, "%s", cn_last_error());

@@ -243,7 +243,7 @@ static cn_status run_input(job *j)
 }
 
 /* A tokenizer that is not supported matters less than an architecture that is not. */
-static cn_status load_tokenizer(job *j, const char *dir)
+static cn_status load_command_tokenizer(job *j, const char *dir)
 {
     if (!j->c->tokenizer) CN_TRY(cn_checkpoint_dir_check(dir));
     cn_status status = cn_tokenizer_load(&j->tokenizer, dir);
@@ -254,7 +254,7 @@ static cn_status load_tokenizer(job *j, const char *dir)
 static cn_status run_tokenize(job *j)
 {
     const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
-    CN_TRY(load_tokenizer(j, dir));
+    CN_TRY(load_command_tokenizer(j, dir));
     if (j->c->chat) CN_TRY(cn_chat_template_load(&j->chat, dir, j->c->chat_template));
     CN_TRY(run_input(j));
     return flush(j);

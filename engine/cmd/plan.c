@@ -180,7 +180,7 @@ static void count_requests(plan_report *r)
 }
 
 /* s NULL: nothing is measured. */
-static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
+static cn_status fill_plan(plan_report *r, cn_backend *be, cn_stream *s)
 {
     const cn_config *c = r->config;
     CN_TRY(cn_engine_plan_make(&r->start, c, &r->model, be, NULL));
@@ -370,7 +370,7 @@ static cn_status plan_elsewhere(plan_report *r)
              cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, cache,
              CN_PLAN_CONTEXT_MIB);
     CN_TRY(cn_backend_check_model(&gpu.backend, &r->model));
-    return fill(r, &gpu.backend, NULL);
+    return fill_plan(r, &gpu.backend, NULL);
 }
 
 /* What an engine opens before it plans, in the same order: all of it takes device memory. */
@@ -405,7 +405,7 @@ static cn_status plan_here(plan_report *r)
 {
     devices d = {0};
     cn_status status = open_devices(&d, r);
-    if (status == CN_OK) status = fill(r, d.be, d.stream);
+    if (status == CN_OK) status = fill_plan(r, d.be, d.stream);
     close_devices(&d);
     return status;
 }

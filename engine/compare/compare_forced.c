@@ -30,7 +30,8 @@ static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_stat
 }
 
 /* Checks that every document fits under every arm, before the first one runs. */
-static cn_status check_fit(const cn_engine *e, const cn_compare_arms *arms, const cn_forced_task *t)
+static cn_status check_task_fit(const cn_engine *e, const cn_compare_arms *arms,
+                                const cn_forced_task *t)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         const cn_forced_document *d = &t->documents[i];
@@ -50,7 +51,7 @@ static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine
                            const char *const *paths)
 {
     for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
-    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(check_fit(e, r->arms, &tasks[t]));
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(check_task_fit(e, r->arms, &tasks[t]));
     cn_status written = CN_OK;
     for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t, &written));
     if (written == CN_OK) return CN_OK;

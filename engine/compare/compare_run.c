@@ -41,7 +41,7 @@ struct cn_compare_run {
 
 /* ---- one pass over the lines ---- */
 
-static void on_event(void *user, const cn_event *ev)
+static void on_compare_event(void *user, const cn_event *ev)
 {
     output *o = user;
     cn_compare_run *r = o->run;
@@ -101,7 +101,7 @@ static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
     output *o = &r->outputs[i];
     cn_request_params p = params_of(r->task, kv, i);
     if (r->replays) cn_audit_params(&p, &o->said);
-    cn_status status = cn_engine_submit(r->engine, &p, on_event, o, NULL);
+    cn_status status = cn_engine_submit(r->engine, &p, on_compare_event, o, NULL);
     if (status != CN_ERR_ARG) return status;
     cn_log(CN_LOG_WARN, "%s: line %llu: %s%s", r->task->path,
            (unsigned long long)r->task->items[i].line,

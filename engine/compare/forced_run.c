@@ -36,7 +36,7 @@ struct cn_forced_run {
     cn_status status;        /* the last error of a callback */
 };
 
-static void on_event(void *user, const cn_event *ev)
+static void on_forced_event(void *user, const cn_event *ev)
 {
     output *o = user;
     cn_forced_run *r = o->run;
@@ -65,7 +65,7 @@ static cn_status submit(cn_forced_run *r, const cn_compare_arm *arm, uint32_t i)
                                         .n = (uint32_t)d->continuation.len};
     cn_audit_params(&p, &continuation);
     p.kv = arm->kv;
-    cn_status status = cn_engine_submit(r->engine, &p, on_event, &r->outputs[i], NULL);
+    cn_status status = cn_engine_submit(r->engine, &p, on_forced_event, &r->outputs[i], NULL);
     if (status != CN_ERR_ARG) return status;
     return cn_fail_within(status, "%s: line %llu: arm %s", r->task->path,
                           (unsigned long long)d->line, arm->label);
@@ -116,7 +116,7 @@ static cn_status run_requests(cn_forced_run *r, const cn_compare_arm *arm)
     return CN_OK;
 }
 
-static cn_forced_score score(const cn_transcript *said, const cn_transcript *full)
+static cn_forced_score score_forced(const cn_transcript *said, const cn_transcript *full)
 {
     cn_forced_score s = {.tokens = said->n - 1};
     for (uint32_t i = 1; i < said->n; i++) {
@@ -132,7 +132,7 @@ static void add_figures(cn_forced_run *r, cn_forced_figures *f)
     for (uint32_t i = 0; i < r->n_group; i++) {
         const output *o = &r->outputs[i];
         cn_forced_score *s = &f->scores[r->n_done + i];
-        *s = score(&o->said, &r->full[i].said);
+        *s = score_forced(&o->said, &r->full[i].said);
         f->tokens += s->tokens;
         f->same_best += s->same_best;
         f->kv = o->usage.kv.params;

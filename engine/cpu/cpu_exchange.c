@@ -180,7 +180,7 @@ static void exchange_task(void *ctx, uint32_t task, uint32_t worker)
     a->n_missed[task] = u.n_new - u.n_moves;
 }
 
-static cn_status check_room(const cn_exchange_args *a)
+static cn_status check_exchange_room(const cn_exchange_args *a)
 {
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         const uint32_t k = a->k[s], n_moves = a->fill ? k : cn_min_u32(k, a->cap[s]);
@@ -199,7 +199,7 @@ static cn_status check_room(const cn_exchange_args *a)
 
 cn_status cn_cpu_exchange(cn_stream *s, const cn_exchange_args *a)
 {
-    CN_TRY(check_room(a));
+    CN_TRY(check_exchange_room(a));
     exchange_job job = {cn_cpu_stream_owner(s), a};
     cn_cpu_parallel(s, a->n_seqs * a->n_layers * a->local.layout.n_kv_heads, exchange_task, &job);
     return CN_OK;

@@ -77,7 +77,7 @@ static void select_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
-static cn_status check_room(const cn_select_args *a)
+static cn_status check_list_room(const cn_select_args *a)
 {
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         if (!a->stage[s].active) continue;
@@ -93,7 +93,7 @@ static cn_status check_room(const cn_select_args *a)
 
 cn_status cn_cpu_select(cn_stream *s, const cn_select_args *a)
 {
-    CN_TRY(check_room(a));
+    CN_TRY(check_list_room(a));
     cn_cpu_parallel(s, a->n_seqs * a->n_layers * a->n_kv_heads, select_task, (void *)(uintptr_t)a);
     return CN_OK;
 }

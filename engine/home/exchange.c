@@ -381,7 +381,7 @@ static size_t unit_of(const job *j, uint32_t r)
     return (size_t)r * j->n_layers * j->x->home.layout.n_kv_heads;
 }
 
-static cn_status replace(const job *j, cn_row_range range)
+static cn_status replace_entries(const job *j, cn_row_range range)
 {
     const uint32_t r = range.start;
     const size_t unit = unit_of(j, r);
@@ -415,7 +415,7 @@ static cn_status replace(const job *j, cn_row_range range)
     return j->x->be->exchange(j->s, &a);
 }
 
-static cn_status fetch(const job *j)
+static cn_status fetch_entries(const job *j)
 {
     const cn_fetch_args a = {
         .local = j->x->local,
@@ -492,7 +492,7 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
         if (g > 0) CN_TRY(predict(&j, r->ranges[g])); /* in the place of the range before */
         CN_TRY(score(&j, r->ranges[g]));
         if (x->churn) CN_TRY(force_scores(&j, r->ranges[g], buffer));
-        CN_TRY(replace(&j, r->ranges[g]));
+        CN_TRY(replace_entries(&j, r->ranges[g]));
     }
     return CN_OK;
 }
@@ -501,7 +501,7 @@ cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exch
                            const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
     const job j = job_of(x, s, r, m, packs, pack);
-    return fetch(&j);
+    return fetch_entries(&j);
 }
 
 cn_status cn_exchange_read_counts(const cn_exchange_env *x, cn_stream *s,

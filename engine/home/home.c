@@ -322,8 +322,8 @@ static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block
                    cap, most_cap);
 }
 
-static cn_status check_form(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
-                            uint32_t window_tokens)
+static cn_status check_home_form(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                                 uint32_t window_tokens)
 {
     CN_TRY(check_home(c, kv, block_tokens));
     CN_TRY(cn_selector_check(kv, block_tokens, &c->kv));
@@ -333,7 +333,7 @@ static cn_status check_form(const cn_config *c, cn_kv_params *kv, uint32_t block
 cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
                            uint32_t window_tokens)
 {
-    if (!cn_kv_home_kind(kv)->is_chosen) return check_form(c, kv, block_tokens, window_tokens);
+    if (!cn_kv_home_kind(kv)->is_chosen) return check_home_form(c, kv, block_tokens, window_tokens);
     const uint32_t away = cn_away_selectors();
     if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
         return cn_fail(CN_ERR_ARG,
@@ -344,7 +344,7 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
     for (int h = CN_N_HOMES; h-- > 0;) { /* each may be chosen, so each form must be possible */
         if (!(cn_config_homes(c) >> h & 1)) continue;
         *kv = cn_away_form(&given, (cn_kv_home)h);
-        const cn_status status = check_form(c, kv, block_tokens, window_tokens);
+        const cn_status status = check_home_form(c, kv, block_tokens, window_tokens);
         if (status != CN_OK) return cn_fail_within(status, "kv home auto");
     }
     return CN_OK;
@@ -620,7 +620,7 @@ cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uin
 }
 
 /* Fills the exchange area of one request: the exchange of the step before its first one. */
-static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
+static cn_status fill_home(cn_homes *hs, const cn_sched_event *ev)
 {
     cn_home *h = cn_home_of_seq(hs, ev->seq);
     cn_exchange_rows *r = &h->fill_rows;
@@ -660,7 +660,7 @@ cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
         if (any_away(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->compressed));
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_exchange > 0) CN_TRY(fill(hs, events[i]));
+        if (events[i]->n_exchange > 0) CN_TRY(fill_home(hs, events[i]));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
         if (!any_away(hs, h, events, n)) continue;
         CN_TRY(h->be->fence_record(h->filled, h->fills));

@@ -563,7 +563,8 @@ static cn_status identify(cn_batch_job *job, cn_line *line, const cn_batch_forma
     return status;
 }
 
-static cn_status check_model(const cn_batch_run *run, const cn_batch_item *item, const char **code)
+static cn_status check_line_model(const cn_batch_run *run, const cn_batch_item *item,
+                                  const char **code)
 {
     if (!run->port->names) return CN_OK;
     const json_t *body = json_object_get(item->object, "body");
@@ -576,7 +577,7 @@ static cn_status check_model(const cn_batch_run *run, const cn_batch_item *item,
 static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format,
                          const char **code)
 {
-    CN_TRY(check_model(run, &job->item, code));
+    CN_TRY(check_line_model(run, &job->item, code));
     CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
     job->audited = job->item.request.n_prompts == 1 && !job->item.request.params.no_output &&
                    cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,

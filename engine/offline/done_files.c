@@ -73,7 +73,7 @@ static cn_status take_line(void *user, const cn_output_line *line)
     return CN_OK;
 }
 
-static cn_status read_file(void *user, const char *path)
+static cn_status read_done_file(void *user, const char *path)
 {
     reading *r = user;
     cn_output_flaws flaws;
@@ -89,7 +89,7 @@ cn_status cn_done_files_read(const cn_config *c, const cn_buf *record, cn_id_set
     reading r = {.config = c, .ids = ids};
     if (!c->done) return CN_OK;
     CN_TRY(cn_run_record_parse(&r.record, record));
-    const cn_status status = each_file(c, read_file, &r);
+    const cn_status status = each_file(c, read_done_file, &r);
     json_decref(r.record);
     CN_TRY(status);
     cn_log(CN_LOG_INFO, "--done: %llu requests have their line in other outputs",

@@ -172,7 +172,7 @@ static double draw_length(drawer *d, uint32_t from)
 }
 
 /* Restores the order of a heap whose root, the smallest, was changed. */
-static void sift_down(double *heap, uint64_t n)
+static void sift_end_down(double *heap, uint64_t n)
 {
     for (uint64_t at = 0, child; (child = 2 * at + 1) < n; at = child) {
         if (child + 1 < n && heap[child + 1] < heap[child]) child++;
@@ -215,7 +215,7 @@ double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u)
     end_running(&d, u, ends);
     for (; waiting > 0; waiting--) {
         ends[0] += draw_length(&d, 0);
-        sift_down(ends, slots);
+        sift_end_down(ends, slots);
     }
     for (uint64_t i = 0; i < slots; i++) last = fmax(last, ends[i]);
     cn_free(ends);

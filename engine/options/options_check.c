@@ -23,7 +23,7 @@ static cn_status check_list(const char *option, const char *text, uint32_t max_p
     return CN_OK;
 }
 
-static cn_status check_forms(const cn_config *c)
+static cn_status check_option_forms(const cn_config *c)
 {
     static const char path_chars[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                      "0123456789/-_.~";
@@ -283,7 +283,7 @@ static cn_status check_detection(const cn_config *c)
 }
 
 /* Requests without n of their own would all be refused. Another engine answers `bench serve`. */
-static cn_status check_samples(const cn_config *c, uint32_t sections)
+static cn_status check_option_samples(const cn_config *c, uint32_t sections)
 {
     const bool serves = sections & CN_SECTION_SERVE;
     const struct {
@@ -318,7 +318,7 @@ static cn_status check_sampling(const cn_sampling *s)
 }
 
 /* Limits between options that a declared policy reads together. */
-static cn_status check_kv(const cn_config *c)
+static cn_status check_kv_options(const cn_config *c)
 {
     const cn_kv_params *kv = &c->kv;
     const uint32_t policies = cn_config_policies(c);
@@ -495,18 +495,18 @@ static cn_status check_calibrate(const cn_config *c)
 cn_status cn_config_validate(const cn_config *c, uint32_t sections)
 {
     CN_TRY(check_required(c, sections));
-    CN_TRY(check_forms(c));
+    CN_TRY(check_option_forms(c));
     CN_TRY(check_needed_options(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) {
         if (!has_bodies(c, sections)) CN_TRY(check_detection(c));
-        CN_TRY(check_samples(c, sections));
+        CN_TRY(check_option_samples(c, sections));
         CN_TRY(check_sampling(&c->sampling));
     }
     if (sections & CN_SECTION_COMPARE) CN_TRY(cn_config_check_mode(c, CN_MODE_COMPARE));
     else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV && !c->decode_arms)
         CN_TRY(cn_config_check_kv_readers(c, rules_of(c, sections))); /* arms are not known yet */
-    if (sections & CN_SECTION_KV) CN_TRY(check_kv(c));
+    if (sections & CN_SECTION_KV) CN_TRY(check_kv_options(c));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_COMPARE && c->continue_field)
         CN_TRY(cn_config_check_mode(c, CN_MODE_FORCED));

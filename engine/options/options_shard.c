@@ -83,7 +83,7 @@ static cn_status read_whole_array(shard *s)
 }
 
 /* Inside srun each task of a step is a shard. Outside, a batch script has the same variables. */
-static cn_status read_step(uint32_t *rank, uint32_t *n_ranks, bool *found)
+static cn_status read_shard_step(uint32_t *rank, uint32_t *n_ranks, bool *found)
 {
     bool has_rank, has_count;
     *found = false;
@@ -100,7 +100,7 @@ static cn_status read_slurm(shard *s, uint32_t total, bool *found)
     uint32_t rank = 0, n_ranks = 1;
     bool in_step;
     CN_TRY(read_variable("SLURM_ARRAY_TASK_ID", &s->index, found));
-    CN_TRY(read_step(&rank, &n_ranks, &in_step));
+    CN_TRY(read_shard_step(&rank, &n_ranks, &in_step));
     snprintf(s->source, sizeof s->source, *found ? "SLURM_ARRAY_TASK_ID" : "SLURM_PROCID");
     if (!*found) {
         *found = in_step;

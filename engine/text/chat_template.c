@@ -295,7 +295,7 @@ static cn_status read_special(cn_chat_template *t, const json_t *config)
     return CN_OK;
 }
 
-static cn_status read_config(cn_chat_template *t, const char *path, bool programs)
+static cn_status read_template_config(cn_chat_template *t, const char *path, bool programs)
 {
     if (access(path, F_OK) != 0) return CN_OK;
     json_t *config;
@@ -321,7 +321,7 @@ static cn_status read_all(FILE *in, const char *path, cn_buf *out)
 }
 
 /* A missing file is not an error. */
-static cn_status read_file(cn_chat_template *t, const char *path)
+static cn_status read_template_file(cn_chat_template *t, const char *path)
 {
     FILE *in = fopen(path, "rb");
     if (!in) return errno == ENOENT ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
@@ -340,10 +340,10 @@ static cn_status read_checkpoint(cn_chat_template *t, const char *model_dir, boo
 {
     cn_buf path = {0};
     cn_status status = cn_buf_addf(&path, "%s/tokenizer_config.json", model_dir);
-    if (status == CN_OK) status = read_config(t, path.data, programs);
+    if (status == CN_OK) status = read_template_config(t, path.data, programs);
     cn_buf_clear(&path);
     if (status == CN_OK) status = cn_buf_addf(&path, "%s/chat_template.jinja", model_dir);
-    if (status == CN_OK && programs) status = read_file(t, path.data);
+    if (status == CN_OK && programs) status = read_template_file(t, path.data);
     cn_buf_free(&path);
     return status;
 }
@@ -381,7 +381,7 @@ cn_status cn_chat_template_check_choice(const char *choice)
 static cn_status read_chosen_file(cn_chat_template *t, const char *path)
 {
     CN_TRY(cn_chat_template_check_choice(path));
-    CN_TRY(read_file(t, path));
+    CN_TRY(read_template_file(t, path));
     if (t->program) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--chat-template %s: %s", path, t->why.data);
 }

@@ -34,7 +34,7 @@ cn_status cn_tokenizer_parse(cn_tokenizer **out, const char *text, size_t n, con
     return status == CN_OK ? status : cn_fail_within(status, "%s", what);
 }
 
-static cn_status load_tokenizer(cn_tokenizer **out, const char *path)
+static cn_status load_tokenizer_json(cn_tokenizer **out, const char *path)
 {
     cn_buf text = {0};
     if (access(path, F_OK) != 0)
@@ -64,7 +64,7 @@ cn_status cn_tokenizer_load(cn_tokenizer **out, const char *model_dir)
     *out = NULL;
     cn_buf path = {0};
     cn_status status = cn_buf_addf(&path, "%s/tokenizer.json", model_dir);
-    if (status == CN_OK) status = load_tokenizer(out, path.data);
+    if (status == CN_OK) status = load_tokenizer_json(out, path.data);
     cn_buf_clear(&path);
     if (status == CN_OK) status = cn_buf_addf(&path, "%s/tokenizer_config.json", model_dir);
     if (status == CN_OK) status = load_config(*out, path.data);

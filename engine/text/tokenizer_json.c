@@ -63,7 +63,7 @@ static bool is_empty_text(const json_t *value)
 
 /* ---- model ---- */
 
-static cn_status check_model(const json_t *model)
+static cn_status check_tokenizer_model(const json_t *model)
 {
     CN_TRY(check_keys(model, "model",
                       KEYS("type", "dropout", "unk_token", "continuing_subword_prefix",
@@ -224,7 +224,7 @@ static cn_status read_merges(cn_tokenizer *t, const json_t *model)
 
 static cn_status read_model(cn_tokenizer *t, const json_t *model)
 {
-    CN_TRY(check_model(model));
+    CN_TRY(check_tokenizer_model(model));
     CN_TRY(read_vocab(t, json_object_get(model, "vocab")));
     CN_TRY(read_merges(t, model));
     bool ignore_merges = false;
@@ -329,7 +329,7 @@ static cn_status read_punctuation(cn_word_steps *words, const json_t *step)
     return cn_word_steps_add_punctuation(words, behavior);
 }
 
-static cn_status read_step(cn_word_steps *words, const json_t *step, uint32_t depth)
+static cn_status read_word_step(cn_word_steps *words, const json_t *step, uint32_t depth)
 {
     enum { MAX_DEPTH = 4 };
     static const struct {
@@ -350,14 +350,14 @@ static cn_status read_step(cn_word_steps *words, const json_t *step, uint32_t de
                        PRINTABLE(type));
     CN_TRY(check_keys(step, "pre_tokenizer", KEYS("type", "pretokenizers")));
     for (size_t i = 0; i < json_array_size(list); i++)
-        CN_TRY(read_step(words, json_array_get(list, i), depth + 1));
+        CN_TRY(read_word_step(words, json_array_get(list, i), depth + 1));
     return CN_OK;
 }
 
 static cn_status read_pre_tokenizer(cn_tokenizer *t, const json_t *step)
 {
     CN_TRY(cn_word_steps_create(&t->words));
-    CN_TRY(read_step(t->words, step, 0));
+    CN_TRY(read_word_step(t->words, step, 0));
     if (!cn_word_steps_has_byte_level(t->words))
         return cn_fail(CN_ERR_MODEL,
                        "pre_tokenizer: no ByteLevel: only byte-level tokenizers are supported");

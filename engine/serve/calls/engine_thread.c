@@ -109,7 +109,7 @@ static void note_times(call_times *t, const cn_event *ev, double now)
     t->last_token_s = now;
 }
 
-static void on_event(void *user, const cn_event *event)
+static void on_call_event(void *user, const cn_event *event)
 {
     cn_call *call = user;
     const double now = cn_now_s();
@@ -153,7 +153,7 @@ static cn_status submit_prompts(cn_service *s, cn_call *call)
     }
     call->n_left = n;
     const cn_status status =
-        cn_engine_submit_all(s->engine, all, n, on_event, call, &call->engine_request);
+        cn_engine_submit_all(s->engine, all, n, on_call_event, call, &call->engine_request);
     cn_free(all);
     return status;
 }

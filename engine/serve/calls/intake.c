@@ -25,7 +25,7 @@ cn_status cn_intake_open(cn_service *s)
 }
 
 /* Refuses a request for another model: its client has reached the wrong server. */
-static cn_status check_model(const cn_call *call, const json_t *body)
+static cn_status check_intake_model(const cn_call *call, const json_t *body)
 {
     return cn_api_model_check(cn_service_names(call->service), json_object_get(body, "model"));
 }
@@ -58,7 +58,7 @@ static cn_status parse_body(cn_call *call)
     cn_budget *memory = &call->service->memory;
     CN_TRY(cn_intake_parse(call->service, &call->body, &body, &call->held_bytes));
     cn_buf_free(&call->body);
-    cn_status status = check_model(call, body);
+    cn_status status = check_intake_model(call, body);
     if (status == CN_OK)
         status = cn_api_request_parse(&call->parsed, call->endpoint, body,
                                       &call->service->defaults);
@@ -76,7 +76,7 @@ static cn_status parse_body(cn_call *call)
 
 /* ---- what a request takes ---- */
 
-static cn_status check_priority(cn_call *call)
+static cn_status check_intake_priority(cn_call *call)
 {
     const int32_t priority = call->request->params.priority;
     if (call->service->config->scheduling_policy != CN_OPT_SCHEDULING_PRIORITY ||
@@ -187,7 +187,7 @@ static void read_call(cn_call *call, bool is_long)
     if (atomic_load(&s->intake_stop) || atomic_load(&call->cancelled))
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
-    if (status == CN_OK) status = check_priority(call);
+    if (status == CN_OK) status = check_intake_priority(call);
     if (status == CN_OK)
         status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
     if (status == CN_OK) status = make_tokens(s, call, is_long);

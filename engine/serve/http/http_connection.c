@@ -277,7 +277,7 @@ static void on_write(struct bufferevent *bev, void *arg)
     }
 }
 
-static void on_event(struct bufferevent *bev, short what, void *arg)
+static void on_connection_event(struct bufferevent *bev, short what, void *arg)
 {
     connection *c = arg;
     (void)bev;
@@ -317,7 +317,7 @@ connection *http_connection_open(cn_http_server *s, int fd, const char *remote)
     snprintf(c->remote, sizeof c->remote, "%s", remote);
     evbuffer_add_cb(bufferevent_get_input(bev), count_input, c);
     evbuffer_add_cb(bufferevent_get_output(bev), note_output, c);
-    bufferevent_setcb(bev, on_read, on_write, on_event, c);
+    bufferevent_setcb(bev, on_read, on_write, on_connection_event, c);
     bufferevent_setwatermark(bev, EV_READ, 0, READ_HIGH + s->o.max_head_bytes);
     bufferevent_enable(bev, EV_READ | EV_WRITE);
     http_connection_set_state(c, CONN_IDLE);

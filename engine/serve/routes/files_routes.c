@@ -266,7 +266,7 @@ static cn_status add_to_field(void *form, const char *data, size_t n)
     return CN_OK;
 }
 
-static cn_status check_form(const upload_form *f)
+static cn_status check_upload_form(const upload_form *f)
 {
     CN_TRY(cn_multipart_finish(f->parser));
     if (!f->has_file) return cn_fail(CN_ERR_ARG, "missing form field \"file\"");
@@ -326,7 +326,7 @@ static void fail_upload(cn_spool_task *t, int http_status)
 
 static void end_upload(cn_spool_task *t)
 {
-    if (check_form(t->form) != CN_OK) {
+    if (check_upload_form(t->form) != CN_OK) {
         fail_upload(t, CN_HTTP_BAD_REQUEST);
         return;
     }

@@ -238,7 +238,7 @@ static void expire_reservations(cn_files *f)
     }
 }
 
-static cn_status check_room(const cn_files *f, uint64_t bytes)
+static cn_status check_upload_room(const cn_files *f, uint64_t bytes)
 {
     if (cn_files_have_room(f, bytes)) return CN_OK;
     const unsigned long long most = f->limits.max_bytes, needed = bytes,
@@ -265,7 +265,7 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
                              "the spool already has %u files (--max-files): delete files first",
                              l->max_files);
     if (!cn_files_have_room(f, u->reserved_bytes)) expire_reservations(f);
-    CN_TRY(check_room(f, u->reserved_bytes));
+    CN_TRY(check_upload_room(f, u->reserved_bytes));
     CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
     f->reserved_bytes += u->reserved_bytes;
     cn_list_append(&f->uploads, &u->node);
