@@ -223,6 +223,38 @@ for want in "replaced [0-9.]* %, missed [0-9.]* %; exchange [0-9.]* ms, stall [0
     grep -q -e "$want" "$dir/out" || fail "gpu_pair.sh: no '$want'"
 done
 
+# The bars of bench/gpu_host.sh: the largest batch of full KV, and the home's best.
+host_row() {
+    printf '  {\n   "batch": %s,\n   "resident": 98304.0,\n   "ms_per_step": %s,\n' "$1" "$2"
+    [ "$3" = full ] || printf '   "moved_entries": 368.0,\n   "missed_entries": %s,\n' "$4"
+    [ "$3" = full ] || printf '   "moved_bytes": 50000000.0,\n   "exchange_ms": 1.0,\n'
+    printf '   "stall_ms": 0.1,\n   "arm": "%s"\n  },\n' "$3"
+}
+{
+    host_row 3 20.0 full
+    host_row 3 5.0 tls:1024:home=host 0.0
+    host_row 6 6.0 tls:1024:home=host 2.0
+} >"$dir/long1.json"
+cp "$dir/long1.json" "$dir/most.json"
+awk -f bench/host_bars.awk "$dir/long1.json" >"$dir/out"
+awk -f bench/host_bars.awk "$dir/most.json" >>"$dir/out"
+for want in "^long1: 6 x 98304 .* missed 2.0 tiles of a request (none: MISSED), 50.0 GB/s" \
+    "^long1: 3 x 98304  tls.* missed 0.0 tiles of a request (none: met)" \
+    "^long1: home host, batch 6 / full KV, batch 3: 1000.0 / 150.0 tokens/s = 6.67 (5: met)" \
+    "^most: home host, .* (3: met)"; do
+    grep -q -e "$want" "$dir/out" || fail "host_bars.awk: no '$want'"
+done
+
+# The script itself, with the CPU instead of a GPU.
+CINCH=$cinch DEVICE=cpu SHAPE=../../$model FULL=2x700 LONG=3x700 MOST=2x500,3x500 HELD=2x700 \
+    RESIDENT=60 TOKENS=128 TILES=4 CAP=1 GIB=0.1 STEPS=2 CONTEXT=1024 CHUNK=512 KV=64M \
+    OPTIONS="--block-size 64" bench/gpu_host.sh "$dir/host" long10 most device >"$dir/out" ||
+    fail "gpu_host.sh"
+for want in "^long10: 3 x [0-9]*  tls:128:home=host:.* tokens/s; moved " "^info: kv home host" \
+    "^most: home host, batch [23] / full KV, batch [23]: " "^device: 2 x [0-9]*  quest:128: "; do
+    grep -q -e "$want" "$dir/out" || fail "gpu_host.sh: no '$want'"
+done
+
 # The script itself, with the CPU instead of a GPU.
 BASELINE=$cinch CINCH=$cinch DEVICE=cpu SHAPE=../../$model DENSE=0 TOKENS=64 LESS=32 RESIDENT=60 \
     BATCHES=2x400,2 STEPS=2 SEQS=2 CONTEXT=1024 OUTPUT=150 STEADY=4 ZIP_SEQS=2 SAME=2 HELD=200 \
