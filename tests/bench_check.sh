@@ -388,6 +388,13 @@ grep -q "^exchange  *spade: at most 32 tokens .* 131072 bytes of a request" "$di
     fail "no exchange"
 grep -q "^  *over a link .* hidden behind the step .* with 4 packs" "$dir/out" ||
     fail "no hidden batch"
+# A step reads the experts of its requests: 8 requests use 52 of 128. With all weights it would be a
+# batch of 19. The link and the weights are read at one rate, so neither counts.
+"$cinch" plan --model bench/shapes/qwen3-30b-a3b --load-format dummy --device cpu --kv-home host \
+    --home-space 16 --host-memory 200 --kv-select tls --select-tokens 1024 --select-tiles 512 \
+    --select-cap 512 --packs 2 --kv-cache-memory-bytes 20G --select-dense-layers 0 \
+    --max-model-len 40960 --max-num-seqs 8 >"$dir/out" 2>&1
+grep -q "hidden behind the step up to a batch of 8, with 2 packs" "$dir/out" || fail "experts read"
 # shellcheck disable=SC2086
 "$cinch" plan --model $model $home --kv-homes host --kv-selectors spade,tls --select-tiles 5 >"$dir/out"
 grep -q "^exchange  *tls: at most 2 tiles of 64 tokens .* 524288 bytes of a request" "$dir/out" ||

@@ -5,6 +5,8 @@
  * take at most (n - 1) / n of the step. */
 #include "engine/cmd/plan_home.h"
 
+#include "engine/cmd/plan_select.h"
+
 /* Rates of the links of an H200: NVLink, and host memory over PCIe 5, where rows of single tokens
  * take longer than tiles. The memory of a CPU is read at the measured rate. */
 static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 51e9, PCIE_ROWS_PER_S = 18e9;
@@ -18,31 +20,50 @@ static double link_rate(const cn_config *c, const cn_backend *be, cn_kv_home hom
     return entry_tokens > 1 ? PCIE_BYTES_PER_S : PCIE_ROWS_PER_S;
 }
 
-/* What a step of n requests reads, in seconds: weights_s + n * resident_s. */
-typedef struct step_time {
-    double weights_s, resident_s;
-} step_time;
+/* What a step reads: weights, of experts those that its requests use, and resident K and V. */
+typedef struct step_reads {
+    const cn_model_config *model;
+    const cn_backend *be;
+    double resident_bytes; /* of a request */
+    double bytes_per_s;    /* 0: not measured */
+} step_reads;
 
-/* The largest n with n * step_bytes / link <= share * (weights_s + n * resident_s). */
-static uint32_t hidden_batch(const cn_plan_exchange *x, uint32_t n_packs, step_time t)
+static double weights_s(const step_reads *t, uint32_t n)
+{
+    return (double)cn_plan_weight_bytes(t->model, t->be, n) / t->bytes_per_s;
+}
+
+/* The largest n with n * step_bytes / link <= share * (weights_s + n * resident_s). If it holds for
+ * n it holds for fewer, because more requests share the weights. */
+static uint32_t hidden_batch(const cn_plan_exchange *x, uint32_t n_packs, const step_reads *t)
 {
     const double share = (double)(n_packs - 1) / n_packs;
-    const double each_s = (double)x->step_bytes / x->link_bytes_per_s - share * t.resident_s;
-    const double fixed_s = share * t.weights_s;
-    return each_s * UINT32_MAX <= fixed_s ? UINT32_MAX : (uint32_t)(fixed_s / each_s);
+    const double each_s = (double)x->step_bytes / x->link_bytes_per_s -
+                          share * t->resident_bytes / t->bytes_per_s;
+    const double most_s = share * weights_s(t, UINT32_MAX); /* every expert is used */
+    if (each_s * UINT32_MAX <= most_s) return UINT32_MAX;
+    uint32_t n = 0, beyond = (uint32_t)(most_s / each_s) + 1;
+    while (beyond - n > 1) {
+        const uint32_t middle = n + (beyond - n) / 2;
+        if (middle * each_s <= share * weights_s(t, middle))
+            n = middle;
+        else
+            beyond = middle;
+    }
+    return n;
 }
 
 /* The exchanges of the declared selectors, of `units` layers times kv heads. */
-static void make_exchanges(cn_plan_home *p, const cn_config *c, const cn_backend *be,
-                           uint64_t units, uint64_t row_bytes, step_time t,
-                           double read_bytes_per_s)
+static void make_exchanges(cn_plan_home *p, const cn_config *c,
+                           uint64_t units, uint64_t row_bytes, const step_reads *t)
 {
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         cn_plan_exchange x = {.select = (cn_kv_select)i};
         if (!cn_planner_away(c, p->home, i, p->block_tokens, &x.away)) continue;
         x.step_bytes = units * x.away.cap * x.away.entry_tokens * row_bytes;
-        if (read_bytes_per_s > 0) {
-            x.link_bytes_per_s = link_rate(c, be, p->home, x.away.entry_tokens, read_bytes_per_s);
+        if (t->bytes_per_s > 0) {
+            x.link_bytes_per_s =
+                link_rate(c, t->be, p->home, x.away.entry_tokens, t->bytes_per_s);
             x.hidden_batch = hidden_batch(&x, p->n_packs, t);
         }
         p->exchanges[p->n_exchanges++] = x;
@@ -73,12 +94,8 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     p.n_longest = cn_plan_home_longest(&start->kv, home, p.max_model_len);
     p.n_packs = packs.n;
     if (home == CN_HOME_PEER) p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
-    step_time t = {0};
-    if (read_bytes_per_s > 0) {
-        t.weights_s = (double)cn_start_part_bytes(start, CN_PART_WEIGHTS) / read_bytes_per_s;
-        t.resident_s = resident / read_bytes_per_s;
-    }
-    make_exchanges(&p, c, be, units, row_bytes, t, read_bytes_per_s);
+    const step_reads reads = {m, be, resident, read_bytes_per_s};
+    make_exchanges(&p, c, units, row_bytes, &reads);
     *out = p;
 }
 
