@@ -135,9 +135,9 @@ static double link_rate(side *s, const cn_pools *home, bool out)
 {
     const cn_block_copy pair = {0, 0};
     cn_copy_args a = {.list = {.blocks = &pair, .n_blocks = 1}};
-    cn_planes device = {.n_layers = 1}, host = {.n_layers = 1, .where = CN_ON_HOST};
-    device.block[CN_PLANE_KV] = cn_plane_by_layer(s->pools.kv, LINK_BYTES, 1);
-    host.block[CN_PLANE_KV] = cn_plane_by_layer(home->kv, LINK_BYTES, 1);
+    cn_planes device = {.where = CN_ON_DEVICE}, host = {.where = CN_ON_HOST};
+    device.block[CN_PLANE_KV] = cn_plane_by_layer(s->pools.kv, LINK_BYTES, 1, 1);
+    host.block[CN_PLANE_KV] = cn_plane_by_layer(home->kv, LINK_BYTES, 1, 1);
     a.from = out ? device : host;
     a.to = out ? host : device;
     return LINK_BYTES / time_of(s, run_copy, &a);

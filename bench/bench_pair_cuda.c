@@ -104,10 +104,10 @@ static double link_rate(side *by, const side *from, const side *to)
 {
     const cn_block_copy pair = {0, 0};
     cn_copy_args a = {.list = {.blocks = &pair, .n_blocks = 1}};
-    a.from = (cn_planes){.n_layers = 1, .where = CN_ON_HOST};
+    a.from = (cn_planes){.where = CN_ON_HOST};
     a.to = a.from;
-    a.from.block[CN_PLANE_KV] = cn_plane_by_layer(from->pools.kv, LINK_BYTES, 1);
-    a.to.block[CN_PLANE_KV] = cn_plane_by_layer(to->pools.kv, LINK_BYTES, 1);
+    a.from.block[CN_PLANE_KV] = cn_plane_by_layer(from->pools.kv, LINK_BYTES, 1, 1);
+    a.to.block[CN_PLANE_KV] = cn_plane_by_layer(to->pools.kv, LINK_BYTES, 1, 1);
     return LINK_BYTES / time_of(by, run_copy, &a);
 }
 

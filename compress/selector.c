@@ -44,6 +44,11 @@ static const cn_selector table[CN_N_SELECTORS] = {
     [CN_SELECT_RANDOM] = {.name = "random",
                           .params = "select_tokens sinks recent_tokens",
                           .entry_tokens = 1},
+    [CN_SELECT_SPEC] = {.name = "spec",
+                        .params = "select_tokens sinks recent_tokens",
+                        .entry_tokens = 1,
+                        .ahead = true,
+                        .planes = 1U << CN_PLANE_DRAFT},
 };
 
 const cn_selector *cn_selector_of(cn_kv_select select)
@@ -65,8 +70,10 @@ cn_selector_needs cn_selectors_need(uint32_t selectors)
         needs.any = true;
         needs.slots |= table[i].predicts;
         needs.tiles |= table[i].has_tiles;
+        needs.head |= table[i].ahead;
         needs.planes |= table[i].planes;
     }
+    needs.digests = needs.planes & ~(1U << CN_PLANE_DRAFT);
     needs.labels = needs.planes >> CN_PLANE_LABELS & 1;
     return needs;
 }
@@ -198,6 +205,7 @@ cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv)
             st.group = CN_GROUP_MEAN;
         break;
     case CN_SELECT_RANDOM: st.key = CN_KEY_HASH; break;
+    case CN_SELECT_SPEC: st.key = CN_KEY_ROWS; break; /* of the head */
     case CN_SELECT_NONE: break;
     }
     return st;
@@ -208,7 +216,7 @@ cn_sel_forms cn_selectors_forms(uint32_t selectors)
     cn_sel_forms forms = {{0}};
     const cn_sel_stage tiles = cn_selector_tile_stage();
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(selectors >> i & 1)) continue;
+        if (!(selectors >> i & 1) || table[i].ahead) continue;
         if (cn_selector_of((cn_kv_select)i)->has_tiles) forms.stage[0] |= cn_sel_form(&tiles);
         for (uint32_t k = 0; k < 4; k++) {
             const cn_kv_params kv = {.select = (cn_kv_select)i,
@@ -260,7 +268,7 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
     if (tail <= base || tail - base <= kv->select_tokens) return dense;
     cn_select_span s = {
         .listed = true, .n_forced = base, .list_len = base + kv->select_tokens, .tail = tail};
-    s.stage[1] = cn_selector_token_stage(kv);
+    *(row->ahead ? &s.ahead : &s.stage[1]) = cn_selector_token_stage(kv);
     s.base[1] = base;
     s.n[1] = (tail - base) / row->entry_tokens;
     s.k[1] = kv->select_tokens / row->entry_tokens;

@@ -11,8 +11,8 @@
 #include "engine/ops.h"
 
 /* In the order of cn_kv_select. */
-#define CN_SELECTOR_NAMES "none|oracle|quest|ds|tls|spade|last|random"
-enum { CN_N_SELECTORS = 8 };
+#define CN_SELECTOR_NAMES "none|oracle|quest|ds|tls|spade|last|random|spec"
+enum { CN_N_SELECTORS = 9 };
 
 typedef struct cn_selector {
     const char *name;
@@ -20,6 +20,7 @@ typedef struct cn_selector {
     uint32_t entry_tokens; /* of a list: 1 or 16 */
     bool has_tiles;        /* a stage over tiles comes first */
     bool predicts;         /* ranks by a query of the past: needs a ring, and candidates lag */
+    bool ahead;            /* ranks before layer 0, once for all layers, with a retrieval head */
     bool away;             /* can rank for a home elsewhere (away.h): needs a ring there */
     uint32_t planes;       /* digest planes of a block: bit i is cn_block_plane i */
 } cn_selector;
@@ -32,7 +33,9 @@ typedef struct cn_selector_needs {
     bool any;   /* some selector besides `none` */
     bool slots; /* some selector needs a ring of queries */
     bool labels, tiles;
-    uint32_t planes; /* of a block */
+    bool head;        /* some selector needs a retrieval head */
+    uint32_t planes;  /* of a block */
+    uint32_t digests; /* those of planes that the op digest writes */
 } cn_selector_needs;
 cn_selector_needs cn_selectors_need(uint32_t selectors);
 
@@ -53,6 +56,9 @@ cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv);
 typedef struct cn_select_span {
     bool listed; /* false: the step attends to all resident tokens, and nothing below is set */
     cn_sel_stage stage[CN_SELECT_STAGES]; /* stage 0: tiles, active only for has_tiles */
+    /* Of a selector with `ahead`: what ranks tokens before layer 0, instead of stage 1, whose
+     * numbers it uses. */
+    cn_sel_stage ahead;
     uint32_t n[CN_SELECT_STAGES], base[CN_SELECT_STAGES], k[CN_SELECT_STAGES];
     uint32_t n_forced; /* first tokens, always in the list */
     uint32_t list_len; /* n_forced and the tokens of the selected entries; equal for all heads */

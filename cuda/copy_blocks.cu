@@ -84,20 +84,19 @@ static copy_side side_of(const cn_plane *p)
 }
 
 static cn_status copy_plane_items(cn_stream *s, const cn_plane *from, const cn_plane *to,
-                                  uint32_t n_layers, const copy_pairs *pairs, uint32_t n)
+                                  const copy_pairs *pairs, uint32_t n)
 {
     if (!from->base) return CN_OK;
     copy_plane plane;
     plane.from = side_of(from);
     plane.to = side_of(to);
     plane.item_vecs = from->item_bytes / sizeof(uint4);
-    const dim3 grid((unsigned)cn_ceil_div(plane.item_vecs, PIECE_VECS), n_layers, n);
+    const dim3 grid((unsigned)cn_ceil_div(plane.item_vecs, PIECE_VECS), from->n_layers, n);
     return cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, plane, *pairs);
 }
 
 static cn_status copy_on_device(cn_stream *s, const cn_plane *from, const cn_plane *to,
-                                uint32_t n_planes, uint32_t n_layers, const cn_block_copy *pairs,
-                                uint32_t n)
+                                uint32_t n_planes, const cn_block_copy *pairs, uint32_t n)
 {
     copy_pairs chosen;
     uint32_t at = 0, n_chosen, first = 0;
@@ -106,35 +105,33 @@ static cn_status copy_on_device(cn_stream *s, const cn_plane *from, const cn_pla
     const bool inside = from[first].base == to[first].base;
     while ((n_chosen = choose(&chosen, pairs, n, inside, &at)) > 0)
         for (uint32_t i = first; i < n_planes; i++)
-            CN_TRY(copy_plane_items(s, &from[i], &to[i], n_layers, &chosen, n_chosen));
+            CN_TRY(copy_plane_items(s, &from[i], &to[i], &chosen, n_chosen));
     return CN_OK;
 }
 
 /* ---- to and from host memory ---- */
 
-static cn_status copy_item(cn_stream *s, const cn_plane *from, const cn_plane *to,
-                           uint32_t n_layers, cn_block_copy c)
+static cn_status copy_item(cn_stream *s, const cn_plane *from, const cn_plane *to, cn_block_copy c)
 {
     const size_t most = s->cuda->device.max_pitch;
     if (from->layer_stride <= most && to->layer_stride <= most) {
         CN_CUDA(cudaMemcpy2DAsync(cn_plane_at(to, 0, c.dst), to->layer_stride,
                                   cn_plane_at(from, 0, c.src), from->layer_stride,
-                                  from->item_bytes, n_layers, cudaMemcpyDefault, s->handle));
+                                  from->item_bytes, from->n_layers, cudaMemcpyDefault, s->handle));
         return CN_OK;
     }
-    for (uint32_t layer = 0; layer < n_layers; layer++)
+    for (uint32_t layer = 0; layer < from->n_layers; layer++)
         CN_CUDA(cudaMemcpyAsync(cn_plane_at(to, layer, c.dst), cn_plane_at(from, layer, c.src),
                                 from->item_bytes, cudaMemcpyDefault, s->handle));
     return CN_OK;
 }
 
 static cn_status copy_across(cn_stream *s, const cn_plane *from, const cn_plane *to,
-                             uint32_t n_planes, uint32_t n_layers, const cn_block_copy *pairs,
-                             uint32_t n)
+                             uint32_t n_planes, const cn_block_copy *pairs, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t p = 0; p < n_planes; p++)
-            if (from[p].base) CN_TRY(copy_item(s, &from[p], &to[p], n_layers, pairs[i]));
+            if (from[p].base) CN_TRY(copy_item(s, &from[p], &to[p], pairs[i]));
     return CN_OK;
 }
 
@@ -142,15 +139,12 @@ extern "C" cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a)
 {
     const cn_planes *from = &a->from, *to = &a->to;
     const cn_copy_list *l = &a->list;
-    const uint32_t n_layers = from->n_layers;
     CN_TRY(cn_copy_check(a));
     if (from->where == CN_ON_DEVICE && to->where == CN_ON_DEVICE) {
-        CN_TRY(copy_on_device(s, from->block, to->block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
+        CN_TRY(copy_on_device(s, from->block, to->block, CN_N_BLOCK_PLANES, l->blocks,
                               l->n_blocks));
-        return copy_on_device(s, from->slot, to->slot, CN_N_SLOT_PLANES, n_layers, l->slots,
-                              l->n_slots);
+        return copy_on_device(s, from->slot, to->slot, CN_N_SLOT_PLANES, l->slots, l->n_slots);
     }
-    CN_TRY(copy_across(s, from->block, to->block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
-                       l->n_blocks));
-    return copy_across(s, from->slot, to->slot, CN_N_SLOT_PLANES, n_layers, l->slots, l->n_slots);
+    CN_TRY(copy_across(s, from->block, to->block, CN_N_BLOCK_PLANES, l->blocks, l->n_blocks));
+    return copy_across(s, from->slot, to->slot, CN_N_SLOT_PLANES, l->slots, l->n_slots);
 }

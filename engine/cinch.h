@@ -93,7 +93,8 @@ typedef enum cn_kv_select {
     CN_SELECT_TLS,    /* tiles of 64 tokens by bounds, then tokens by labels (AsyncTLS) */
     CN_SELECT_SPADE,  /* tokens, by the predicted query (AsyncSpade) */
     CN_SELECT_LAST,   /* tokens, by the query of the step before */
-    CN_SELECT_RANDOM  /* random tokens: a baseline */
+    CN_SELECT_RANDOM, /* random tokens: a baseline */
+    CN_SELECT_SPEC    /* tokens, by a retrieval head before the first layer (SpeContext) */
 } cn_kv_select;
 const char *cn_kv_select_name(cn_kv_select s); /* "ds" */
 

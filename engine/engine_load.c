@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/checkpoint/retrieval_file.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/engine_memory.h"
 #include "engine/select/select_memory.h"
@@ -46,6 +47,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     const char *tokenizer_dir = c->tokenizer ? c->tokenizer : c->model;
     if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: set a checkpoint directory");
     CN_TRY(cn_model_config_load(&e->model_config, c->model));
+    CN_TRY(cn_retrieval_describe(&e->model_config, c));
     CN_TRY(choose_model_len(e));
     e->max_rows = cn_start_max_rows(c);
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
@@ -74,6 +76,8 @@ static cn_status load_model(cn_engine *e)
     CN_TRY(cn_checkpoint_open(&checkpoint, c->model, &e->model_config, c->load_format, c->seed));
     cn_status status = cn_weights_load(&e->weights, e->backend, e->stream, checkpoint,
                                        e->weights_memory);
+    if (status == CN_OK)
+        status = cn_draft_load(&e->draft, e->backend, e->stream, c, &e->model_config, checkpoint);
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
     const cn_model_opts o = {
@@ -87,6 +91,7 @@ static cn_status load_model(cn_engine *e)
         .max_position = e->max_model_len,
         .eager_positions = EAGER_POSITIONS,
         .select = &e->select,
+        .draft = &e->draft,
         .dense_layers = c->select_dense_layers,
     };
     CN_TRY(cn_model_create(&e->model, &o));
@@ -113,6 +118,7 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     cn_pools *p = &e->pools;
     p->layout = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads, plan->block_tokens,
                                   m->head_dim, be->kv_dtype);
+    p->layout.draft_dim = m->draft.head_dim;
     p->n_heads = m->n_heads;
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
@@ -269,7 +275,7 @@ static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
 static cn_status make_flight(cn_engine *e, cn_flight *f)
 {
     const size_t n_tiles = e->config->max_num_batched_tokens / CN_DIGEST_TILE + e->max_rows;
-    const bool digests = cn_selectors_need(cn_config_local_selectors(e->config)).planes != 0;
+    const bool digests = cn_selectors_need(cn_config_local_selectors(e->config)).digests != 0;
     if (digests) f->tiles = cn_calloc(n_tiles, sizeof *f->tiles);
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
     f->sits_out = cn_calloc(e->max_rows, sizeof *f->sits_out);

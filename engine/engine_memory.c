@@ -63,6 +63,7 @@ static void declare_steps(cn_start_plan *p, cn_engine *e)
     const cn_model_config *m = p->model;
     cn_start_add(p, "weights", CN_PART_WEIGHTS, cn_weights_bytes(m, p->backend),
                  &e->weights_memory);
+    cn_draft_declare(p, &e->draft);
     cn_model_declare(p, &e->workspace);
     cn_batch_declare(p, &e->batch_memory);
     declare_sampling(p, e);
@@ -93,16 +94,20 @@ static void declare_pools(cn_start_plan *p, cn_pools *pools)
         [CN_PLANE_SCALES] = {"label scales", &pools->digest.scales},
         [CN_PLANE_BOUNDS_16] = {"bounds of pages", &pools->digest.bounds_16},
         [CN_PLANE_BOUNDS_64] = {"bounds of tiles", &pools->digest.bounds_64},
+        [CN_PLANE_DRAFT] = {"keys of the retrieval head", &pools->draft},
     };
     const cn_memory_plan *kv = &p->kv;
     const cn_model_config *m = p->model;
-    const uint64_t n = (uint64_t)m->n_layers * kv->n_blocks; /* blocks of a layer */
-    const cn_kv_layout l = cn_kv_layout_make(m->n_layers, kv->n_blocks, m->n_kv_heads,
-                                             kv->block_tokens, m->head_dim, p->backend->kv_dtype);
-    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+    cn_kv_layout l = cn_kv_layout_make(m->n_layers, kv->n_blocks, m->n_kv_heads, kv->block_tokens,
+                                       m->head_dim, p->backend->kv_dtype);
+    l.draft_dim = m->draft.head_dim;
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
+        const cn_block_plane plane = (cn_block_plane)i;
+        const uint64_t n = (uint64_t)cn_block_plane_layers(&l, plane) * kv->n_blocks;
         if ((kv->planes | 1U << CN_PLANE_KV) >> i & 1)
-            cn_start_add(p, planes[i].name, CN_PART_KV,
-                         n * cn_block_plane_bytes(&l, (cn_block_plane)i), planes[i].slot);
+            cn_start_add(p, planes[i].name, CN_PART_KV, n * cn_block_plane_bytes(&l, plane),
+                         planes[i].slot);
+    }
     cn_start_add(p, "query slots", CN_PART_KV, kv->n_query_slots * kv->query_slot_bytes,
                  &pools->q_window);
 }

@@ -131,6 +131,7 @@ struct cn_engine {
     cn_start_plan plan;
     void *weights_memory, *workspace, *batch_memory; /* for weights, model and batch */
     cn_weights *weights;
+    cn_draft draft; /* of selector `spec` */
     cn_model *model;
     cn_dump *dump; /* NULL without --dump */
     cn_pools pools;

@@ -47,6 +47,7 @@ typedef struct cn_kv_layout {
     uint32_t block_tokens; /* power of two, 16..256 */
     uint32_t tile_tokens;  /* min(64, block_tokens) */
     uint32_t head_dim;     /* elements of a query and of a row of K */
+    uint32_t draft_dim;    /* elements of a row of draft K, in a plane of its own; 0: none */
     uint32_t n_parts;
     cn_kv_part_shape part[CN_KV_MAX_PARTS];
     uint32_t tile_bytes;   /* a tile of one head, all parts */
@@ -84,6 +85,17 @@ CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, ui
     l.head_dim = head_dim;
     cn_kv_layout_add(&l, dtype, head_dim);
     cn_kv_layout_add(&l, dtype, head_dim);
+    return l;
+}
+
+/* Returns the layout of the draft K beside such a pool: the part K alone, in one layer. */
+CN_KV_FN cn_kv_layout cn_kv_layout_draft(const cn_kv_layout *pool)
+{
+    cn_kv_layout l = cn_kv_layout_make(1, pool->n_blocks, pool->n_kv_heads, pool->block_tokens,
+                                       pool->draft_dim, pool->part[CN_KV_K].dtype);
+    l.n_parts = 0;
+    l.tile_bytes = 0;
+    cn_kv_layout_add(&l, pool->part[CN_KV_K].dtype, pool->draft_dim);
     return l;
 }
 

@@ -1,14 +1,15 @@
 /* planes.h - the arrays that hold blocks and query slots, and their addresses in one memory. Forks,
  * swap and copies to a home copy blocks and query slots through them. A leaf.
  *
- * A plane has one item for each block (or query slot) in each layer. All items of a plane have the
- * same size. K and V are one plane; F, P and each digest are planes of their own. A memory has
- * its own strides, and may lack a plane:
+ * A plane has one item for each block (or query slot) in each of its layers: those of the model, or
+ * one (the draft K of a retrieval head). All items of a plane have the same size. K and V are one
+ * plane; F, P and each digest are planes of their own. A memory has its own strides, and may lack a
+ * plane:
  *
  *   A device and a home store each plane as [layer][item]: kernels see one array for each layer.
  *   The swap space stores each block as [plane][layer], so that a block is contiguous.
  *
- * Therefore one 2-D copy, n_layers rows of item_bytes, copies an item. */
+ * Therefore one 2-D copy, n_layers rows of item_bytes, copies an item of a plane. */
 #ifndef CN_PLANES_H
 #define CN_PLANES_H
 
@@ -23,6 +24,7 @@ typedef enum cn_block_plane {
     CN_PLANE_SCALES,    /* f16 [h_kv, b], of the labels */
     CN_PLANE_BOUNDS_16, /* kv dtype [h_kv, b/16, min|max, d] */
     CN_PLANE_BOUNDS_64, /* kv dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
+    CN_PLANE_DRAFT,     /* K of the retrieval head, in one layer (cn_kv_layout_draft) */
     CN_N_BLOCK_PLANES
 } cn_block_plane;
 
@@ -35,13 +37,13 @@ typedef struct cn_plane {
     char *base;        /* NULL: this memory lacks the plane */
     size_t item_bytes; /* in one layer */
     size_t item_stride, layer_stride;
+    uint32_t n_layers;
 } cn_plane;
 
 /* Whether a memory is device memory or host memory. */
 typedef enum cn_where { CN_ON_DEVICE, CN_ON_HOST } cn_where;
 
 typedef struct cn_planes {
-    uint32_t n_layers;
     cn_where where;
     cn_plane block[CN_N_BLOCK_PLANES];
     cn_plane slot[CN_N_SLOT_PLANES];
@@ -63,8 +65,15 @@ static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane 
     case CN_PLANE_SCALES: return slots * sizeof(uint16_t);
     case CN_PLANE_BOUNDS_16: return slots / CN_DIGEST_PAGE * bounds_bytes;
     case CN_PLANE_BOUNDS_64: return slots / CN_DIGEST_TILE * bounds_bytes;
+    case CN_PLANE_DRAFT: return slots * l->draft_dim * cn_dtype_bytes(l->part[CN_KV_K].dtype);
     default: return slots * sizeof(uint32_t); /* F, P */
     }
+}
+
+/* Layers of a block plane. */
+static inline uint32_t cn_block_plane_layers(const cn_kv_layout *l, cn_block_plane plane)
+{
+    return plane == CN_PLANE_DRAFT ? 1 : l->n_layers;
 }
 
 static inline char *cn_plane_at(const cn_plane *p, uint32_t layer, uint32_t item)
@@ -73,9 +82,10 @@ static inline char *cn_plane_at(const cn_plane *p, uint32_t layer, uint32_t item
 }
 
 /* Returns a plane of device memory: [layer][item]. */
-static inline cn_plane cn_plane_by_layer(void *base, size_t item_bytes, size_t n_items)
+static inline cn_plane cn_plane_by_layer(void *base, size_t item_bytes, size_t n_items,
+                                         uint32_t n_layers)
 {
-    const cn_plane p = {(char *)base, item_bytes, item_bytes, item_bytes * n_items};
+    const cn_plane p = {(char *)base, item_bytes, item_bytes, item_bytes * n_items, n_layers};
     return p;
 }
 
@@ -84,7 +94,7 @@ static inline cn_plane cn_plane_by_layer(void *base, size_t item_bytes, size_t n
 static inline cn_planes cn_planes_kv(const cn_planes *p, uint32_t n_layers)
 {
     cn_planes out = *p;
-    out.n_layers = n_layers;
+    out.block[CN_PLANE_KV].n_layers = n_layers;
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
         if (i != CN_PLANE_KV) out.block[i].base = NULL;
     for (int i = 0; i < CN_N_SLOT_PLANES; i++) out.slot[i].base = NULL;
@@ -92,36 +102,35 @@ static inline cn_planes cn_planes_kv(const cn_planes *p, uint32_t n_layers)
 }
 
 /* Bytes of one block or query slot: all planes that exist, all layers. */
-static inline size_t cn_planes_item_bytes(const cn_plane *planes, uint32_t n, uint32_t n_layers)
+static inline size_t cn_planes_item_bytes(const cn_plane *planes, uint32_t n)
 {
     size_t bytes = 0;
     for (uint32_t i = 0; i < n; i++)
-        if (planes[i].base) bytes += planes[i].item_bytes * n_layers;
+        if (planes[i].base) bytes += planes[i].item_bytes * planes[i].n_layers;
     return bytes;
 }
 
 static inline size_t cn_planes_block_bytes(const cn_planes *p)
 {
-    return cn_planes_item_bytes(p->block, CN_N_BLOCK_PLANES, p->n_layers);
+    return cn_planes_item_bytes(p->block, CN_N_BLOCK_PLANES);
 }
 
 static inline size_t cn_planes_slot_bytes(const cn_planes *p)
 {
-    return cn_planes_item_bytes(p->slot, CN_N_SLOT_PLANES, p->n_layers);
+    return cn_planes_item_bytes(p->slot, CN_N_SLOT_PLANES);
 }
 
 /* Lays out items from `base` on, each [plane][layer] and contiguous, with the planes of `like`. */
-static inline void cn_planes_pack(cn_plane *out, const cn_plane *like, uint32_t n,
-                                  uint32_t n_layers, char *base)
+static inline void cn_planes_pack(cn_plane *out, const cn_plane *like, uint32_t n, char *base)
 {
-    const size_t item_stride = cn_planes_item_bytes(like, n, n_layers);
+    const size_t item_stride = cn_planes_item_bytes(like, n);
     for (uint32_t i = 0; i < n; i++) {
         out[i] = like[i];
         if (!like[i].base) continue;
         out[i].base = base;
         out[i].item_stride = item_stride;
         out[i].layer_stride = like[i].item_bytes;
-        base += like[i].item_bytes * n_layers;
+        base += like[i].item_bytes * like[i].n_layers;
     }
 }
 
@@ -131,8 +140,8 @@ static inline cn_planes cn_planes_packed(const cn_planes *like, void *base, uint
     cn_planes p = *like;
     p.where = CN_ON_HOST;
     char *slots = (char *)base + n_blocks * cn_planes_block_bytes(like);
-    cn_planes_pack(p.block, like->block, CN_N_BLOCK_PLANES, like->n_layers, (char *)base);
-    cn_planes_pack(p.slot, like->slot, CN_N_SLOT_PLANES, like->n_layers, slots);
+    cn_planes_pack(p.block, like->block, CN_N_BLOCK_PLANES, (char *)base);
+    cn_planes_pack(p.slot, like->slot, CN_N_SLOT_PLANES, slots);
     return p;
 }
 

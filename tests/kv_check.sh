@@ -98,7 +98,7 @@ done
 
 # ---- the same for selectors ----
 
-selectors="oracle quest ds tls spade last random"
+selectors="oracle quest ds tls spade last random spec"
 most="--select-tokens 128 --select-tiles 4 --select-window 16"
 small="--block-size 64 --kv-selectors $(echo "$selectors" | tr ' ' ,) $most"
 # Each option beside a selector that reads it. spade and last select from position 256 on.
@@ -138,7 +138,7 @@ object() {
 # shellcheck disable=SC2086
 run $small --summary-json "$dir/summary"
 cp "$dir/out" "$dir/fields"
-[ "$(grep -c '"error":null' "$dir/fields")" = 18 ]
+[ "$(grep -c '"error":null' "$dir/fields")" = 19 ]
 grep -q '^kv: [1-9][0-9]* decode steps attended to [1-9][0-9]* of [1-9][0-9]* tokens' "$dir/log" ||
     fail "no selection in the last lines"
 for key in selected_steps selected_tokens candidate_tokens; do

@@ -457,6 +457,14 @@ static void fingerprints_depend_on_content_not_names(void **state)
     assert_int_equal(cn_fingerprint_channels(&fa, a), CN_OK);
     assert_int_equal(cn_fingerprint_channels(&fb, b), CN_OK);
     assert_true(fa == 0 && fb != 0);
+    snprintf(file, sizeof file, "%s/retrieval.safetensors", b);
+    put(file, "x", 1);
+    assert_int_equal(cn_fingerprint(&fa, a, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa == fb);
+    assert_int_equal(cn_fingerprint_head(&fa, a), CN_OK);
+    assert_int_equal(cn_fingerprint_head(&fb, b), CN_OK);
+    assert_true(fa == 0 && fb != 0);
     assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
 }
 
@@ -522,6 +530,33 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     cn_buf_free(&record);
     cn_buf_free(&other);
     cn_config_free(c);
+}
+
+/* The retrieval head belongs to the record of a run that declares `spec`. */
+static void a_run_with_spec_resumes_only_with_its_head(void **state)
+{
+    (void)state;
+    char head[96];
+    for (int declared = 0; declared < 2; declared++) {
+        cn_config *c = make_config();
+        cn_buf record = {0}, other = {0};
+        if (declared) c->kv_selectors |= 1U << CN_SELECT_SPEC;
+        snprintf(head, sizeof head, "%s/retrieval.safetensors", c->model);
+        put(head, "x", 1);
+        assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+        assert_int_equal(cn_run_record_write(path, &record), CN_OK);
+        assert_int_equal(cn_run_record_check(path, &record), CN_OK);
+        put(head, "y", 1);
+        assert_int_equal(cn_run_record_make(&other, c), CN_OK);
+        assert_int_equal(cn_run_record_check(path, &other), declared ? CN_ERR_ARG : CN_OK);
+        if (declared)
+            assert_non_null(strstr(cn_last_error(), "retrieval.safetensors differs"));
+        assert_int_equal(unlink(head), 0);
+        cn_run_record_remove(path);
+        cn_buf_free(&record);
+        cn_buf_free(&other);
+        cn_config_free(c);
+    }
 }
 
 /* The record is beside the file, so the run is found by the file's name and through a link. */
@@ -690,6 +725,7 @@ int main(void)
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),
+        IN_DIR(a_run_with_spec_resumes_only_with_its_head),
         IN_DIR(a_link_names_the_run_of_its_file),
         IN_DIR(a_run_keeps_its_white_space),
         IN_DIR(a_run_keeps_its_rule),

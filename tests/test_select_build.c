@@ -124,6 +124,8 @@ static bool check_row(const rig *r, uint32_t i)
         assert_int_equal(v->rows.stage[k].base[i], s.base[k]);
         assert_int_equal(v->rows.stage[k].k[i], s.k[k]);
     }
+    assert_memory_equal(&v->ahead[i], &s.ahead, sizeof s.ahead);
+    assert_int_equal(s.ahead.active, s.listed && q->kv.select == CN_SELECT_SPEC);
     const bool predicts = s.listed && cn_selector_of(q->kv.select)->predicts;
     assert_int_equal(v->ring_slots[i], predicts ? (uint32_t)q->query_slot : CN_NO_SLOT);
     if (!predicts) return s.listed;
@@ -147,14 +149,16 @@ static bool check_rows(const rig *r)
 static void check_launches(const rig *r)
 {
     const cn_select_view *v = &r->b.view;
-    bool predicts = false;
+    bool predicts = false, ahead = false;
     cn_sel_forms forms = {{0}};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         predicts |= v->ring_slots[i] != CN_NO_SLOT;
+        ahead |= v->ahead[i].active;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
             forms.stage[k] |= cn_sel_form(&v->rows.stage[k].stage[i]);
     }
     assert_int_equal(v->runs_predict, predicts);
+    assert_int_equal(v->ranks_ahead, ahead);
     assert_int_equal(v->route, route_of_need(&forms, NULL));
 }
 
@@ -200,13 +204,14 @@ static bool ranks_by_max(const cn_kv_params *kv)
 /* What the rows need, as sets of rows that rank tiles, or tokens under rule max. */
 static void check_need(const rig *r, uint32_t room, const cn_select_need *need)
 {
-    bool listed = false, tiles = false, max = false;
+    bool listed = false, in_layers = false, tiles = false, max = false;
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         const cn_plan_row *row = &r->rows[i];
         const cn_select_span s = cn_select_span_at(&row->seq->kv, row->seq->n_prompt,
                                                    row->first_pos, r->block);
         listed |= s.listed;
+        in_layers |= s.listed && row->seq->kv.select != CN_SELECT_SPEC;
         tiles |= s.listed && row->seq->kv.select == CN_SELECT_TLS;
         max |= s.listed && ranks_by_max(&row->seq->kv);
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
@@ -216,7 +221,7 @@ static void check_need(const rig *r, uint32_t room, const cn_select_need *need)
     assert_int_equal(need->forms.stage[0] != 0, tiles);
     assert_int_equal((need->forms.stage[1] & CN_SEL_FORMS_MAX) != 0, max);
     assert_int_equal((need->forms.stage[1] & CN_SEL_FORMS_IN_TILES) != 0, tiles);
-    assert_int_equal(need->forms.stage[1] != 0, listed);
+    assert_int_equal(need->forms.stage[1] != 0, in_layers);
 }
 
 /* Draws a plan with decode rows of any selector, then rows of prompts, which are rows of the step
@@ -289,7 +294,7 @@ static void a_shape_fixes_what_is_launched(void **state)
         draw_plan(r, seed);
         if (seed % 4 == 0) r->plan.n_decode = 0;
         r->plan.n_rows = r->plan.n_decode;
-        const bool predicts = seed % 3 > 0;
+        const bool predicts = seed % 3 > 0, ahead = seed % 5 > 0;
         const uint32_t room = MAX_ROWS * CONTEXT;
         const cn_select_need need = cn_select_need_of(&r->plan, room);
         const bool plain = !need.listed && seed % 8 == 0;
@@ -297,6 +302,7 @@ static void a_shape_fixes_what_is_launched(void **state)
                                      plain ? 0 : 77};
         if (shape.rows == 0) continue;
         if (!predicts) r->selectors &= ~(1U << CN_SELECT_SPADE | 1U << CN_SELECT_LAST);
+        if (!ahead) r->selectors &= ~(1U << CN_SELECT_SPEC);
         open_builder(r, room);
         const bool built = cn_select_build(&r->b, &r->plan, shape, r->memory);
         assert_int_equal(built, !plain);
@@ -310,6 +316,7 @@ static void a_shape_fixes_what_is_launched(void **state)
             assert_int_equal(v->ranges[0].start, 0);
             assert_int_equal(v->ranges[0].end, shape.rows);
             assert_int_equal(v->runs_predict, predicts);
+            assert_int_equal(v->ranks_ahead, ahead);
             assert_int_equal(v->route, 77);
         }
         close_builder(r);

@@ -286,6 +286,7 @@ static const struct {
      {"engine/options/", "engine/text/call_marks.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/offline/",
      {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/start/",
+      "engine/checkpoint/file_sum.h", "engine/checkpoint/retrieval_file.h",
       "engine/checkpoint/select_file.h", "engine/cpu/cpu_pool.h", "compress/away.h",
       "compress/selector.h"}},
     {"engine/compare/",

@@ -47,6 +47,14 @@ typedef struct cn_layer_kind {
     uint32_t dense; /* intermediate size of the MLP that every token takes; 0: none */
 } cn_layer_kind;
 
+/* The retrieval head of selector `spec` (retrieval_file.h): RoPE attention of one layer over
+ * embeddings, without values. Its kv heads are those of the model. */
+typedef struct cn_draft_head {
+    uint32_t n_heads, head_dim;
+    uint32_t context; /* positions it was trained on; YaRN extends them to those of the model */
+    double rope_theta;
+} cn_draft_head;
+
 typedef struct cn_model_config {
     char architecture[64];
     uint32_t hidden, intermediate, n_layers, n_heads, n_kv_heads, head_dim, vocab;
@@ -59,6 +67,7 @@ typedef struct cn_model_config {
     bool qkv_bias, o_bias;
     uint32_t rotary; /* first dimensions of a head that RoPE rotates; the others have no position */
     cn_experts experts;
+    cn_draft_head draft; /* all 0: no declared selector needs one. No part of config.json */
     cn_dtype dtype; /* of the weights, by config.json; CN_BF16 if it does not say */
     uint32_t eos[CN_MAX_EOS];
     uint32_t n_eos;

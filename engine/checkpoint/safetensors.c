@@ -34,6 +34,7 @@ typedef struct shard {
 struct cn_safetensors {
     shard *shards;
     size_t n_shards;
+    json_t *metadata;      /* of the first shard that has some, or NULL */
     cn_st_tensor *tensors; /* sorted by name once opened */
     size_t n_tensors, cap_tensors;
 };
@@ -216,7 +217,10 @@ static cn_status read_tensors(cn_safetensors *s, const shard *f, json_t *header,
     json_t *entry;
     json_object_foreach(header, name, entry)
     {
-        if (strcmp(name, "__metadata__") == 0) continue;
+        if (strcmp(name, "__metadata__") == 0) {
+            if (!s->metadata) s->metadata = json_incref(entry);
+            continue;
+        }
         cn_st_tensor t = {.name = name, .file = f->path};
         char place[NAME_MAX_BYTES], shown[96];
         CN_TRY(check_name(&t));
@@ -402,6 +406,12 @@ static cn_status open_index(cn_safetensors **out, const char *dir, const char *p
 }
 
 /* Frees everything after a failed open. */
+static cn_status open_one(cn_safetensors *s, const char *dir, const char *name)
+{
+    CN_TRY(open_shard(s, dir, name));
+    return index_names(s);
+}
+
 static cn_status finish_open(cn_safetensors **out, cn_status status)
 {
     if (status == CN_OK) return CN_OK;
@@ -418,8 +428,7 @@ static cn_status open_dir(cn_safetensors **out, const char *dir, const char *ind
     cn_buf_free(&whole);
     if (is_whole) {
         CN_TRY(create(out, 1));
-        CN_TRY(open_shard(*out, dir, "model.safetensors"));
-        return index_names(*out);
+        return open_one(*out, dir, "model.safetensors");
     }
     if (access(index, F_OK) == 0) return open_index(out, dir, index);
     CN_TRY(cn_checkpoint_dir_refuse_gguf(dir));
@@ -437,6 +446,12 @@ cn_status cn_safetensors_open(cn_safetensors **out, const char *dir)
     cn_status status = open_dir(out, dir, index.data);
     cn_buf_free(&index);
     return finish_open(out, status);
+}
+
+cn_status cn_safetensors_open_file(cn_safetensors **out, const char *dir, const char *name)
+{
+    CN_TRY(create(out, 1));
+    return finish_open(out, open_one(*out, dir, name));
 }
 
 static cn_status open_image(cn_safetensors *s, const void *image, size_t n, const char *what)
@@ -463,9 +478,15 @@ void cn_safetensors_close(cn_safetensors *s)
         if (s->shards[i].mapped) munmap((void *)s->shards[i].image, s->shards[i].n_bytes);
         cn_free(s->shards[i].path);
     }
+    json_decref(s->metadata);
     cn_free(s->tensors);
     cn_free(s->shards);
     cn_free(s);
+}
+
+const char *cn_safetensors_metadata(const cn_safetensors *s, const char *key)
+{
+    return json_string_value(json_object_get(s->metadata, key));
 }
 
 const cn_st_tensor *cn_safetensors_find(const cn_safetensors *s, const char *name)

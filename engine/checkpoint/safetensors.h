@@ -58,6 +58,9 @@ typedef struct cn_safetensors cn_safetensors;
 /* Opens dir/model.safetensors, or the shards that dir/model.safetensors.index.json names. */
 cn_status cn_safetensors_open(cn_safetensors **out, const char *dir);
 
+/* Opens the file dir/name alone. */
+cn_status cn_safetensors_open_file(cn_safetensors **out, const char *dir, const char *name);
+
 /* Opens one shard that is already in memory. image[n] is borrowed until the close; `what` names it
  * in errors. For tests: a read past the end of a mapped file may hit the rest of the last page and
  * go unnoticed, while a sanitizer detects a read past an image. */
@@ -65,6 +68,9 @@ cn_status cn_safetensors_open_image(cn_safetensors **out, const void *image, siz
                                     const char *what);
 
 void cn_safetensors_close(cn_safetensors *s); /* NULL is fine */
+
+/* The text of a key of the metadata, of the first shard that has some; NULL: there is none. */
+const char *cn_safetensors_metadata(const cn_safetensors *s, const char *key);
 
 /* The tensor of that name, or NULL. */
 const cn_st_tensor *cn_safetensors_find(const cn_safetensors *s, const char *name);

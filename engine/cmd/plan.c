@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "compress/policy.h"
+#include "engine/checkpoint/retrieval_file.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/plan_gpu.h"
 #include "engine/cmd/plan_home.h"
@@ -127,6 +128,7 @@ static cn_status load_config(plan_report *r)
     const cn_config *c = r->config;
     cn_model_config *m = &r->model;
     CN_TRY(cn_model_config_load(m, c->model));
+    CN_TRY(cn_retrieval_describe(m, c));
     CN_TRY(cn_start_check_model_len(c, m));
     r->max_model_len = cn_start_max_model_len(c, m);
     return CN_OK;

@@ -40,6 +40,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
                   .n_heads = m->n_heads,
                   .n_kv_heads = m->n_kv_heads,
                   .head_dim = m->head_dim,
+                  .draft_dim = m->draft.head_dim,
                   .block_tokens = memory->block_tokens,
                   .kv_dtype = be->kv_dtype,
                   .act_dtype = be->act_dtype},

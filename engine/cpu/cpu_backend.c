@@ -94,6 +94,7 @@ CPU_OP(embed, cn_cpu_embed)
 CPU_OP(rmsnorm, cn_cpu_rmsnorm)
 CPU_OP(gemm, cn_cpu_gemm_run)
 CPU_OP(rope_store, cn_cpu_rope_store)
+CPU_OP(draft_store, cn_cpu_draft_store)
 CPU_OP(attn_decode, cn_cpu_attn_decode)
 CPU_OP(attn_prefill, cn_cpu_attn_prefill)
 CPU_OP(digest, cn_cpu_digest)
@@ -217,6 +218,7 @@ static const cn_backend CPU_TABLE = {
     .rmsnorm = enqueue_rmsnorm,
     .gemm = enqueue_gemm,
     .rope_store = enqueue_rope_store,
+    .draft_store = enqueue_draft_store,
     .attn_decode = enqueue_attn_decode,
     .attn_prefill = enqueue_attn_prefill,
     .digest = enqueue_digest,

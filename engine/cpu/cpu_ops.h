@@ -80,6 +80,7 @@ cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
 cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
+cn_status cn_cpu_draft_store(cn_stream *s, const cn_draft_store_args *a);
 cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cpu_attend_selected(cn_stream *s, const cn_attend_selected_args *a);

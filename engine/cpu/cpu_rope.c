@@ -1,7 +1,7 @@
 /* cpu_rope.c - rope_store: splits each token's qkv into heads, normalises q and k heads if the
  * model does, rotates them, and stores k and v in the pool. q is stored for attention and, if the
  * request holds a query slot, in the observation window. Half a head is a multiple of 8 elements,
- * so vectors of 8 fit. */
+ * so vectors of 8 fit. draft_store: the same for the queries and keys of a retrieval head. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -87,5 +87,37 @@ cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a)
                        CN_CPU_MAX_HEAD_DIM);
     store_job job = {a, cn_cpu_grain((a->n_heads + 2 * a->layout.n_kv_heads) * d)};
     cn_cpu_parallel(s, (uint32_t)cn_ceil_div(a->batch->n_tokens, job.grain), store_tokens, &job);
+    return CN_OK;
+}
+
+static void draft_token(void *ctx, uint32_t t, uint32_t worker)
+{
+    (void)worker;
+    const cn_draft_store_args *a = ctx;
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t d = l->head_dim, pos = a->positions[t], slot = a->kv_slots[t];
+    const float *cos_row = a->cos + (size_t)pos * (d / 2);
+    const float *sin_row = a->sin + (size_t)pos * (d / 2);
+    for (uint32_t h = 0; t < a->n_queries && h < a->n_heads; h++) {
+        float *q = (float *)a->q + ((size_t)t * a->n_heads + h) * d;
+        rotate(q, q, cos_row, sin_row, d);
+    }
+    for (uint32_t h = 0; slot != CN_NO_SLOT && h < l->n_kv_heads; h++) {
+        const size_t to =
+            cn_kv_row(l, 0, slot / l->block_tokens, h, slot % l->block_tokens, CN_KV_K);
+        rotate((float *)a->draft + to, (const float *)a->k + ((size_t)t * l->n_kv_heads + h) * d,
+               cos_row, sin_row, d);
+    }
+}
+
+cn_status cn_cpu_draft_store(cn_stream *s, const cn_draft_store_args *a)
+{
+    const uint32_t d = a->layout.head_dim;
+    if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE,
+                       "draft_store: head_dim %u: expected a multiple of 16, at most %d", d,
+                       CN_CPU_MAX_HEAD_DIM);
+    CN_ASSERT(a->n_queries <= a->n_tokens);
+    cn_cpu_parallel(s, a->n_tokens, draft_token, (void *)(uintptr_t)a);
     return CN_OK;
 }

@@ -516,7 +516,8 @@ static cn_status put(cn_homes *hs, cn_stream *s, const put_list *l)
 {
     cn_home *h = cn_home_of_seq(hs, l->seq);
     const cn_planes local = cn_pools_planes(&hs->o.local);
-    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
+    const uint32_t n_layers = local.block[CN_PLANE_KV].n_layers;
+    const cn_copy_args a = {cn_planes_kv(&local, n_layers), home_planes(hs, h),
                             {.blocks = l->blocks, .n_blocks = l->n}};
     h->put_blocks += l->n;
     CN_TRY(hs->o.model_be->copy_blocks(s, &a));

@@ -43,6 +43,7 @@ struct cn_model {
     uint32_t max_tokens, max_rows, max_position;
     uint32_t n_covered; /* positions in the rope tables */
     const cn_select_scratch *select;
+    const cn_draft *draft; /* NULL: there is none */
     uint32_t dense_layers;
     cn_dump *dump;
     cn_select_probe *probe;
@@ -175,6 +176,7 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
                     .max_rows = o->max_rows,
                     .max_position = o->max_position,
                     .select = o->select,
+                    .draft = o->draft && o->draft->be ? o->draft : NULL,
                     .dense_layers = o->dense_layers};
     const uint32_t n_eager = o->eager_positions ? o->eager_positions : o->max_position;
     const cn_status status = cn_model_cover(m, o->stream, cn_min_u32(n_eager, o->max_position));
@@ -643,9 +645,11 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_model_pass *in)
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
     CN_TRY(embed(&p));
+    if (m->draft) CN_TRY(cn_draft_store(m->draft, s, b, in->pools, at(m, m->ws.residual)));
     if (p.select) {
         const cn_select_step step = select_step(&p);
         CN_TRY(cn_select_predict(&step));
+        if (m->draft) CN_TRY(cn_draft_select(m->draft, &step));
     }
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++)
         CN_TRY(run_layer(&p, layer, in->hook));

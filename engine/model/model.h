@@ -10,6 +10,7 @@
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/model/draft.h"
 #include "engine/model/dump.h"
 #include "engine/model/pass.h"
 #include "engine/model/weights.h"
@@ -30,6 +31,7 @@ typedef struct cn_model_opts {
     uint32_t max_position;         /* every position is less than this */
     uint32_t eager_positions;      /* in the rope tables at creation; 0: all */
     const cn_select_scratch *select; /* borrowed; unused by passes that select nothing */
+    const cn_draft *draft;         /* borrowed; NULL, or its `be` is NULL: no retrieval head */
     uint32_t dense_layers;         /* first layers, in which every row attends to all tokens */
 } cn_model_opts;
 

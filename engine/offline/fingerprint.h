@@ -3,13 +3,11 @@
  *
  * Owner: none. Thread: any. Stage: start.
  *
- * Covers the whole of config.json, generation_config.json, the tokenizer's files and the index. Of
- * each .safetensors file it covers name, size, the first 64 KiB (the header) and 256 samples of 4
- * KiB spread over the rest. Training changes all of a tensor, so samples suffice. Names of
- * directories, times and other files do not matter: a copy has the same fingerprint.
+ * Covers the whole of config.json, generation_config.json, the tokenizer's files and the index, and
+ * samples of the weights (file_sum.h).
  *
- * select.safetensors has a fingerprint of its own, because only runs with selectors that rank
- * labels depend on it. */
+ * select.safetensors and retrieval.safetensors have fingerprints of their own, because only runs
+ * with selectors that rank labels, or with `spec`, depend on them. */
 #ifndef CN_FINGERPRINT_H
 #define CN_FINGERPRINT_H
 
@@ -23,6 +21,9 @@ cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *token
 
 /* The same of select.safetensors alone; 0 when there is none. */
 cn_status cn_fingerprint_channels(uint64_t *out, const char *model_dir);
+
+/* The same of retrieval.safetensors alone; 0 when there is none. */
+cn_status cn_fingerprint_head(uint64_t *out, const char *model_dir);
 
 /* The same of the file of --chat-template; 0 when the value is not a file. */
 cn_status cn_fingerprint_template(uint64_t *out, const char *chat_template);

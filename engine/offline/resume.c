@@ -82,13 +82,15 @@ static cn_status add_text(cn_buf *out, const json_t *record)
 
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
-    uint64_t model, channels, chat;
-    char model_text[17], channels_text[17], chat_text[17];
+    uint64_t model, channels, chat, head;
+    char model_text[17], channels_text[17], chat_text[17], head_text[17];
     json_t *input;
-    const bool labels = cn_selectors_need(cn_config_selectors(c)).labels;
+    const cn_selector_needs needs = cn_selectors_need(cn_config_selectors(c));
     CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
     CN_TRY(cn_fingerprint_channels(&channels, c->model));
+    CN_TRY(cn_fingerprint_head(&head, c->model));
     CN_TRY(cn_fingerprint_template(&chat, c->chat_template));
+    snprintf(head_text, sizeof head_text, "%016llx", (unsigned long long)head);
     snprintf(chat_text, sizeof chat_text, "%016llx", (unsigned long long)chat);
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
     snprintf(channels_text, sizeof channels_text, "%016llx", (unsigned long long)channels);
@@ -97,9 +99,10 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:b, s:O, s:o*, s:o}", "cinch_run",
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:s*, s:b, s:O, s:o*, s:o}", "cinch_run",
                            RECORD_FORMAT, "version", CINCH_VERSION, "model", model_text, "channels",
-                           labels ? channels_text : NULL, "chat_template", chat ? chat_text : NULL,
+                           needs.labels ? channels_text : NULL, "retrieval_head",
+                           needs.head ? head_text : NULL, "chat_template", chat ? chat_text : NULL,
                            rules_key, 1, "input", input, "shard", shard_json(c), "options",
                            options_json(&lines));
     json_decref(input);
@@ -267,6 +270,10 @@ static cn_status compare(json_t *then, json_t *now, const cn_config *c)
     const json_t *channels_now = json_object_get(now, "channels");
     if (channels && channels_now && !json_equal(channels, channels_now))
         return cn_fail(CN_ERR_ARG, "select.safetensors differs from that of the run");
+    const json_t *head = json_object_get(then, "retrieval_head");
+    const json_t *head_now = json_object_get(now, "retrieval_head");
+    if (head && head_now && !json_equal(head, head_now))
+        return cn_fail(CN_ERR_ARG, "retrieval.safetensors differs from that of the run");
     const json_t *chat = json_object_get(then, "chat_template");
     const json_t *chat_now = json_object_get(now, "chat_template");
     if (chat && chat_now && !json_equal(chat, chat_now))

@@ -190,7 +190,8 @@ static const cn_option options[] = {
         .json = "kv.select",
         .help = "tokens that a decode step attends to, beside the first and the newest: none is "
                 "all; ds and tls rank labels of keys, quest and tls bounds of pages and tiles, "
-                "spade and last use past queries, oracle reads all keys, random draws"),
+                "spade and last use past queries, spec asks a retrieval head once for all layers, "
+                "oracle reads all keys, random draws"),
     ROW(KV, "kv-selectors", SET, kv_selectors, "none", .values = CN_SELECTOR_NAMES,
         .help = "selectors that requests may use besides --kv-select; memory is reserved for them"),
     ROW(KV, "select-tokens", U32, kv.select_tokens, "2048", .min = 1, .max = TOKENS_MAX,

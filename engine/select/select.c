@@ -25,6 +25,7 @@ typedef enum row_array {
     N_ROW_ARRAYS
 } row_array;
 typedef enum stage_array { FIRST, N, BASE, K, N_STAGE_ARRAYS } stage_array;
+enum { AHEAD = CN_SELECT_STAGES, N_STAGES }; /* the arrays of cn_sel_stage */
 enum { N_U32_ARRAYS = N_ROW_ARRAYS + CN_SELECT_STAGES * N_STAGE_ARRAYS };
 
 /* Offsets in the memory of a step's arrays. */
@@ -40,7 +41,7 @@ static size_t stage_at(uint32_t rows, uint32_t i)
 
 static size_t byte_at(uint32_t rows, uint32_t i)
 {
-    return stage_at(rows, CN_SELECT_STAGES) + i * cn_round_up(rows, ALIGN_BYTES);
+    return stage_at(rows, N_STAGES) + i * cn_round_up(rows, ALIGN_BYTES);
 }
 
 size_t cn_select_bytes(uint32_t max_rows) { return byte_at(max_rows, 2); }
@@ -107,6 +108,7 @@ cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_o
         v->rows.stage[i].base = of_stage(b, device, i, BASE);
         v->rows.stage[i].k = of_stage(b, device, i, K);
     }
+    v->ahead = stages_of(b, device, AHEAD);
     v->ranges = b->ranges;
     return CN_OK;
 }
@@ -171,6 +173,8 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
         of_stage(b, host, i, BASE)[row] = s.base[i];
         of_stage(b, host, i, K)[row] = s.k[i];
     }
+    stages_of(b, host, AHEAD)[row] = s.ahead;
+    b->view.ranks_ahead |= s.ahead.active;
 }
 
 /* A row that attends to nothing. */
@@ -179,7 +183,7 @@ static void build_padding(cn_select_builder *b, char *host, uint32_t row)
     for (uint32_t i = 0; i < N_U32_ARRAYS; i++) u32_array(b, host, i)[row] = 0;
     u32_array(b, host, RING_SLOT)[row] = CN_NO_SLOT;
     u32_array(b, host, MODULUS)[row] = 1;
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) stages_of(b, host, i)[row] = (cn_sel_stage){0};
+    for (uint32_t i = 0; i < N_STAGES; i++) stages_of(b, host, i)[row] = (cn_sel_stage){0};
     for (uint32_t i = 0; i < 2; i++) host[byte_at(b->opts.max_rows, i) + row] = 0;
 }
 
@@ -239,6 +243,7 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     v->n_ranges = 1;
     b->ranges[0] = (cn_row_range){0, shape.rows};
     v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
+    v->ranks_ahead = cn_selectors_need(b->opts.selectors).head;
     v->route = shape.route;
 }
 
@@ -248,7 +253,7 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
     const cn_select_need need = cn_select_need_of(plan, b->opts.room);
     CN_ASSERT(shape.rows == 0 || (need.fits && (shape.route > 0 || !need.listed)));
     if (shape.rows == 0 ? !need.listed : shape.route == 0) return false;
-    v->runs_predict = false;
+    v->runs_predict = v->ranks_ahead = false;
     v->n_ranges = 0;
     v->route = cn_select_route_of(b->opts.be, &need.forms, &need.forms);
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);

@@ -36,9 +36,11 @@ uint32_t cn_select_routes(const cn_backend *be, uint32_t selectors,
  * does is a number on the device. */
 typedef struct cn_select_view {
     bool runs_predict; /* some row predicts its query */
+    bool ranks_ahead;  /* some row ranks before layer 0 */
     cn_select_rows rows;
     const uint32_t *ring_slots, *newest, *modulus, *n_window; /* as in cn_predict_args */
     const uint8_t *weights, *rotate;
+    const cn_sel_stage *ahead; /* of the rows that rank before layer 0; their stage 1 is inactive */
     uint32_t route;
     const cn_row_range *ranges;
     uint32_t n_ranges;

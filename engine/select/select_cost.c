@@ -18,12 +18,15 @@ uint64_t cn_select_kv_bytes(const cn_select_shape *z)
 
 uint64_t cn_select_digest_bytes(const cn_select_shape *z, uint32_t planes)
 {
-    const cn_kv_layout l = cn_kv_layout_make(z->n_layers, 1, z->n_kv_heads, z->block_tokens,
-                                             z->head_dim, z->kv_dtype);
+    cn_kv_layout l = cn_kv_layout_make(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
+                                       z->kv_dtype);
+    l.draft_dim = z->draft_dim;
     uint64_t bytes = 0;
     for (int i = CN_PLANE_LABELS; i < CN_N_BLOCK_PLANES; i++)
-        if (planes >> i & 1) bytes += cn_block_plane_bytes(&l, (cn_block_plane)i);
-    return bytes * z->n_layers / z->block_tokens;
+        if (planes >> i & 1)
+            bytes += cn_block_plane_bytes(&l, (cn_block_plane)i) *
+                     cn_block_plane_layers(&l, (cn_block_plane)i);
+    return bytes / z->block_tokens;
 }
 
 /* Bytes that a stage reads and writes for one candidate of one layer and head. */
@@ -51,6 +54,13 @@ static uint64_t away_head_bytes(const cn_select_shape *z, const cn_kv_params *kv
            s.n[1] * candidate_bytes(z, &s.stage[1]);
 }
 
+/* Bytes that a step reads once for all layers: the keys of the retrieval head. */
+static uint64_t ahead_bytes(const cn_select_shape *z, const cn_select_span *s)
+{
+    const uint64_t row = z->draft_dim * cn_dtype_bytes(z->kv_dtype) + SCORE_BYTES;
+    return s->ahead.active ? z->n_kv_heads * s->n[1] * row : 0;
+}
+
 /* Bytes of the step at one position. */
 static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv, uint32_t position)
 {
@@ -66,7 +76,7 @@ static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv,
         if (s.stage[i].active) head += s.n[i] * candidate_bytes(z, &s.stage[i]);
     const uint64_t ring = (uint64_t)cn_selector_ring_rows(kv) * z->n_heads * z->head_dim *
                           cn_dtype_bytes(z->act_dtype);
-    return all / z->n_layers * z->dense_layers +
+    return all / z->n_layers * z->dense_layers + ahead_bytes(z, &s) +
            n_selecting * (z->n_kv_heads * head + ring);
 }
 

@@ -24,6 +24,7 @@ typedef struct cn_select_shape {
     uint64_t weight_bytes; /* that every step reads */
     uint32_t n_layers, dense_layers, n_heads, n_kv_heads, head_dim;
     uint32_t block_tokens;
+    uint32_t draft_dim; /* of the retrieval head's K; 0: there is none */
     cn_dtype kv_dtype, act_dtype;
 } cn_select_shape;
 

@@ -23,7 +23,8 @@ cn_select_scratch cn_select_scratch_of(const cn_config *c, const cn_model_config
 uint64_t cn_select_logit_bytes(const cn_start_plan *p)
 {
     const cn_model_config *m = p->model;
-    return (uint64_t)m->n_kv_heads * cn_logit_row(m->n_heads / m->n_kv_heads) *
+    const uint32_t heads = cn_max_u32(m->n_heads, m->draft.n_heads);
+    return (uint64_t)m->n_kv_heads * cn_logit_row(heads / m->n_kv_heads) *
            p->backend->logit_bytes;
 }
 

@@ -187,7 +187,8 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !needs.capped},
         {"attend_selected", be->attend_selected || !selects.any},
-        {"digest", be->digest || !selects.planes},
+        {"digest", be->digest || !selects.digests},
+        {"draft_store", be->draft_store || !selects.head},
         {"predict", be->predict || !selects.slots},
         {"score", be->score || !away},
         {"exchange", be->exchange || !away},
@@ -216,6 +217,10 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
+    if (m->draft.n_heads > 0 && !be->draft_store)
+        return cn_fail(CN_ERR_DEVICE,
+                       "the %s backend lacks the op draft_store of selector spec: use --device cpu",
+                       be->name);
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)

@@ -10,13 +10,15 @@ enum { RING_PERCENT = 5 }; /* of the KV memory, for query slots where no policy 
 /* Bytes of a block with K, V and these planes, in n_layers layers. */
 static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_t n_layers)
 {
-    const cn_kv_layout l = cn_kv_layout_make(n_layers, 1, in->n_kv_heads, in->block_tokens,
-                                             in->head_dim, in->kv_dtype);
+    cn_kv_layout l = cn_kv_layout_make(n_layers, 1, in->n_kv_heads, in->block_tokens, in->head_dim,
+                                       in->kv_dtype);
+    l.draft_dim = in->draft_dim;
     uint64_t bytes = 0;
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
         if ((planes | 1U << CN_PLANE_KV) >> i & 1)
-            bytes += cn_block_plane_bytes(&l, (cn_block_plane)i);
-    return bytes * n_layers;
+            bytes += cn_block_plane_bytes(&l, (cn_block_plane)i) *
+                     cn_block_plane_layers(&l, (cn_block_plane)i);
+    return bytes;
 }
 
 static uint64_t query_slot_bytes(const cn_planner_input *in)
@@ -303,6 +305,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
+        .draft_dim = m->draft.head_dim,
         .block_tokens = block_tokens,
         .kv_dtype = be->kv_dtype,
         .act_dtype = be->act_dtype,

@@ -26,6 +26,7 @@
 typedef struct cn_planner_input {
     uint64_t avail_bytes; /* for blocks, side arrays and query slots */
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t draft_dim;    /* of the retrieval head, if selector `spec` is declared */
     uint32_t block_tokens; /* b */
     cn_dtype kv_dtype, act_dtype;
     uint32_t planes;            /* of a block, besides K and V: bit i is cn_block_plane i */

@@ -135,8 +135,8 @@ void sim_draw_engine(sim_world *w)
 static void draw_selector(sim_world *w, cn_kv_params *kv)
 {
     static const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_SPADE, CN_SELECT_LAST,
-                                             CN_SELECT_DS};
-    kv->select = selectors[sim_below(w, 4)];
+                                             CN_SELECT_DS, CN_SELECT_SPEC};
+    kv->select = selectors[sim_below(w, 5)];
     kv->select_tokens = sim_between(w, 1, w->engine.select_most.select_tokens);
     kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
 }
@@ -165,7 +165,7 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     kv->home = has_host && sim_chance(w, 50) ? CN_HOME_HOST : CN_HOME_PEER;
     kv->policy = policies[sim_below(w, 5)];
     draw_selector(w, kv);
-    if (kv->select == CN_SELECT_DS) kv->select = CN_SELECT_SPADE;
+    if (!cn_selector_of(kv->select)->away) kv->select = CN_SELECT_SPADE;
     kv->select_cap = sim_below(w, 5);
     kv->window_tokens = sim_between(w, 2, w->most_window);
     kv->budget_tokens = sim_between(w, 1, 3 * b);

@@ -1,0 +1,233 @@
+/* retrieval_file.c - see retrieval_file.h. */
+#include "engine/checkpoint/retrieval_file.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/json.h"
+#include "engine/checkpoint/file_sum.h"
+#include "engine/checkpoint/safetensors.h"
+
+enum { MAX_HEAD_DIM = 256, HEAD_DIM_STEP = 16, MAX_DEPTH = 2, LIST_BYTES = 256 };
+
+struct cn_retrieval_file {
+    cn_safetensors *tensors; /* NULL: dummy weights */
+    cn_draft_head head;
+    cn_weight_part parts[CN_N_HEAD_PARTS];
+};
+
+static const char *const names[CN_N_HEAD_PARTS] = {"norm.weight", "q_proj.weight",
+                                                   "k_proj.weight"};
+static const cn_weight_id kinds[CN_N_HEAD_PARTS] = {CN_W_ATTN_NORM, CN_W_QKV, CN_W_QKV};
+
+/* ---- metadata ---- */
+
+static cn_status find_text(const cn_retrieval_file *f, const char *path, const char *key,
+                           const char **text)
+{
+    *text = cn_safetensors_metadata(f->tensors, key);
+    if (*text) return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "%s: metadata %s: expected a value, got none", path, key);
+}
+
+static cn_status read_number(const cn_retrieval_file *f, const char *path, const char *key,
+                             double min, double max, double *out)
+{
+    const char *text;
+    char *end;
+    CN_TRY(find_text(f, path, key, &text));
+    *out = strtod(text, &end);
+    if (*text && !*end && *out >= min && *out <= max) return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "%s: metadata %s %.40s: expected a number from %g to %g", path,
+                   key, text, min, max);
+}
+
+/* Heads that read states of the model are refused, whatever the layers. */
+static cn_status check_hidden_layers(const cn_retrieval_file *f, const char *path)
+{
+    const char *text;
+    json_t *list;
+    if (cn_safetensors_find(f->tensors, "midlayer.self_attn.q_proj.weight"))
+        return cn_fail(CN_ERR_MODEL,
+                       "%s is an EAGLE-3 head, which reads states of three layers of the model: "
+                       "not supported yet; train a head with examples/retrieval/train.py",
+                       path);
+    CN_TRY(find_text(f, path, "hidden_layers", &text));
+    CN_TRY(cn_json_parse(&list, text, strlen(text), "hidden_layers", LIST_BYTES, MAX_DEPTH,
+                         CN_ERR_MODEL));
+    const bool is_list = json_is_array(list), empty = json_array_size(list) == 0;
+    json_decref(list);
+    if (is_list && empty) return CN_OK;
+    return cn_fail(CN_ERR_MODEL,
+                   "%s: hidden_layers %.40s: expected []; heads that read states of the model are "
+                   "not supported yet",
+                   path, text);
+}
+
+static cn_status check_base(const cn_retrieval_file *f, const char *path, const char *dir)
+{
+    const char *text;
+    char base[17];
+    uint64_t sum;
+    CN_TRY(find_text(f, path, "base", &text));
+    CN_TRY(cn_file_sum_weights(&sum, dir));
+    snprintf(base, sizeof base, "%016" PRIx64, sum);
+    if (strcmp(text, base) == 0) return CN_OK;
+    return cn_fail(CN_ERR_MODEL,
+                   "%s: the head is of another model (base %.40s, the weights here have %s): train "
+                   "one for this model with examples/retrieval/train.py",
+                   path, text, base);
+}
+
+static cn_status read_metadata(cn_retrieval_file *f, const char *path)
+{
+    double head_dim, theta, context;
+    CN_TRY(read_number(f, path, "head_dim", HEAD_DIM_STEP, MAX_HEAD_DIM, &head_dim));
+    CN_TRY(read_number(f, path, "rope_theta", 1, 1e12, &theta));
+    CN_TRY(read_number(f, path, "context", 1, INT32_MAX, &context));
+    if (fmod(head_dim, HEAD_DIM_STEP) != 0)
+        return cn_fail(CN_ERR_MODEL, "%s: metadata head_dim %g: expected a multiple of %d", path,
+                       head_dim, HEAD_DIM_STEP);
+    f->head.head_dim = (uint32_t)head_dim;
+    f->head.rope_theta = theta;
+    f->head.context = (uint32_t)context;
+    return CN_OK;
+}
+
+/* ---- tensors ---- */
+
+static cn_status check_names(const cn_retrieval_file *f, const char *path)
+{
+    for (size_t i = 0; i < cn_safetensors_count(f->tensors); i++) {
+        const char *name = cn_safetensors_at(f->tensors, i)->name;
+        bool known = false;
+        for (uint32_t k = 0; k < CN_N_HEAD_PARTS; k++) known |= strcmp(name, names[k]) == 0;
+        if (!known)
+            return cn_fail(CN_ERR_MODEL,
+                           "%s: %s: expected only norm.weight, q_proj.weight and k_proj.weight",
+                           path, name);
+    }
+    return CN_OK;
+}
+
+static cn_status set_part(cn_retrieval_file *f, const char *path, uint32_t i, uint64_t cols)
+{
+    const cn_st_tensor *t = cn_safetensors_find(f->tensors, names[i]);
+    char shape[64];
+    if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor %s, got none", path, names[i]);
+    const bool is_vector = i == CN_HEAD_NORM;
+    const uint32_t n_dims = is_vector ? 1 : 2;
+    if (t->n_dims != n_dims || t->shape[n_dims - 1] != cols)
+        return cn_fail(CN_ERR_MODEL, "%s: %s: expected [%s%llu], got %s", path, names[i],
+                       is_vector ? "" : "rows, ", (unsigned long long)cols,
+                       cn_st_shape_text(t, shape, sizeof shape));
+    if (t->dtype != CN_ST_F32 && t->dtype != CN_ST_BF16 && t->dtype != CN_ST_F16)
+        return cn_fail(CN_ERR_MODEL, "%s: %s: expected F32, BF16 or F16, got %s", path, names[i],
+                       cn_st_dtype_name(t->dtype));
+    f->parts[i].tensor = (cn_host_tensor){
+        .data = t->data,
+        .dtype = t->dtype == CN_ST_F32 ? CN_F32 : t->dtype == CN_ST_BF16 ? CN_BF16 : CN_F16,
+        .rows = is_vector ? 1 : t->shape[0],
+        .cols = cols};
+    return CN_OK;
+}
+
+static cn_status read_tensors(cn_retrieval_file *f, const char *path, const cn_model_config *m)
+{
+    const uint64_t keys = (uint64_t)m->n_kv_heads * f->head.head_dim;
+    CN_TRY(check_names(f, path));
+    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++) CN_TRY(set_part(f, path, i, m->hidden));
+    const uint64_t k_rows = f->parts[CN_HEAD_K].tensor.rows;
+    const uint64_t q_rows = f->parts[CN_HEAD_Q].tensor.rows;
+    if (k_rows != keys)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: k_proj.weight: expected %llu rows, %u kv heads of %u, got %llu", path,
+                       (unsigned long long)keys, m->n_kv_heads, f->head.head_dim,
+                       (unsigned long long)k_rows);
+    if (q_rows == 0 || q_rows % keys != 0 || q_rows / f->head.head_dim > UINT16_MAX)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: q_proj.weight: expected a multiple of %llu rows, %u kv heads of %u, "
+                       "got %llu",
+                       path, (unsigned long long)keys, m->n_kv_heads, f->head.head_dim,
+                       (unsigned long long)q_rows);
+    f->head.n_heads = (uint32_t)(q_rows / f->head.head_dim);
+    return CN_OK;
+}
+
+/* ---- life ---- */
+
+static cn_status read_file(cn_retrieval_file *f, const char *path, const char *dir,
+                           const cn_model_config *m)
+{
+    if (access(path, F_OK) != 0)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: the file is missing: selector spec needs a retrieval head of this "
+                       "model, which examples/retrieval/train.py writes",
+                       path);
+    CN_TRY(cn_safetensors_open_file(&f->tensors, dir, CN_RETRIEVAL_FILE));
+    CN_TRY(check_hidden_layers(f, path));
+    CN_TRY(read_metadata(f, path));
+    CN_TRY(read_tensors(f, path, m));
+    return check_base(f, path, dir);
+}
+
+static void make_dummy(cn_retrieval_file *f, const cn_model_config *m)
+{
+    const uint64_t d = m->head_dim, rows[] = {1, m->n_heads * d, m->n_kv_heads * d};
+    f->head = (cn_draft_head){.n_heads = m->n_heads,
+                              .head_dim = m->head_dim,
+                              .context = m->max_position,
+                              .rope_theta = m->rope_theta};
+    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++)
+        f->parts[i].tensor = (cn_host_tensor){.rows = rows[i], .cols = m->hidden};
+}
+
+cn_status cn_retrieval_open(cn_retrieval_file **out, const char *dir, const cn_model_config *m,
+                            cn_opt_load_format format)
+{
+    cn_buf path = {0};
+    cn_retrieval_file *f = cn_calloc(1, sizeof *f);
+    *out = NULL;
+    if (!f) return cn_fail(CN_ERR_MEMORY, "%s: out of memory", CN_RETRIEVAL_FILE);
+    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++) {
+        f->parts[i].id = kinds[i];
+        snprintf(f->parts[i].name, sizeof f->parts[i].name, "retrieval.%s", names[i]);
+    }
+    cn_status status = CN_OK;
+    if (format == CN_OPT_LOAD_DUMMY)
+        make_dummy(f, m);
+    else
+        status = cn_buf_addf(&path, "%s/" CN_RETRIEVAL_FILE, dir);
+    if (status == CN_OK && format != CN_OPT_LOAD_DUMMY) status = read_file(f, path.data, dir, m);
+    cn_buf_free(&path);
+    if (status == CN_OK)
+        *out = f;
+    else
+        cn_retrieval_close(f);
+    return status;
+}
+
+void cn_retrieval_close(cn_retrieval_file *f)
+{
+    if (!f) return;
+    cn_safetensors_close(f->tensors);
+    cn_free(f);
+}
+
+const cn_draft_head *cn_retrieval_head(const cn_retrieval_file *f) { return &f->head; }
+
+const cn_weight_part *cn_retrieval_parts(const cn_retrieval_file *f) { return f->parts; }
+
+cn_status cn_retrieval_describe(cn_model_config *m, const cn_config *c)
+{
+    cn_retrieval_file *f;
+    m->draft = (cn_draft_head){0};
+    if (!(cn_config_selectors(c) >> CN_SELECT_SPEC & 1)) return CN_OK;
+    CN_TRY(cn_retrieval_open(&f, c->model, m, c->load_format));
+    m->draft = f->head;
+    cn_retrieval_close(f);
+    return CN_OK;
+}

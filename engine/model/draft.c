@@ -1,0 +1,209 @@
+/* draft.c - see draft.h. */
+#include "engine/model/draft.h"
+
+#include <math.h>
+
+#include "engine/checkpoint/retrieval_file.h"
+#include "engine/model/rope.h"
+
+enum { STAGING_ELEMS = 1 << 18 };
+
+void cn_draft_declare(cn_start_plan *p, cn_draft *d)
+{
+    const cn_model_config *m = p->model;
+    const cn_backend *be = p->backend;
+    const uint64_t act = cn_dtype_bytes(be->act_dtype), matrix = cn_dtype_bytes(be->matrix_dtype);
+    const uint64_t dim = m->draft.head_dim, q = m->draft.n_heads * dim, k = m->n_kv_heads * dim;
+    const uint64_t n_tokens = cn_start_max_tokens(p->config), h = m->hidden;
+    const uint64_t table = cn_start_max_model_len(p->config, m) * (dim / 2) * sizeof(float);
+    if (m->draft.n_heads == 0) return;
+    cn_start_add(p, "norm of the retrieval head", CN_PART_WEIGHTS,
+                 h * cn_dtype_bytes(be->vector_dtype), &d->norm);
+    cn_start_add(p, "q_proj of the retrieval head", CN_PART_WEIGHTS, q * h * matrix, &d->q_proj);
+    cn_start_add(p, "k_proj of the retrieval head", CN_PART_WEIGHTS, k * h * matrix, &d->k_proj);
+    cn_start_add(p, "cosines of the retrieval head", CN_PART_WORKSPACE, table, &d->cos);
+    cn_start_add(p, "sines of the retrieval head", CN_PART_WORKSPACE, table, &d->sin);
+    cn_start_add(p, "draft input", CN_PART_WORKSPACE, n_tokens * h * act, &d->normed);
+    cn_start_add(p, "draft queries", CN_PART_WORKSPACE, cn_start_max_rows(p->config) * q * act,
+                 &d->queries);
+    cn_start_add(p, "draft keys", CN_PART_WORKSPACE, n_tokens * k * act, &d->keys);
+}
+
+/* ---- loading ---- */
+
+static cn_status write_part(const cn_draft *d, cn_stream *s, const cn_checkpoint *ck,
+                            const cn_weight_part *part, cn_dtype dtype, void *to)
+{
+    const uint64_t n = part->tensor.rows * part->tensor.cols, elem = cn_dtype_bytes(dtype);
+    CN_TRY(cn_checkpoint_check_finite(part));
+    void *staging = cn_calloc(STAGING_ELEMS, elem);
+    if (!staging) return cn_fail(CN_ERR_MEMORY, "out of memory for the retrieval head");
+    cn_status status = CN_OK;
+    for (uint64_t first = 0; first < n && status == CN_OK; first += STAGING_ELEMS) {
+        const uint64_t count = n - first < STAGING_ELEMS ? n - first : STAGING_ELEMS;
+        cn_checkpoint_read(ck, part, first, count, dtype, staging);
+        status = d->be->mem_write(s, (char *)to + first * elem, staging, (size_t)(count * elem));
+        if (status == CN_OK) status = d->be->stream_sync(s);
+    }
+    cn_free(staging);
+    return status;
+}
+
+/* The RoPE of the head: its own theta, and YaRN if the model has more positions than the head was
+ * trained on (SpeContext §4.3). It depends on the model alone, not on --max-model-len. */
+static cn_model_config rope_of(const cn_draft_head *head, const cn_model_config *m)
+{
+    cn_model_config c = {.head_dim = head->head_dim,
+                         .rotary = head->head_dim,
+                         .rope_theta = head->rope_theta,
+                         .rope = {.type = CN_ROPE_DEFAULT, .attention_factor = 1}};
+    if (m->max_position <= head->context) return c;
+    const double factor = (double)m->max_position / head->context;
+    c.rope = (cn_rope_scaling){.type = CN_ROPE_YARN,
+                               .factor = factor,
+                               .original_max_position = head->context,
+                               .beta_fast = 32,
+                               .beta_slow = 1,
+                               .attention_factor = 0.1 * log(factor) + 1,
+                               .truncate = true};
+    return c;
+}
+
+static cn_status write_tables(const cn_draft *d, cn_stream *s, const cn_model_config *m,
+                              uint32_t n_positions)
+{
+    const cn_model_config rope = rope_of(&d->head, m);
+    const size_t n = (size_t)n_positions * (d->head.head_dim / 2);
+    float *tables = cn_calloc(2 * n, sizeof *tables);
+    if (!tables)
+        return cn_fail(CN_ERR_MEMORY, "retrieval head: out of memory for %u positions",
+                       n_positions);
+    cn_rope_table(&rope, 0, n_positions, tables, tables + n);
+    cn_status status = d->be->mem_write(s, d->cos, tables, n * sizeof *tables);
+    if (status == CN_OK) status = d->be->mem_write(s, d->sin, tables + n, n * sizeof *tables);
+    if (status == CN_OK) status = d->be->stream_sync(s);
+    cn_free(tables);
+    return status;
+}
+
+static cn_status write_parts(const cn_draft *d, cn_stream *s, const cn_checkpoint *ck,
+                             const cn_weight_part *parts)
+{
+    const cn_dtype matrix = d->be->matrix_dtype;
+    CN_TRY(write_part(d, s, ck, &parts[CN_HEAD_NORM], d->be->vector_dtype, d->norm));
+    CN_TRY(write_part(d, s, ck, &parts[CN_HEAD_Q], matrix, d->q_proj));
+    return write_part(d, s, ck, &parts[CN_HEAD_K], matrix, d->k_proj);
+}
+
+cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_config *c,
+                        const cn_model_config *m, const cn_checkpoint *ck)
+{
+    cn_retrieval_file *f;
+    if (m->draft.n_heads == 0) return CN_OK;
+    CN_TRY(cn_retrieval_open(&f, c->model, m, c->load_format));
+    d->be = be;
+    d->head = m->draft;
+    d->hidden = m->hidden;
+    d->eps = m->rms_eps;
+    cn_status status = write_parts(d, s, ck, cn_retrieval_parts(f));
+    cn_retrieval_close(f);
+    if (status != CN_OK) return cn_fail_within(status, "%s", CN_RETRIEVAL_FILE);
+    return write_tables(d, s, m, cn_start_max_model_len(c, m));
+}
+
+/* ---- a step ---- */
+
+static cn_status project(const cn_draft *d, cn_stream *s, const void *weight, void *out,
+                         uint32_t n_tokens, uint32_t n)
+{
+    const cn_gemm_args a = {.out = out,
+                            .x = d->normed,
+                            .weight = weight,
+                            .n_tokens = n_tokens,
+                            .n = n,
+                            .k = d->hidden};
+    return n_tokens > 0 ? d->be->gemm(s, &a) : CN_OK;
+}
+
+cn_status cn_draft_store(const cn_draft *d, cn_stream *s, const cn_batch_view *b,
+                         const cn_pools *pools, void *embedded)
+{
+    const cn_kv_layout layout = cn_kv_layout_draft(&pools->layout);
+    const cn_rmsnorm_args norm = {.out = d->normed,
+                                  .residual = embedded,
+                                  .weight = d->norm,
+                                  .n_tokens = b->n_tokens,
+                                  .hidden = d->hidden,
+                                  .eps = d->eps};
+    const cn_draft_store_args store = {.q = d->queries,
+                                       .k = d->keys,
+                                       .cos = d->cos,
+                                       .sin = d->sin,
+                                       .positions = b->positions,
+                                       .kv_slots = b->kv_slots,
+                                       .n_tokens = b->n_tokens,
+                                       .n_queries = b->n_decode,
+                                       .n_heads = d->head.n_heads,
+                                       .layout = layout,
+                                       .draft = pools->draft};
+    CN_TRY(d->be->rmsnorm(s, &norm));
+    CN_TRY(project(d, s, d->q_proj, d->queries, b->n_decode, d->head.n_heads * layout.head_dim));
+    CN_TRY(project(d, s, d->k_proj, d->keys, b->n_tokens, layout.n_kv_heads * layout.head_dim));
+    return d->be->draft_store(s, &store);
+}
+
+/* Scores and selects for rows [r, r + n). */
+static cn_status select_rows(const cn_draft *d, const cn_select_step *p, uint32_t r, uint32_t n)
+{
+    const cn_select_view *v = p->view;
+    const cn_batch_view *b = p->batch;
+    const cn_select_scratch *z = p->scratch;
+    const uint32_t hk = p->pools->layout.n_kv_heads, tokens = CN_SELECT_STAGES - 1;
+    const size_t q_row = (size_t)d->head.n_heads * d->head.head_dim;
+    const size_t elem = cn_dtype_bytes(p->pools->act_dtype);
+    const cn_score_args score = {
+        .q = {[CN_SEL_TRUE] = (const char *)d->queries + r * q_row * elem},
+        .q_stride = {[CN_SEL_TRUE] = q_row},
+        .stage = v->ahead + r,
+        .pools = {.layout = cn_kv_layout_draft(&p->pools->layout),
+                  .kv = p->pools->draft,
+                  .n_heads = d->head.n_heads,
+                  .act_dtype = p->pools->act_dtype},
+        .tables = b->tables + (size_t)r * b->table_stride,
+        .table_stride = b->table_stride,
+        .first = v->rows.stage[tokens].first + r,
+        .n = v->rows.stage[tokens].n + r,
+        .base = v->rows.stage[tokens].base + r,
+        .seed = v->rows.seed + r,
+        .n_seqs = n,
+        .n_layers = 1,
+        .logits = z->logits,
+        .out = z->score,
+    };
+    const cn_select_args select = {
+        .score = score.out,
+        .stage = score.stage,
+        .first = score.first,
+        .n = score.n,
+        .base = score.base,
+        .k = v->rows.stage[tokens].k + r,
+        .n_forced = v->rows.n_forced + r,
+        .n_seqs = n,
+        .n_layers = 1,
+        .n_kv_heads = hk,
+        .tokens = true,
+        .list = z->list + (size_t)r * hk * z->list_stride,
+        .list_stride = z->list_stride,
+    };
+    CN_TRY(p->be->score(p->stream, &score));
+    return p->be->select(p->stream, &select);
+}
+
+cn_status cn_draft_select(const cn_draft *d, const cn_select_step *step)
+{
+    const cn_select_view *v = step->view;
+    if (!v->ranks_ahead) return CN_OK;
+    for (uint32_t i = 0; i < v->n_ranges; i++)
+        CN_TRY(select_rows(d, step, v->ranges[i].start, v->ranges[i].end - v->ranges[i].start));
+    return CN_OK;
+}

@@ -1,0 +1,410 @@
+/* test_draft.c - the retrieval head of selector `spec`: its file and what is refused, the op
+ * draft_store, and the lists of decode rows, against sums written out here in double. */
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/checkpoint/file_sum.h"
+#include "engine/checkpoint/retrieval_file.h"
+#include "engine/model/draft.h"
+#include "tests/lib/backend_rig.h"
+#include "tests/lib/scratch_dir.h"
+#include "tests/lib/tensor_file.h"
+#include "tests/lib/paged_batch.h"
+
+/* ---- the file ---- */
+
+enum { HIDDEN = 32, KV = 2, HEADS = 6, DIM = 16 };
+
+static cn_model_config small_model(void)
+{
+    return (cn_model_config){.hidden = HIDDEN,
+                             .n_layers = 2,
+                             .n_heads = 4,
+                             .n_kv_heads = KV,
+                             .head_dim = 32,
+                             .max_position = 4096,
+                             .rope_theta = 1e6,
+                             .rms_eps = 1e-6f};
+}
+
+/* What a test changes in a good file. */
+typedef struct file_change {
+    const char *metadata; /* in place of the good one; BASE stands for the right sum */
+    uint64_t k_rows, q_rows, k_cols;
+    const char *dtype, *k_name, *extra; /* extra: one more tensor */
+} file_change;
+
+#define META(LAYERS, DIM, BASE_TEXT)                                                               \
+    "\"__metadata__\":{\"hidden_layers\":\"" LAYERS "\",\"head_dim\":\"" DIM                       \
+    "\",\"rope_theta\":\"10000.0\",\"context\":\"512\",\"base\":\"" BASE_TEXT "\"}"
+
+static void add_metadata(tensor_file *f, const scratch_dir *d, const char *text)
+{
+    uint64_t sum;
+    assert_int_equal(cn_file_sum_weights(&sum, d->path), CN_OK);
+    const char *base = strstr(text, "BASE");
+    const int n = base ? (int)(base - text) : (int)strlen(text);
+    assert_int_equal(cn_buf_addf(&f->header, "%.*s", n, text), CN_OK);
+    if (base) assert_int_equal(cn_buf_addf(&f->header, "%016" PRIx64 "%s", sum, base + 4), CN_OK);
+}
+
+static void write_head(const scratch_dir *d, file_change c)
+{
+    tensor_file f = {0};
+    char path[128];
+    const uint64_t k_rows = c.k_rows ? c.k_rows : KV * DIM;
+    const uint64_t q_rows = c.q_rows ? c.q_rows : HEADS * DIM;
+    const uint64_t cols = c.k_cols ? c.k_cols : HIDDEN;
+    const char *dtype = c.dtype ? c.dtype : "F32";
+    const size_t elem = strcmp(dtype, "F32") == 0 ? 4 : 1;
+    float *zeros = calloc(1 << 16, sizeof *zeros);
+    assert_non_null(zeros);
+    add_metadata(&f, d, c.metadata ? c.metadata : META("[]", "16", "BASE"));
+    tensor_file_add(&f, "norm.weight", "F32", 0, HIDDEN, zeros, HIDDEN * 4);
+    tensor_file_add(&f, "q_proj.weight", "F32", q_rows, HIDDEN, zeros, q_rows * HIDDEN * 4);
+    tensor_file_add(&f, c.k_name ? c.k_name : "k_proj.weight", dtype, k_rows, cols, zeros,
+                    k_rows * cols * elem);
+    if (c.extra) tensor_file_add(&f, c.extra, "F32", 0, 4, zeros, 16);
+    snprintf(path, sizeof path, "%s/retrieval.safetensors", d->path);
+    tensor_file_write(&f, path);
+    tensor_file_free(&f);
+    free(zeros);
+}
+
+static void refused(const scratch_dir *d, const char *part)
+{
+    const cn_model_config m = small_model();
+    cn_retrieval_file *f;
+    assert_int_equal(cn_retrieval_open(&f, d->path, &m, CN_OPT_LOAD_AUTO), CN_ERR_MODEL);
+    assert_null(f);
+    if (!strstr(cn_last_error(), part) || !strstr(cn_last_error(), "retrieval.safetensors"))
+        fail_msg("expected \"%s\", got \"%s\"", part, cn_last_error());
+}
+
+static void a_head_is_read_and_checked(void **state)
+{
+    (void)state;
+    scratch_dir d;
+    const cn_model_config m = small_model();
+    cn_retrieval_file *f;
+    scratch_dir_open(&d);
+    scratch_dir_put(&d, "model.safetensors", "weights", 7);
+    refused(&d, "the file is missing");
+    write_head(&d, (file_change){0});
+    assert_int_equal(cn_retrieval_open(&f, d.path, &m, CN_OPT_LOAD_AUTO), CN_OK);
+    const cn_draft_head *head = cn_retrieval_head(f);
+    assert_int_equal(head->n_heads, HEADS);
+    assert_int_equal(head->head_dim, DIM);
+    assert_int_equal(head->context, 512);
+    assert_true(head->rope_theta == 10000);
+    cn_retrieval_close(f);
+
+    const struct {
+        file_change change;
+        const char *says;
+    } bad[] = {
+        {{.metadata = META("[1,2,3]", "16", "BASE")}, "hidden_layers [1,2,3]: expected []"},
+        {{.metadata = META("{}", "16", "BASE")}, "hidden_layers {}: expected []"},
+        {{.metadata = META("[]", "24", "BASE")}, "head_dim 24: expected a multiple of 16"},
+        {{.metadata = META("[]", "512", "BASE")}, "head_dim 512: expected a number from 16 to 256"},
+        {{.metadata = META("[]", "16", "0123456789abcdef")}, "the head is of another model"},
+        {{.metadata = "\"__metadata__\":{}"}, "metadata hidden_layers: expected a value"},
+        {{.k_rows = 3 * DIM}, "k_proj.weight: expected 32 rows, 2 kv heads of 16, got 48"},
+        {{.q_rows = 3 * DIM}, "q_proj.weight: expected a multiple of 32 rows"},
+        {{.k_cols = 16}, "k_proj.weight: expected [rows, 32], got [32, 16]"},
+        {{.dtype = "U8"}, "k_proj.weight: expected F32, BF16 or F16, got U8"},
+        {{.k_name = "midlayer.self_attn.q_proj.weight"}, "is an EAGLE-3 head"},
+        {{.extra = "fc.weight"}, "fc.weight: expected only norm.weight"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_head(&d, bad[i].change);
+        refused(&d, bad[i].says);
+    }
+    /* The weights change: the head is of another model. */
+    write_head(&d, (file_change){0});
+    scratch_dir_put(&d, "model.safetensors", "Weights", 7);
+    refused(&d, "the head is of another model");
+    scratch_dir_close(&d);
+}
+
+static void dummy_weights_have_a_head_of_their_own(void **state)
+{
+    (void)state;
+    const cn_model_config m = small_model();
+    cn_retrieval_file *f;
+    assert_int_equal(cn_retrieval_open(&f, "/nonexistent", &m, CN_OPT_LOAD_DUMMY), CN_OK);
+    assert_int_equal(cn_retrieval_head(f)->n_heads, m.n_heads);
+    assert_int_equal(cn_retrieval_head(f)->head_dim, m.head_dim);
+    cn_retrieval_close(f);
+}
+
+/* ---- a step ---- */
+
+enum { BLOCK = 64, BLOCKS = 12, MAX_LEN = 300, MAX_SEQS = 3, MAX_DIM = 48, MAX_HEADS = 8 };
+
+/* Sequences whose tokens are stored in one pass each, and then decode a token. */
+typedef struct world {
+    test_rng rng;
+    cn_backend *be;
+    uint32_t n_kv, n_heads, dim, n_seqs;
+    cn_draft draft;
+    cn_pools pools;
+    float *embedded[MAX_SEQS]; /* [len, h] */
+    uint32_t len[MAX_SEQS], table[MAX_SEQS][BLOCKS];
+} world;
+
+static float *draw(world *w, size_t n)
+{
+    float *x = cn_calloc_aligned(n, sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = test_rng_uniform(&w->rng);
+    return x;
+}
+
+static uint32_t between(world *w, uint32_t low, uint32_t high)
+{
+    return low + test_rng_below(&w->rng, high - low + 1);
+}
+
+static void open_world(world *w, uint64_t seed)
+{
+    static const uint32_t kv[] = {1, 2, 4}, groups[] = {1, 2, 3};
+    memset(w, 0, sizeof *w);
+    w->rng.state = seed;
+    w->be = backend_rig_open(2);
+    w->n_kv = kv[seed % 3];
+    w->n_heads = w->n_kv == 4 ? 8 : w->n_kv * groups[seed / 3 % 3];
+    w->dim = 16 * between(w, 1, 3);
+    w->n_seqs = between(w, 1, MAX_SEQS);
+    const uint32_t h = HIDDEN, half = w->dim / 2;
+    w->draft = (cn_draft){.be = w->be,
+                          .head = {.n_heads = w->n_heads, .head_dim = w->dim},
+                          .hidden = h,
+                          .eps = 1e-6f};
+    w->draft.norm = draw(w, h);
+    w->draft.q_proj = draw(w, (size_t)w->n_heads * w->dim * h);
+    w->draft.k_proj = draw(w, (size_t)w->n_kv * w->dim * h);
+    w->draft.cos = draw(w, (size_t)MAX_LEN * half);
+    w->draft.sin = draw(w, (size_t)MAX_LEN * half);
+    w->draft.normed = draw(w, (size_t)MAX_LEN * h);
+    w->draft.queries = draw(w, (size_t)MAX_SEQS * w->n_heads * w->dim);
+    w->draft.keys = draw(w, (size_t)MAX_LEN * w->n_kv * w->dim);
+    w->pools.layout = cn_kv_layout_make(2, BLOCKS, w->n_kv, BLOCK, 16, CN_F32);
+    w->pools.layout.draft_dim = w->dim;
+    w->pools.act_dtype = CN_F32;
+    w->pools.draft = draw(w, (size_t)BLOCKS * w->n_kv * BLOCK * w->dim);
+    uint32_t order[BLOCKS], next = 0;
+    for (uint32_t i = 0; i < BLOCKS; i++) order[i] = (i * 7 + (uint32_t)seed) % BLOCKS;
+    for (uint32_t s = 0; s < w->n_seqs; s++) {
+        w->len[s] = between(w, 40, BLOCKS / MAX_SEQS * BLOCK);
+        w->embedded[s] = draw(w, (size_t)w->len[s] * h);
+        for (uint32_t i = 0; i * BLOCK < w->len[s]; i++) w->table[s][i] = order[next++];
+    }
+}
+
+static void close_world(world *w)
+{
+    void *const memory[] = {w->draft.norm,   w->draft.q_proj,  w->draft.k_proj, w->draft.cos,
+                            w->draft.sin,    w->draft.normed,  w->draft.queries, w->draft.keys,
+                            w->pools.draft};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cn_free(memory[i]);
+    for (uint32_t s = 0; s < w->n_seqs; s++) cn_free(w->embedded[s]);
+    backend_rig_close(w->be);
+}
+
+/* out[dim] = the rotated query or key of head `head` of a token, in double. */
+static void naive_head(const world *w, const float *x, const float *weight, uint32_t head,
+                       uint32_t position, double *out)
+{
+    const uint32_t d = w->dim, half = d / 2;
+    const float *norm = w->draft.norm;
+    double squares = 0, raw[MAX_DIM];
+    for (uint32_t i = 0; i < HIDDEN; i++) squares += (double)x[i] * (double)x[i];
+    const double scale = 1 / sqrt(squares / HIDDEN + 1e-6);
+    for (uint32_t c = 0; c < d; c++) {
+        const float *row = weight + ((size_t)head * d + c) * HIDDEN;
+        raw[c] = 0;
+        for (uint32_t i = 0; i < HIDDEN; i++)
+            raw[c] += (double)x[i] * scale * (double)norm[i] * (double)row[i];
+    }
+    for (uint32_t i = 0; i < half; i++) {
+        const double c = (double)w->draft.cos[position * half + i];
+        const double s = (double)w->draft.sin[position * half + i];
+        out[i] = raw[i] * c - raw[half + i] * s;
+        out[half + i] = raw[half + i] * c + raw[i] * s;
+    }
+}
+
+static void near_to(const double *want, const float *got, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (fabs(want[i] - (double)got[i]) > 1e-3 * (1 + fabs(want[i])))
+            fail_msg("element %u: expected %g, got %g", i, want[i], (double)got[i]);
+}
+
+/* Stores tokens [first, end) of a sequence; with `decode` they are its one query. */
+static void store(world *w, uint32_t s, uint32_t first, uint32_t end)
+{
+    uint32_t positions[MAX_LEN], slots[MAX_LEN];
+    for (uint32_t p = first; p < end; p++) {
+        positions[p - first] = p;
+        slots[p - first] = w->table[s][p / BLOCK] * BLOCK + p % BLOCK;
+    }
+    const cn_batch_view b = {.n_tokens = end - first,
+                             .n_seqs = 1,
+                             .positions = positions,
+                             .kv_slots = slots};
+    assert_int_equal(cn_draft_store(&w->draft, backend_rig_stream(w->be), &b, &w->pools,
+                                    w->embedded[s] + (size_t)first * HIDDEN),
+                     CN_OK);
+}
+
+static void check_keys(const world *w)
+{
+    const cn_kv_layout l = cn_kv_layout_draft(&w->pools.layout);
+    double want[MAX_DIM];
+    for (uint32_t s = 0; s < w->n_seqs; s++)
+        for (uint32_t p = 0; p < w->len[s]; p++)
+            for (uint32_t h = 0; h < w->n_kv; h++) {
+                naive_head(w, w->embedded[s] + (size_t)p * HIDDEN, w->draft.k_proj, h, p, want);
+                near_to(want,
+                        (const float *)w->pools.draft +
+                            cn_kv_row(&l, 0, w->table[s][p / BLOCK], h, p % BLOCK, CN_KV_K),
+                        w->dim);
+            }
+}
+
+/* best[n] = log of the largest share that a query head of the kv head gives to each candidate. */
+static void naive_shares(const world *w, uint32_t s, uint32_t kv, uint32_t base, uint32_t n,
+                         double *best)
+{
+    const uint32_t group = w->n_heads / w->n_kv, at = w->len[s] - 1;
+    double q[MAX_DIM], k[MAX_DIM], logits[MAX_LEN];
+    for (uint32_t g = 0; g < group; g++) {
+        double sum = 0;
+        naive_head(w, w->embedded[s] + (size_t)at * HIDDEN, w->draft.q_proj, kv * group + g, at, q);
+        for (uint32_t c = 0; c < n; c++) {
+            naive_head(w, w->embedded[s] + (size_t)(base + c) * HIDDEN, w->draft.k_proj, kv,
+                       base + c, k);
+            logits[c] = 0;
+            for (uint32_t i = 0; i < w->dim; i++) logits[c] += q[i] * k[i] / sqrt(w->dim);
+            sum += exp(logits[c]);
+        }
+        for (uint32_t c = 0; c < n; c++) {
+            const double share = logits[c] - log(sum);
+            best[c] = g == 0 ? share : fmax(best[c], share);
+        }
+    }
+}
+
+/* A list has k different candidates, none with a smaller share than one that it lacks. Scores are
+ * f16, so shares that differ by less than 2 % of their logarithm count as equal. */
+static void check_list(const world *w, uint32_t s, uint32_t kv, const uint32_t *list, uint32_t base,
+                       uint32_t n, uint32_t k)
+{
+    double best[MAX_LEN], least = INFINITY, most_lacking = -INFINITY;
+    bool listed[MAX_LEN] = {false};
+    naive_shares(w, s, kv, base, n, best);
+    for (uint32_t i = 0; i < k; i++) {
+        assert_in_range(list[i], base, base + n - 1);
+        assert_false(listed[list[i] - base]);
+        listed[list[i] - base] = true;
+        least = fmin(least, best[list[i] - base]);
+    }
+    for (uint32_t c = 0; c < n; c++)
+        if (!listed[c]) most_lacking = fmax(most_lacking, best[c]);
+    if (most_lacking > least + 0.02 * (1 + fabs(least)))
+        fail_msg("sequence %u, head %u: share %g is listed, %g is not", s, kv, least, most_lacking);
+}
+
+/* All sequences decode their last token in one batch. Row 0 attends to all tokens. */
+static void decode(world *w)
+{
+    enum { SINKS = 3, STRIDE = 64 };
+    const uint32_t n = w->n_seqs;
+    uint32_t positions[MAX_SEQS], slots[MAX_SEQS], first[MAX_SEQS], count[MAX_SEQS], k[MAX_SEQS];
+    uint32_t base[MAX_SEQS], forced[MAX_SEQS], tables[MAX_SEQS * BLOCKS], end = 0;
+    cn_sel_stage stages[MAX_SEQS] = {{0}};
+    float *rows = draw(w, (size_t)n * HIDDEN);
+    float *logits = draw(w, (size_t)MAX_SEQS * MAX_LEN * 4 * MAX_HEADS);
+    uint32_t list[MAX_SEQS * 4 * STRIDE];
+    uint16_t score[MAX_SEQS * MAX_LEN * 4];
+    memset(list, 0xff, sizeof list);
+    for (uint32_t s = 0; s < n; s++) {
+        positions[s] = w->len[s] - 1;
+        slots[s] = w->table[s][positions[s] / BLOCK] * BLOCK + positions[s] % BLOCK;
+        memcpy(rows + (size_t)s * HIDDEN, w->embedded[s] + (size_t)positions[s] * HIDDEN,
+               HIDDEN * sizeof *rows);
+        memcpy(tables + s * BLOCKS, w->table[s], sizeof w->table[s]);
+        if (s > 0) stages[s] = (cn_sel_stage){.active = 1, .group = CN_GROUP_MAX};
+        base[s] = forced[s] = s > 0 ? SINKS : 0;
+        count[s] = s > 0 ? w->len[s] - 8 - SINKS : 0;
+        k[s] = s > 0 ? between(w, 1, 24) : 0;
+        first[s] = end;
+        end += count[s];
+    }
+    const cn_batch_view b = {.n_tokens = n, .n_seqs = n, .n_decode = n, .positions = positions,
+                             .kv_slots = slots, .tables = tables, .table_stride = BLOCKS};
+    const cn_row_range range = {0, n};
+    const cn_select_view view = {
+        .ranks_ahead = true,
+        .rows = {.stage = {[1] = {.first = first, .n = count, .base = base, .k = k}},
+                 .n_forced = forced,
+                 .seed = first},
+        .ahead = stages,
+        .ranges = &range,
+        .n_ranges = 1};
+    const cn_select_scratch scratch = {.score = score, .logits = logits, .list = list,
+                                       .list_stride = STRIDE};
+    const cn_select_step step = {.be = w->be, .stream = backend_rig_stream(w->be), .batch = &b,
+                                 .pools = &w->pools, .view = &view, .scratch = &scratch};
+    assert_int_equal(cn_draft_store(&w->draft, step.stream, &b, &w->pools, rows), CN_OK);
+    assert_int_equal(cn_draft_select(&w->draft, &step), CN_OK);
+    for (uint32_t s = 0; s < n; s++)
+        for (uint32_t h = 0; h < w->n_kv; h++) {
+            const uint32_t *mine = list + (s * w->n_kv + h) * STRIDE;
+            if (s == 0) {
+                assert_int_equal(mine[0], UINT32_MAX);
+                continue;
+            }
+            for (uint32_t i = 0; i < SINKS; i++) assert_int_equal(mine[i], i);
+            check_list(w, s, h, mine + SINKS, SINKS, count[s], k[s]);
+        }
+    cn_free(rows);
+    cn_free(logits);
+}
+
+/* MHA, GQA and MQA heads; prompts stored whole or in two chunks. */
+static void keys_and_lists_are_those_of_naive_sums(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        world w;
+        open_world(&w, seed);
+        for (uint32_t s = 0; s < w.n_seqs; s++) {
+            const uint32_t cut = seed % 2 ? between(&w, 1, w.len[s] - 2) : w.len[s] - 1;
+            store(&w, s, 0, cut);
+            if (cut + 1 < w.len[s]) store(&w, s, cut, w.len[s] - 1);
+        }
+        decode(&w);
+        check_keys(&w);
+        close_world(&w);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_head_is_read_and_checked),
+        cmocka_unit_test(dummy_weights_have_a_head_of_their_own),
+        cmocka_unit_test(keys_and_lists_are_those_of_naive_sums),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
