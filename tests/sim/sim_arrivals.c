@@ -135,9 +135,10 @@ void sim_draw_engine(sim_world *w)
 static void draw_selector(sim_world *w, cn_kv_params *kv)
 {
     static const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_SPADE, CN_SELECT_LAST,
-                                             CN_SELECT_DS, CN_SELECT_SPEC};
-    kv->select = selectors[sim_below(w, 5)];
+                                             CN_SELECT_DS};
+    kv->select = selectors[sim_below(w, 4)];
     kv->select_tokens = sim_between(w, 1, w->engine.select_most.select_tokens);
+    if (kv->select == CN_SELECT_DS && kv->select_tokens % 2) kv->select = CN_SELECT_SPEC;
     kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
 }
 
