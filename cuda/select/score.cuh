@@ -28,6 +28,7 @@
 
 enum {
     CN_SCORE_BLOCKS = 2, /* thread blocks of a multiprocessor */
+    CN_SCORE_WIDE_WORDS = 8, /* words of the largest label; each is eight channels */
     CN_SCORE_SLACK = 8   /* lots: preparing the query of one more unit takes as long */
 };
 
@@ -63,10 +64,13 @@ typedef struct cn_score_params {
     cn_kv_rows rows;
     uint32_t group, seq_units, n_units; /* seq_units: units of a sequence */
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
-    uint32_t label_bytes, table_bytes;
+    uint32_t label_bytes;
+    uint32_t query_words; /* of a quantised query: CN_SCORE_WIDE_WORDS unless bulk */
     uint32_t row; /* logits of a candidate that rule max stores: cn_logit_row */
     uint32_t keys; /* cn_route_keys */
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
+    bool bulk;    /* keys are copied in bulk: compute capability 9.0, and a shape that has it */
+    bool by_lot;  /* rule max adds up lot by lot, so that sums do not depend on other requests */
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
     cn_score_unit *units; /* [n_units] */
     uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */

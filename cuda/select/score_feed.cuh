@@ -1,19 +1,20 @@
-/* score_feed.cuh - a ring of bulk copies for each warp of score_ring_sm90.cu.
+/* score_feed.cuh - a ring of copies for each warp of score_ring.cu.
  *
- * A stage of a ring has the keys of one lot, and one barrier. A lane arrives and expects the bytes
- * of the lot, so phase i of the barrier ends when lot i of the stage is in shared memory. All lanes
- * wait for phase i, of parity i % 2, and use what they have read. Only then the copies of phase
- * i + 1 start, so no fence is needed. A warp waits for every lot that it has copied, because it
- * copies its lots in the order in which it computes them.
+ * A stage of a ring has the keys of one lot, and a barrier. Phase i of the barrier ends when lot i
+ * of the stage is in shared memory. All lanes wait for phase i, of parity i % 2, and use what they
+ * have read. Only then the copies of phase i + 1 start, so no fence is needed. A warp waits for
+ * every lot that it has copied, because it copies its lots in the order in which it computes them.
  *
- * The keys of a lot are contiguous, or are in equal runs (cn_score_run_log2). A lane finds and
- * copies one run of a lot, and the warp finds as many lots at once as it has lanes for. The ring is
- * filled from one part of the block to the next, so all stages but one are in flight while the warp
- * computes.
+ * The keys of a lot are contiguous, or are in equal runs (cn_score_run_log2). A lane finds one run
+ * of a lot, and the warp finds as many lots at once as it has lanes for. With bulk copies (compute
+ * capability 9.0) the lane also copies its run, and the barrier counts bytes. Without, all lanes
+ * copy one run after the other, 16 bytes at a time, and each arrives when its copies are complete.
+ * The ring is filled from one part of the block to the next, so all stages but one are in flight
+ * while the warp computes.
  *
  * Eight lanes load 64 bytes of each of two bounds at once. Bounds are often a multiple of 128
  * bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64 bytes,
- * and such lanes have one of each half. K rows are copied by a tensor map, whose swizzle puts eight
+ * and such lanes have one of each half. K rows are in the swizzle of tensor maps, which puts eight
  * rows in different banks.
  *
  * All lanes of a warp call each function. */
@@ -30,6 +31,7 @@ enum {
     CN_FEED_STAGES = 8, /* most stages of a ring */
     CN_FEED_LABELS = 1 << CN_LOT_MAX_LOG2, /* of a lot */
     CN_FEED_ANY = CN_KEY_HASH + 1, /* as a cn_sel_key: stages may have different ones */
+    CN_FEED_ROWS = 16, /* K rows of a lot */
     CN_FEED_SHIFT = 64 /* bytes between the halves of a lot of bounds */
 };
 
@@ -50,12 +52,14 @@ typedef struct cn_feed_run {
     uint64_t place; /* K rows: the pool's row; labels: the number of the first; bounds: address */
 } cn_feed_run;
 
-/* KEY: what all stages of the launch rank, or CN_FEED_ANY. K rows: a lot is one run. */
-template <uint32_t KEY> struct cn_feed {
+/* KEY: what all stages of the launch rank, or CN_FEED_ANY. K rows: a lot is one run. BULK: copies
+ * are bulk copies. */
+template <uint32_t KEY, bool BULK> struct cn_feed {
     static constexpr uint32_t key = KEY;
+    static constexpr bool bulk = BULK;
     unsigned char *stages;
     cn_feed_shared *shared;
-    const CUtensorMap *rows; /* of K rows; a box is a lot */
+    const CUtensorMap *rows; /* of K rows; a box is a lot. Bulk copies only */
     uint64_t *full; /* [n_stages] */
     uint32_t n_workers, n_stages, stage_bytes;
     uint32_t n_found, at; /* lots that are found but not copied; the number of the first of them */
@@ -73,24 +77,22 @@ __host__ __device__ static inline uint32_t cn_feed_lot_bytes(const cn_score_para
                   : 32 * p.args.pools.layout.head_dim;
 }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 /* Each warp initialises its own barriers, one per lane. Called before the block's first barrier. */
-__device__ static inline void cn_feed_init(cn_feed_shared *shared)
+template <bool BULK> __device__ static inline void cn_feed_init(cn_feed_shared *shared)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     if (lane >= CN_FEED_STAGES) return;
-    cn_barrier_init(&shared->full[threadIdx.x / CN_WARP][lane], 1);
+    cn_barrier_init(&shared->full[threadIdx.x / CN_WARP][lane], BULK ? 1 : CN_WARP);
     cn_barrier_init_done();
 }
 
-template <uint32_t KEY>
-__device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape,
-                                                 unsigned char *rings, cn_feed_shared *shared,
-                                                 const CUtensorMap *rows)
+template <uint32_t KEY, bool BULK>
+__device__ static inline cn_feed<KEY, BULK> cn_feed_of(const cn_feed_shape &shape,
+                                                       unsigned char *rings, cn_feed_shared *shared,
+                                                       const CUtensorMap *rows)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
-    cn_feed<KEY> f = {};
+    cn_feed<KEY, BULK> f = {};
     f.shared = shared;
     f.rows = rows;
     f.n_workers = shape.n_workers;
@@ -151,42 +153,84 @@ __device__ static inline bool cn_feed_find(Feed &f, const cn_score_params &p, ui
     return f.n_found > 0;
 }
 
-/* Starts the copies of a run of labels, and of their scales, into a stage. */
+/* Starts to copy bytes, a multiple of 16, into a stage. With bulk copies one lane calls it, else
+ * all lanes of the warp. */
+template <bool BULK>
+__device__ static inline void cn_feed_put(uint32_t to, const void *from, uint32_t bytes,
+                                          uint64_t *full)
+{
+    if constexpr (BULK) {
+        cn_bulk_copy_hint(to, from, bytes, full, CN_CACHE_EVICT_FIRST);
+    } else {
+        for (uint32_t at = threadIdx.x % CN_WARP * 16; at < bytes; at += CN_WARP * 16)
+            cn_copy16_once(to + at, (const char *)from + at, true);
+    }
+}
+
+/* Starts the copies of run `number` of a lot of labels, and of their scales, into a stage. */
+template <bool BULK>
 __device__ static inline void cn_feed_copy_labels(const cn_score_params &p, const cn_feed_run &r,
-                                                  uint32_t stage, uint64_t *full)
+                                                  uint32_t number, uint32_t stage, uint64_t *full)
 {
     const cn_digest &g = p.args.pools.digest;
-    const uint32_t n = CN_FEED_LABELS >> r.runs_log2, lane = threadIdx.x % CN_WARP;
-    const uint32_t first = (lane & ((1u << r.runs_log2) - 1)) * n; /* of the lot */
+    const uint32_t n = CN_FEED_LABELS >> r.runs_log2, first = number * n;
     const uint32_t scales = stage + CN_FEED_LABELS * p.label_bytes;
-    cn_bulk_copy_hint(stage + first * p.label_bytes, g.labels + r.place * p.label_bytes,
-                      n * p.label_bytes, full, CN_CACHE_EVICT_FIRST);
-    cn_bulk_copy_hint(scales + first * (uint32_t)sizeof(uint16_t), g.scales + r.place,
-                      n * (uint32_t)sizeof(uint16_t), full, CN_CACHE_EVICT_FIRST);
+    cn_feed_put<BULK>(stage + first * p.label_bytes, g.labels + r.place * p.label_bytes,
+                      n * p.label_bytes, full);
+    cn_feed_put<BULK>(scales + first * (uint32_t)sizeof(uint16_t), g.scales + r.place,
+                      n * (uint32_t)sizeof(uint16_t), full);
 }
 
-/* Starts the copies of a run of bounds into a stage, whose second half is shifted. */
+/* Starts the copies of run `number` of a lot of bounds into a stage, whose second half is
+ * shifted. */
+template <bool BULK>
 __device__ static inline void cn_feed_copy_bounds(const cn_score_params &p, const cn_feed_run &r,
-                                                  uint32_t stage, uint64_t *full)
+                                                  uint32_t number, uint32_t stage, uint64_t *full)
 {
     const uint32_t half = cn_feed_lot_bytes(p, false) / 2, bytes = 2 * half >> r.runs_log2;
-    const uint32_t at = (threadIdx.x % CN_WARP & ((1u << r.runs_log2) - 1)) * bytes;
+    const uint32_t at = number * bytes;
     const unsigned char *from = (const unsigned char *)r.place;
     const uint32_t first = at < half ? min(bytes, half - at) : 0; /* of the first half */
-    if (first > 0) cn_bulk_copy_hint(stage + at, from, first, full, CN_CACHE_EVICT_FIRST);
+    if (first > 0) cn_feed_put<BULK>(stage + at, from, first, full);
     if (first < bytes)
-        cn_bulk_copy_hint(stage + at + first + CN_FEED_SHIFT, from + first, bytes - first, full,
-                          CN_CACHE_EVICT_FIRST);
+        cn_feed_put<BULK>(stage + at + first + CN_FEED_SHIFT, from + first, bytes - first, full);
 }
 
-/* Starts the copies of the first lot that is found into the stage that is filled next. */
+/* Starts the copies of a lot of K rows into a stage, by all lanes. */
+__device__ static inline void cn_feed_copy_rows(const cn_score_params &p, uint64_t place,
+                                                uint32_t stage)
+{
+    const uint32_t vecs = p.args.pools.layout.head_dim / CN_VEC8;
+    const uint4 *from = (const uint4 *)p.args.pools.kv + place * vecs;
+    for (uint32_t i = threadIdx.x % CN_WARP; i < CN_FEED_ROWS * vecs; i += CN_WARP)
+        cn_copy16_once(stage + cn_chunk_at(CN_FEED_ROWS, i / vecs, i % vecs), from + i, true);
+}
+
+/* Starts the copies of the first lot that is found into a stage, by all lanes. */
 template <typename Feed>
-__device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params &p)
+__device__ static inline void cn_feed_copy_by_lanes(const Feed &f, const cn_score_params &p,
+                                                    uint32_t stage, uint64_t *full)
+{
+    const uint32_t runs_log2 = f.run.runs_log2;
+    cn_feed_run r = f.run;
+#pragma unroll 1
+    for (uint32_t i = 0; i < 1u << runs_log2; i++) {
+        r.place = __shfl_sync(0xffffffffu, (unsigned long long)f.run.place,
+                              (int)((f.at << runs_log2) + i));
+        if (r.key == CN_KEY_ROWS) cn_feed_copy_rows(p, r.place, stage);
+        else if (r.key == CN_KEY_LABELS) cn_feed_copy_labels<false>(p, r, i, stage, full);
+        else cn_feed_copy_bounds<false>(p, r, i, stage, full);
+    }
+    cn_barrier_arrive_copied(full);
+}
+
+/* The same by bulk copies, of the lanes that have found the lot. */
+template <typename Feed>
+__device__ static inline void cn_feed_copy_in_bulk(const Feed &f, const cn_score_params &p,
+                                                   unsigned char *stage, uint64_t *full)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : f.run.key;
-    unsigned char *stage = f.stages + f.put * f.stage_bytes;
-    uint64_t *full = &f.full[f.put];
     if (key == CN_KEY_ROWS) { /* one lane copies the lot */
         if (lane != f.at) return;
         cn_barrier_expect(full, cn_feed_lot_bytes(p, false));
@@ -194,11 +238,21 @@ __device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params 
         return;
     }
     const uint32_t to = cn_shared_address(stage);
+    const uint32_t number = lane & ((1u << f.run.runs_log2) - 1);
     if (lane == 0) cn_barrier_expect(full, cn_feed_lot_bytes(p, key == CN_KEY_LABELS));
     __syncwarp();
     if (lane >> f.run.runs_log2 != f.at) return;
-    if (key == CN_KEY_LABELS) cn_feed_copy_labels(p, f.run, to, full);
-    else cn_feed_copy_bounds(p, f.run, to, full);
+    if (key == CN_KEY_LABELS) cn_feed_copy_labels<true>(p, f.run, number, to, full);
+    else cn_feed_copy_bounds<true>(p, f.run, number, to, full);
+}
+
+/* Starts the copies of the first lot that is found into the stage that is filled next. */
+template <typename Feed>
+__device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params &p)
+{
+    unsigned char *stage = f.stages + f.put * f.stage_bytes;
+    if constexpr (Feed::bulk) cn_feed_copy_in_bulk(f, p, stage, &f.full[f.put]);
+    else cn_feed_copy_by_lanes(f, p, cn_shared_address(stage), &f.full[f.put]);
 }
 
 /* The same, and counts the lot as in flight. */
@@ -246,7 +300,5 @@ __device__ static inline void cn_feed_release(Feed &f, const cn_score_params &p,
     f.get = f.get + 1 < f.n_stages ? f.get + 1 : 0;
     if (f.n_found > 0 || cn_feed_find(f, p, known)) cn_feed_push(f, p);
 }
-
-#endif
 
 #endif

@@ -1,4 +1,4 @@
-/* score_ring.cuh - what the parts of score_ring_sm90.cu share: the shared memory of a block, and
+/* score_ring.cuh - what the parts of score_ring.cu share: the shared memory of a block, and
  * the queries of the part that it computes. */
 #ifndef CN_CUDA_SCORE_RING_CUH
 #define CN_CUDA_SCORE_RING_CUH
@@ -6,14 +6,11 @@
 #include "cuda/select/score_feed.cuh"
 #include "cuda/select/score_labels.cuh"
 
-enum {
-    CN_RING_ROWS = 16,     /* K rows of a lot */
-    CN_RING_TABLE_PAD = 32 /* elements between rows of the table, to use other banks */
-};
+enum { CN_RING_TABLE_PAD = 32 }; /* elements between rows of the table, to use other banks */
 
 typedef struct cn_ring_fixed {
     cn_feed_shared feed;
-    uint8_t channels[CN_WARP]; /* of labels */
+    uint8_t channels[2 * CN_WARP]; /* of labels */
     uint32_t digits[CN_COUNT_DIGITS]; /* how many scores of the part have each high byte */
     uint32_t heads[CN_LABEL_HEADS / 2]; /* of the part's unit: cn_share_heads */
 } cn_ring_fixed;
@@ -32,14 +29,12 @@ typedef struct cn_ring_memory {
     uint32_t n_more; /* lots of a warp that have room in `kept` */
 } cn_ring_memory;
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 /* ---- queries ---- */
 
 __device__ static inline float *cn_ring_label_factors(const cn_score_params &p,
                                                       const cn_ring_memory &m)
 {
-    return (float *)(m.labels + p.group * (p.label_bytes / 4));
+    return (float *)(m.labels + p.group * p.query_words);
 }
 
 /* Returns where value i of a query is in its row of the table, for K rows: a lane of the matrix
@@ -71,13 +66,12 @@ __device__ static inline float cn_ring_table_value(const cn_score_params &p, con
     return cn_score_query_value(p, x, cn_score_query_of(p, x), at / width, at % width);
 }
 
-/* Returns this lane's label channel of row r. */
+/* Returns label channel c of row r. */
 __device__ static inline float cn_ring_label_value(const cn_score_params &p, const cn_score_part &x,
-                                                   const cn_ring_memory &m, uint32_t r)
+                                                   const cn_ring_memory &m, uint32_t r, uint32_t c)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
-    if (r >= cn_ring_query_rows(p, x) || lane >= p.args.pools.digest.n_channels) return 0;
-    return cn_score_query_value(p, x, cn_score_query_of(p, x), r, m.fixed->channels[lane]);
+    if (r >= cn_ring_query_rows(p, x) || c >= p.args.pools.digest.n_channels) return 0;
+    return cn_score_query_value(p, x, cn_score_query_of(p, x), r, m.fixed->channels[c]);
 }
 
 /* Channels of a query in the table of rows or bounds. */
@@ -88,6 +82,20 @@ __device__ static inline uint32_t cn_ring_query_width(const cn_score_params &p,
     return x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
 }
 
+/* Elements from a row of that table to the next. K rows are compared by 64 columns. */
+__host__ __device__ static inline uint32_t cn_ring_table_stride(uint32_t head_dim, bool is_bounds)
+{
+    const uint32_t width = is_bounds ? 2 * head_dim
+                                     : (head_dim + CN_BOX_COLS - 1) / CN_BOX_COLS * CN_BOX_COLS;
+    return width + CN_RING_TABLE_PAD;
+}
+
+__device__ static inline uint32_t cn_ring_table_stride_of(const cn_score_params &p,
+                                                          const cn_score_part &x)
+{
+    return cn_ring_table_stride(p.args.pools.layout.head_dim, x.stage.key == CN_KEY_BOUNDS);
+}
+
 __device__ static inline cn_ring_ahead cn_ring_load_ahead(const cn_score_params &p,
                                                           const cn_score_part &x,
                                                           const cn_ring_memory &m, uint32_t key)
@@ -95,9 +103,9 @@ __device__ static inline cn_ring_ahead cn_ring_load_ahead(const cn_score_params 
     cn_ring_ahead ahead = {};
     if (key == CN_KEY_HASH) return ahead;
     if (key == CN_KEY_LABELS) {
-        const uint32_t warp = threadIdx.x / CN_WARP;
-        ahead.first = cn_ring_label_value(p, x, m, warp);
-        ahead.second = cn_ring_label_value(p, x, m, warp + CN_FEED_WARPS);
+        const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
+        ahead.first = cn_ring_label_value(p, x, m, warp, lane);
+        ahead.second = cn_ring_label_value(p, x, m, warp + CN_FEED_WARPS, lane);
     } else {
         const uint32_t width = cn_ring_query_width(p, x);
         ahead.first = cn_ring_table_value(p, x, width, threadIdx.x);
@@ -113,6 +121,7 @@ __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const
 {
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     const uint32_t width = cn_ring_query_width(p, x), n = cn_ring_query_rows(p, x) * width;
+    const uint32_t stride = cn_ring_table_stride_of(p, x);
 #pragma unroll 1
     for (uint32_t k = 0, at = threadIdx.x; at < n; k++, at += CN_FEED_THREADS) {
         const uint32_t row = at / width, i = at % width;
@@ -121,14 +130,14 @@ __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const
                                      : cn_ring_table_value(p, x, width, at);
         const cn_bf16 high = __float2bfloat16_rn(value);
         const uint32_t place = x.stage.key == CN_KEY_ROWS ? cn_ring_value_at(i) : i;
-        cn_bf16 *to = m.table + row * (width + CN_RING_TABLE_PAD) + place;
+        cn_bf16 *to = m.table + row * stride + place;
         *to = high;
-        if (!is_max)
-            to[width + CN_RING_TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
+        if (!is_max) to[stride] = __float2bfloat16_rn(value - __bfloat162float(high));
     }
 }
 
-/* Quantises the label channels of the queries, one a warp. */
+/* Quantises the label channels of the queries, one a warp. WIDE: they may be more than 32. */
+template <bool WIDE>
 __device__ static inline void cn_ring_fill_labels(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m,
                                                   const cn_ring_ahead &ahead)
@@ -136,11 +145,16 @@ __device__ static inline void cn_ring_fill_labels(const cn_score_params &p, cons
     const uint32_t n_rows = cn_ring_query_rows(p, x), lane = threadIdx.x % CN_WARP;
 #pragma unroll 1
     for (uint32_t k = 0, r = threadIdx.x / CN_WARP; r < n_rows; k++, r += CN_FEED_WARPS) {
-        const float value[1] = {k == 0   ? ahead.first
-                                : k == 1 ? ahead.second
-                                         : cn_ring_label_value(p, x, m, r)};
-        int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
-        const float scale = cn_label_quantise<1>(bytes, value, p.args.pools.digest.n_channels);
+        int8_t *bytes = (int8_t *)(m.labels + r * p.query_words);
+        float scale, value[2] = {k == 0   ? ahead.first
+                                 : k == 1 ? ahead.second
+                                          : cn_ring_label_value(p, x, m, r, lane)};
+        if constexpr (WIDE) {
+            value[1] = cn_ring_label_value(p, x, m, r, CN_WARP + lane);
+            scale = cn_label_quantise<2>(bytes, value, 2 * CN_WARP);
+        } else {
+            scale = cn_label_quantise<1>(bytes, value, p.args.pools.digest.n_channels);
+        }
         if (lane == 0) cn_ring_label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
     }
 }
@@ -157,12 +171,13 @@ __device__ static inline uint8_t cn_ring_load_channel(const cn_score_params &p,
 }
 
 /* Prepares the queries of a part, whose channels have been loaded. Clears the sums of rule max. */
+template <bool WIDE>
 __device__ static inline void cn_ring_load_query(const cn_score_params &p, const cn_score_part &x,
                                                  const cn_ring_memory &m, uint32_t key,
                                                  const cn_ring_ahead &ahead)
 {
     if (key == CN_KEY_LABELS)
-        cn_ring_fill_labels(p, x, m, ahead);
+        cn_ring_fill_labels<WIDE>(p, x, m, ahead);
     else if (key != CN_KEY_HASH)
         cn_ring_fill_table(p, x, m, ahead);
     if (cn_score_is_max(x.stage))
@@ -185,7 +200,5 @@ __device__ static inline void cn_ring_add_lot(const cn_ring_memory &m, uint32_t 
 {
     cn_exp_sum_add_lot(&m.sums[head * m.n_workers + threadIdx.x / CN_WARP], lot.sum, lot.top);
 }
-
-#endif
 
 #endif

@@ -1,12 +1,10 @@
-/* score_ring_keys.cuh - how a warp of score_ring_sm90.cu ranks its lots of K rows, or of bounds. */
+/* score_ring_keys.cuh - how a warp of score_ring.cu ranks its lots of K rows, or of bounds. */
 #ifndef CN_CUDA_SCORE_RING_KEYS_CUH
 #define CN_CUDA_SCORE_RING_KEYS_CUH
 
 #include "cuda/select/score_ring.cuh"
 
 enum { CN_RING_HEADS = 8 }; /* of a pass */
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows as a tensor map copies them.
  * q: row g of the table (g = lane / 4). D: d, or 0 for any. */
@@ -17,19 +15,20 @@ __device__ static inline void cn_ring_dot_rows(float sums[4], const unsigned cha
     const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4, end = D > 0 ? D : d;
     const uint4 *values = (const uint4 *)q + 2 * t;
     uint32_t at = cn_shared_address(keys) +
-                  cn_chunk_at(CN_RING_ROWS, lane % CN_RING_ROWS, lane / CN_RING_ROWS);
+                  cn_chunk_at(CN_FEED_ROWS, lane % CN_FEED_ROWS, lane / CN_FEED_ROWS);
     float even[4] = {}, odd[4] = {}; /* two chains of sums hide latency */
 #pragma unroll(D > 0 ? D / CN_BOX_COLS : 1)
     for (uint32_t box = 0; box < end;
-         box += CN_BOX_COLS, at += CN_RING_ROWS * CN_ROW_BYTES, values += 8) {
+         box += CN_BOX_COLS, at += CN_FEED_ROWS * CN_ROW_BYTES, values += 8) {
         const uint4 b[2] = {values[0], values[1]};
+        const uint32_t n = D > 0 ? 4 : (end - box) / 16; /* products, at most 4 */
         uint32_t a[4][4];
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) cn_ldmatrix(a[k], at ^ k * 2 * CN_CHUNK_BYTES);
         cn_mma(even, a[0], b[0].x, b[0].y);
-        cn_mma(odd, a[1], b[0].z, b[0].w);
-        cn_mma(even, a[2], b[1].x, b[1].y);
-        cn_mma(odd, a[3], b[1].z, b[1].w);
+        if (n > 1) cn_mma(odd, a[1], b[0].z, b[0].w);
+        if (n > 2) cn_mma(even, a[2], b[1].x, b[1].y);
+        if (n > 3) cn_mma(odd, a[3], b[1].z, b[1].w);
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
@@ -204,10 +203,10 @@ __device__ static inline void cn_ring_dot(float sums[4], const cn_score_params &
 
 /* Returns row first + g of the table, or its last one. */
 __device__ static inline const cn_bf16 *cn_ring_query_row(const cn_ring_memory &m, uint32_t first,
-                                                          uint32_t n_rows, uint32_t width)
+                                                          uint32_t n_rows, uint32_t stride)
 {
     const uint32_t row = min(first + threadIdx.x % CN_WARP / 4, n_rows - 1);
-    return m.table + row * (width + CN_RING_TABLE_PAD);
+    return m.table + row * stride;
 }
 
 /* Computes the warp's lots of a part of rows, or else of bounds, under the mean query. D: head_dim,
@@ -218,7 +217,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
                                                 uint32_t known)
 {
     const float factor = cn_score_scale_of(p, x);
-    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_query_width(p, x));
+    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_table_stride_of(p, x));
     cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, p.args.out + x.first, 1);
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
@@ -229,16 +228,17 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
     }
 }
 
-/* The same under rule max. Lanes keep the weights until the end, if all heads are computed at
- * once. */
+/* The same under rule max. Lanes keep the weights until the end, if all heads are computed at once
+ * and p.by_lot is not set. */
 template <bool IS_ROWS, uint32_t D, typename Feed>
 __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const cn_score_part &x,
                                                const cn_ring_memory &m, Feed &f, uint32_t known)
 {
     const float factor = cn_score_scale_of(p, x);
     const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
-    const uint32_t width = cn_ring_query_width(p, x);
-    const cn_bf16 *q = cn_ring_query_row(m, 0, group, width);
+    const uint32_t stride = cn_ring_table_stride_of(p, x);
+    const bool keeps = group <= CN_RING_HEADS && !p.by_lot;
+    const cn_bf16 *q = cn_ring_query_row(m, 0, group, stride);
     cn_key_lots l =
         cn_ring_first_lot<IS_ROWS>(x, m.n_workers, cn_score_rows(p, x.first) + own, row);
     cn_key_sums weights = {};
@@ -249,20 +249,20 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
 #pragma unroll 1
         for (uint32_t first = 0; first < group; first += CN_RING_HEADS) {
             float sums[4], logit[2][2];
-            if (group > CN_RING_HEADS) q = cn_ring_query_row(m, first, group, width);
+            if (group > CN_RING_HEADS) q = cn_ring_query_row(m, first, group, stride);
             cn_ring_dot<IS_ROWS, D>(sums, p, keys, q);
             if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
             const uint32_t exists = first + own < row ? bits : 0;
             cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
             const bool full = cn_key_add(weights, logit, has[0], has[1]);
-            if (!full && group <= CN_RING_HEADS) continue;
+            if (!full && keeps) continue;
             const cn_lot_weights lot = cn_key_close(weights);
             const uint32_t head = first + cn_key_head();
             if (head < min(first + CN_RING_HEADS, group)) cn_ring_add_lot(m, head, lot);
             if (full) cn_key_add(weights, logit, has[0], has[1]);
         }
     }
-    if (group > CN_RING_HEADS) return; /* nothing is kept */
+    if (!keeps) return;
     const cn_lot_weights lot = cn_key_close(weights);
     if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
 }
@@ -277,7 +277,5 @@ __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, con
     else
         cn_ring_keys_mean<IS_ROWS, D, DIGITS>(p, x, m, f, known);
 }
-
-#endif
 
 #endif

@@ -1,4 +1,4 @@
-/* score_ring_labels.cuh - how a warp of score_ring_sm90.cu ranks its lots of labels. */
+/* score_ring_labels.cuh - how a warp of score_ring.cu ranks its lots of labels. */
 #ifndef CN_CUDA_SCORE_RING_LABELS_CUH
 #define CN_CUDA_SCORE_RING_LABELS_CUH
 
@@ -10,12 +10,10 @@ enum {
     CN_RING_MORE_BYTES = CN_FEED_LABELS * CN_LABEL_HEADS * (int)sizeof(uint16_t) /* of a lot */
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 /* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
  * `lane` of the lot. The others are 32, 64, ... after it. */
 typedef struct cn_ring_labels {
-    const unsigned char *labels; /* N_WORDS each */
+    const unsigned char *labels; /* cn_ring_label_bytes each */
     const uint16_t *scales;
     uint32_t at;   /* number of the lane's first candidate */
     uint32_t tile; /* in tiles: position of tile lane % 4 of the lot */
@@ -24,14 +22,28 @@ typedef struct cn_ring_labels {
     unsigned char *kept; /* where logits are kept as labels lie in a lot; NULL: in memory */
 } cn_ring_labels;
 
-/* Loads the label of candidate i of this lane. */
+/* Bytes of a label of N_WORDS words; with CN_SCORE_WIDE_WORDS of any size. */
 template <int N_WORDS>
-__device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const cn_ring_labels &lot,
-                                                 uint32_t i)
+__device__ static inline uint32_t cn_ring_label_bytes(const cn_score_params &p)
 {
-    static_assert(N_WORDS == 2 || N_WORDS == 4, "the size of a load");
-    const unsigned char *label = lot.labels + i * CN_WARP * N_WORDS * sizeof(uint32_t);
-    if constexpr (N_WORDS == 4) {
+    return N_WORDS == CN_SCORE_WIDE_WORDS ? p.label_bytes : N_WORDS * (uint32_t)sizeof(uint32_t);
+}
+
+/* Loads the label of candidate i of this lane. Words that it has not are 0. */
+template <int N_WORDS>
+__device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const cn_score_params &p,
+                                                 const cn_ring_labels &lot, uint32_t i)
+{
+    static_assert(N_WORDS == 2 || N_WORDS == 4 || N_WORDS == CN_SCORE_WIDE_WORDS, "size of a load");
+    const unsigned char *label = lot.labels + i * CN_WARP * cn_ring_label_bytes<N_WORDS>(p);
+    if constexpr (N_WORDS == CN_SCORE_WIDE_WORDS) {
+        const uint16_t *halves = (const uint16_t *)label;
+#pragma unroll
+        for (uint32_t k = 0; k < N_WORDS; k++) {
+            words[k] = 4 * k < p.label_bytes ? halves[2 * k] : 0;
+            if (4 * k + 2 < p.label_bytes) words[k] |= (uint32_t)halves[2 * k + 1] << 16;
+        }
+    } else if constexpr (N_WORDS == 4) {
         const uint4 four = *(const uint4 *)label;
         words[0] = four.x;
         words[1] = four.y;
@@ -140,8 +152,8 @@ __device__ static inline void cn_ring_label_heads(const cn_score_params &p, cons
 #pragma unroll 1
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
-        cn_ring_load_label<N_WORDS>(words[0], lot, i);
-        cn_ring_load_label<N_WORDS>(words[1], lot, i + 1);
+        cn_ring_load_label<N_WORDS>(words[0], p, lot, i);
+        cn_ring_load_label<N_WORDS>(words[1], p, lot, i + 1);
         const uint16_t bits[2] = {scales[0], scales[CN_WARP]};
         uint32_t product[CN_RING_PAIRS][4];
         cn_label_products<N_WORDS, CN_RING_PAIRS>(product, words[0], words[1], q.words);
@@ -190,15 +202,16 @@ cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_rin
 
 /* Computes a lot with one query for the group. DIGITS: counts the high bytes of the scores. */
 template <int N_WORDS, bool WHOLE, bool DIGITS>
-__device__ static inline void cn_ring_label_mean(const cn_score_part &x, const cn_ring_labels &lot,
+__device__ static inline void cn_ring_label_mean(const cn_score_params &p, const cn_score_part &x,
+                                                 const cn_ring_labels &lot,
                                                  const cn_label_query<N_WORDS, 1> &q,
                                                  uint64_t cache, uint32_t *digits)
 {
 #pragma unroll(WHOLE ? 4 : 1)
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
-        cn_ring_load_label<N_WORDS>(words[0], lot, i);
-        cn_ring_load_label<N_WORDS>(words[1], lot, i + 1);
+        cn_ring_load_label<N_WORDS>(words[0], p, lot, i);
+        cn_ring_load_label<N_WORDS>(words[1], p, lot, i + 1);
         uint32_t product[1][4];
         bool valid[2];
         float logit[2];
@@ -221,12 +234,13 @@ __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const c
 
 /* Waits for a lot of labels. */
 template <int N_WORDS, typename Feed>
-__device__ static inline void cn_ring_wait_labels(const Feed &f, cn_ring_labels &lot)
+__device__ static inline void cn_ring_wait_labels(const cn_score_params &p, const Feed &f,
+                                                  cn_ring_labels &lot)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
+    const uint32_t lane = threadIdx.x % CN_WARP, bytes = cn_ring_label_bytes<N_WORDS>(p);
     const unsigned char *keys = cn_feed_wait(f);
-    lot.labels = keys + lane * N_WORDS * sizeof(uint32_t);
-    lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * N_WORDS * sizeof(uint32_t)) + lane;
+    lot.labels = keys + lane * bytes;
+    lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * bytes) + lane;
 }
 
 /* Returns where the lane keeps the logits of its first candidate of a lot, of the block's last
@@ -260,7 +274,7 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
         lot.kept = may_keep ? cn_ring_kept<N_WORDS>(m, f, x, i) : NULL;
-        cn_ring_wait_labels<N_WORDS>(f, lot);
+        cn_ring_wait_labels<N_WORDS>(p, f, lot);
         cn_ring_label_max<N_WORDS, ROW>(p, x, m, lot, whole, q);
         cn_feed_release(f, p, known);
         cn_ring_labels_skip(p, lot, m.n_workers);
@@ -281,11 +295,11 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
     cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
-        cn_ring_wait_labels<N_WORDS>(f, lot);
+        cn_ring_wait_labels<N_WORDS>(p, f, lot);
         if (whole)
-            cn_ring_label_mean<N_WORDS, true, DIGITS>(x, lot, q, cache, m.fixed->digits);
+            cn_ring_label_mean<N_WORDS, true, DIGITS>(p, x, lot, q, cache, m.fixed->digits);
         else
-            cn_ring_label_mean<N_WORDS, false, DIGITS>(x, lot, q, cache, m.fixed->digits);
+            cn_ring_label_mean<N_WORDS, false, DIGITS>(p, x, lot, q, cache, m.fixed->digits);
         cn_feed_release(f, p, known);
         cn_ring_labels_skip(p, lot, m.n_workers);
     }
@@ -304,7 +318,5 @@ cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const c
     else
         cn_ring_compute_mean<N_WORDS, DIGITS>(p, x, m, f, known);
 }
-
-#endif
 
 #endif

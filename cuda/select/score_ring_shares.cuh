@@ -1,4 +1,4 @@
-/* score_ring_shares.cuh - labels of one layer under rule max: each block of score_ring_sm90.cu
+/* score_ring_shares.cuh - labels of one layer under rule max: each block of score_ring.cu
  * turns its own logits into scores, when the sums of their units are known.
  *
  * First a block computes the logits of all its parts. Behind each part it stores the sums of the
@@ -90,8 +90,6 @@ __device__ static inline uint32_t cn_share_of(uint2 logits, const uint32_t heads
 {
     return cn_f16x2_max(cn_f16x2_add(logits.x, heads[0]), cn_f16x2_add(logits.y, heads[1]));
 }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 enum {
     CN_SHARE_EACH = CN_FEED_LABELS / CN_WARP, /* candidates of a lane, of a lot */
@@ -268,7 +266,5 @@ __device__ static inline bool cn_share_part(const cn_score_params &p, const cn_s
     }
     return true;
 }
-
-#endif
 
 #endif

@@ -1,6 +1,6 @@
 /* score_share.cu - group rule max of `score`: the largest share of any head of the group.
  * In: f16 logits [n, row], and the sums of weights of each part (score.cu). Out: u16 scores.
- * Some launches compute them without this kernel (score_ring_sm90.cu).
+ * Some launches compute them without this kernel (score_ring.cu).
  *
  * A unit has as many blocks as fill the GPU, each with an equal part of its candidates. A block
  * first adds up the sums of the unit's parts, while its first loads are on their way.

@@ -10,10 +10,10 @@ cn_score_params cn_score_params_of(const cn_score_args *a);
 /* Turns the logits that the first kernel stored into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
 
-/* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */
-bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
-/* Returns whether that kernel counts for cn_score_params.counts. */
-bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p);
+/* score_ring.cu: returns whether keys are copied in bulk, for p.bulk. */
+bool cn_score_has_bulk(const cn_stream *s, const cn_score_params &p);
+/* Returns whether the kernel counts for cn_score_params.counts. */
+bool cn_score_ring_counts(const cn_score_params &p);
 /* Returns whether the blocks of that kernel compute the shares: if p.counts is set, and other
  * conditions hold. The caller then sets p.shares. */
 bool cn_score_ring_shares(const cn_score_params &p);

@@ -7,8 +7,8 @@
  * |                                     | its shares                                              |
  * | bounds alone, rule sum              | one_key_kernel; counts                                  |
  * | K rows alone                        | row_kernel                                              |
- * | several keys, or a hash             | ring_kernel                                             |
- * | no Hopper, or another shape         | score_kernel                                            |
+ * | all others                          | ring_kernel; without bulk copies if there is no Hopper, |
+ * |                                     | for labels of another size and K rows of another width  |
  * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |
  * |                                     | `score`                                                 |
  *

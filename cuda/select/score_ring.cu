@@ -1,13 +1,13 @@
-/* score_ring_sm90.cu - the op `score` on compute capability 9.0, for stages with one query and, if
- * they rank labels, labels of 16 or 32 channels. It does the work of score.cu, with the same
- * divisions. Labels are ranked alike, bit by bit. Products of rows and bounds are added up in
- * another order, and under rule max the weights of a warp's lots together. So with
- * --batch-invariant launches that may rank rows or bounds are left to score.cu.
+/* score_ring.cu - the kernel of the op `score`. Keys and heads are compared by the tensor cores,
+ * all heads of the group at once, so keys are read once. Under rule max the weights of a warp's
+ * lots of rows and bounds are added up together, except with --batch-invariant, because the lots of
+ * a warp depend on other requests.
  *
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
- * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
- * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
- * per multiprocessor.
+ * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each (score_feed.cuh):
+ * at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB per multiprocessor. On compute
+ * capability 9.0 bulk copies fill the rings, if labels have 16 or 32 channels and K rows a multiple
+ * of 64. Else lanes do.
  *
  * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
  * kernel waits for the query (`early`), except in the first layer of a step. Some stages are
@@ -31,8 +31,8 @@
  * layer that are counted, for groups of 3 or 4 heads (score_ring_shares.cuh). In other launches
  * score_share.cu computes them.
  *
- * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
- * the L2 cache first, and the logits of rule max last, which are read again.
+ * Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave the L2 cache first,
+ * and the logits of rule max last, which are read again.
  *
  * With cn_score_params.counts a block counts what it has stored of a unit, so that the next kernel
  * can begin with this unit: scores and their high bytes, or, for score_share.cu, the candidates
@@ -71,8 +71,6 @@ typedef struct ring_shape {
 
 static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
 static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans and the like");
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- the kernel ---- */
 
@@ -119,7 +117,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const bool may_keep = has_shares && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     if (MAX) cn_feed_fill(f, p, number);
-    cn_ring_load_query(p, x, m, key, ahead);
+    cn_ring_load_query<!Feed::bulk>(p, x, m, key, ahead);
     __syncthreads(); /* the query is ready */
     cn_feed_fill(f, p, number + 1);
     if (key == CN_KEY_HASH) {
@@ -128,6 +126,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         const uint32_t known = number + 1;
         if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D, false>(p, x, m, f, known);
         else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0, DIGITS>(p, x, m, f, known);
+        else if constexpr (!Feed::bulk)
+            cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known, false);
         else if (p.label_bytes == 16)
             cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known, may_keep);
         else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known, may_keep);
@@ -142,7 +142,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
 }
 
 /* Adds a part to those that late_share_kernel computes. Called by one thread. */
-__device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
+[[maybe_unused]] __device__ static inline void add_late(const cn_score_params &p,
+                                                        const cn_score_part &x)
 {
     const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
     p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {x.first + start, candidates_of(x), x.at.index,
@@ -175,9 +176,9 @@ __device__ static inline void compute_shares(const cn_score_params &p, cn_score_
     }
 }
 
-/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D, DIGITS: as
- * above. */
-template <uint32_t KEY, bool MAX, uint32_t D, bool DIGITS>
+/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D, DIGITS: as above.
+ * BULK: p.bulk. */
+template <uint32_t KEY, bool MAX, uint32_t D, bool DIGITS, bool BULK = true>
 __device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
                                   const CUtensorMap *rows)
 {
@@ -191,7 +192,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.n_more = shape.n_more;
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
-    cn_feed_init(&fixed.feed);
+    cn_feed_init<BULK>(&fixed.feed);
     if (DIGITS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
@@ -199,13 +200,13 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
-    cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed, rows);
+    auto f = cn_feed_of<KEY, BULK>(shape.feed, dynamic, &fixed.feed, rows);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
     const bool query_first = KEY == CN_KEY_LABELS && MAX && shape.is_line_max &&
                              blockIdx.x >= gridDim.x / 2;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
     if (!in_tiles && !query_first) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
-    if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = channel;
+    if (threadIdx.x < 2 * CN_WARP) fixed.channels[threadIdx.x] = channel;
     __syncthreads();
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see score_share.cu */
@@ -213,7 +214,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     for (; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
         if (i > 0) {
             const uint8_t next = cn_ring_load_channel(p, fixed.feed.parts.part[i % 2]);
-            if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = next;
+            if (threadIdx.x < 2 * CN_WARP) fixed.channels[threadIdx.x] = next;
             cn_score_find(plan, p, i + 1, &fixed.feed.parts);
             __syncthreads();
         }
@@ -224,15 +225,17 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
         if (p.shares.sums) compute_shares(p, plan, m, f, i);
 }
 
-#endif
-
+/* Ranks any keys. Without bulk copies it runs on any device. */
+template <bool BULK>
 __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
     ring_kernel(const __grid_constant__ cn_score_params p,
                 const __grid_constant__ ring_shape shape,
                 const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_FEED_ANY, true, 0, false>(p, shape, &rows);
+    run<CN_FEED_ANY, true, 0, false, BULK>(p, shape, &rows);
+#else
+    if constexpr (!BULK) run<CN_FEED_ANY, true, 0, false, BULK>(p, shape, &rows);
 #endif
 }
 
@@ -316,7 +319,8 @@ static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys =
 /* Returns whether one_key_kernel does the work of a launch. */
 static bool has_one_key(const cn_score_params &p)
 {
-    return has_only(p, CN_KEY_LABELS) || (has_only(p, CN_KEY_BOUNDS) && !p.args.logits);
+    const bool bounds = has_only(p, CN_KEY_BOUNDS) && !p.args.logits;
+    return p.bulk && (has_only(p, CN_KEY_LABELS) || bounds);
 }
 
 /* Returns whether a launch ranks one layer, so that `select` follows. */
@@ -333,7 +337,7 @@ static size_t room_of(const cn_score_params &p)
 /* Returns whether a launch ranks labels of one layer, some under rule max. */
 static bool is_line_max(const cn_score_params &p)
 {
-    return has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
+    return p.bulk && has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
 }
 
 /* Returns the most stages of a ring. */
@@ -352,8 +356,10 @@ static void set_more(const cn_score_params &p, ring_shape *shape, uint32_t room)
     shape->bytes += shape->n_more * bytes;
 }
 
-/* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
-static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *shape)
+/* Divides the shared memory that a block has if n_blocks run on a multiprocessor. Returns false if
+ * it is too small for a ring. */
+static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_blocks,
+                     ring_shape *shape)
 {
     const cn_score_args *a = &p.args;
     const uint32_t d = a->pools.layout.head_dim, heads = a->logits ? p.group : 1;
@@ -361,21 +367,27 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
     const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
-    const uint32_t width = has_bounds ? 2 * d : d;
-    const size_t half = cn_launch_shared_of(s->cuda, CN_SCORE_BLOCKS) - STATIC_BYTES - room_of(p);
-    const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
+    const uint32_t stride = cn_max_u32(has_rows ? cn_ring_table_stride(d, false) : 0,
+                                       has_bounds ? cn_ring_table_stride(d, true) : 0);
+    const size_t share = cn_launch_shared_of(s->cuda, n_blocks) - STATIC_BYTES - room_of(p);
+    const size_t labels =
+        has_labels ? p.group * (p.query_words * sizeof(uint2) + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
-    const size_t table = rows * (width + CN_RING_TABLE_PAD) * sizeof(cn_bf16);
+    const size_t table = rows * stride * sizeof(cn_bf16);
     const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
     const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
     const size_t seqs = (cn_score_seqs_bytes(a) + 15) / 16 * 16, rest = query + sums + seqs;
     const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
     shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
                                          has_keys ? cn_feed_lot_bytes(p, false) + shift : 0);
+    if (has_rows) /* the last box of a lot need not be full */
+        shape->feed.stage_bytes =
+            cn_max_u32(shape->feed.stage_bytes,
+                       (uint32_t)cn_round_up(d, CN_BOX_COLS) * CN_FEED_ROWS * 2);
     shape->feed.stage_bytes = (shape->feed.stage_bytes + align - 1) / align * align;
     if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = align; /* hashes have no keys */
     const uint32_t stage_bytes = shape->feed.stage_bytes;
-    const size_t stages = rest < half ? (half - rest) / stage_bytes : 0;
+    const size_t stages = rest < share ? (share - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
     shape->is_line_max = is_line_max(p);
@@ -386,29 +398,20 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
     shape->kept_at = shape->seqs_at + (uint32_t)seqs;
     shape->bytes = shape->kept_at;
-    set_more(p, shape, (uint32_t)half);
+    set_more(p, shape, (uint32_t)share);
     return shape->feed.n_stages > 0;
 }
 
-bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
+bool cn_score_has_bulk(const cn_stream *s, const cn_score_params &p)
 {
-    const cn_score_args *a = &p.args;
-    const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && a->pools.digest.labels;
-    const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), rows = has_rows && a->pools.kv;
-    const cn_kv_layout *l = &a->pools.layout;
-    ring_shape shape;
-    const bool depends = has_rows || cn_score_may_have(p, CN_KEY_BOUNDS); /* on other requests */
-    return cn_attn_has_bulk(s) && (!s->cuda->opts.batch_invariant || !depends) &&
-           (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
-           (!rows || (l->head_dim % CN_BOX_COLS == 0 && l->tile_tokens >= CN_RING_ROWS &&
-                      cn_kv_rows_of(l).total <= INT32_MAX)) &&
-           shape_of(s, p, &shape);
+    const cn_pools &pools = p.args.pools;
+    const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && pools.digest.labels;
+    const bool rows = cn_score_may_have(p, CN_KEY_ROWS) && pools.kv;
+    return cn_attn_has_bulk(s) && (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
+           (!rows || (pools.layout.head_dim % CN_BOX_COLS == 0 && p.rows.total <= INT32_MAX));
 }
 
-bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p)
-{
-    return has_one_key(p) && cn_score_ring_fits(s, p);
-}
+bool cn_score_ring_counts(const cn_score_params &p) { return has_one_key(p); }
 
 bool cn_score_ring_shares(const cn_score_params &p)
 {
@@ -424,15 +427,18 @@ static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
     const cn_map_shape shape = {CN_MAP_DIMS,
                                 {CN_BOX_COLS, n_rows, d / CN_BOX_COLS, 1},
                                 {1, d, CN_BOX_COLS, n_rows * d},
-                                {CN_BOX_COLS, CN_RING_ROWS, d / CN_BOX_COLS, 1}};
+                                {CN_BOX_COLS, CN_FEED_ROWS, d / CN_BOX_COLS, 1}};
     return cn_map_encode(map, pools.kv, &shape);
 }
 
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
 {
     ring_shape shape;
-    const bool fits = shape_of(s, p, &shape);
-    CN_ASSERT(fits);
+    if (!shape_of(s, p, CN_SCORE_BLOCKS, &shape) && !shape_of(s, p, 1, &shape))
+        return cn_fail(CN_ERR_SHAPE,
+                       "score: %u sequences, groups of %u heads, head_dim %u: a thread block has "
+                       "not enough shared memory",
+                       p.args.n_seqs, p.group, p.args.pools.layout.head_dim);
     const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape.bytes};
     if (has_one_key(p)) {
         const auto of_mean = is_line(p) ? one_key_kernel<CN_KEY_LABELS, false, true>
@@ -447,9 +453,11 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                               p.n_units + how.grid.x);
     }
     CUtensorMap rows = {};
+    if (!p.bulk) return cn_cuda_launch(s, "score: ring", ring_kernel<false>, how, p, shape, rows);
     if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
         CN_TRY(map_rows(&rows, p.args.pools));
     const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
-    return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel, how,
-                          p, shape, rows);
+    return cn_cuda_launch(s, "score: ring",
+                          has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel<true>, how, p, shape,
+                          rows);
 }
