@@ -6,9 +6,9 @@
  * cn_wait_previous() before it accesses memory that another kernel writes. Every kernel must call
  * it, even one that reads nothing of the kernel before. Then the end of a kernel implies the end of
  * all kernels before it. Attention and `score` wait first and only then let the next kernel start.
- * So kernels after attention may rely on everything before it (attn_decode.cu). The kernels of
- * `select` and of shares follow `score`, and read the arrays of the step before they wait. Where
- * `score` counts what it has stored, they wait for the counts of their unit, and for the end of
+ * So kernels after attention may rely on everything before it (attn_decode.cu). `select` follows
+ * `score`, and reads the arrays of the step before it waits. Where `score` counts what it has
+ * stored, blocks of `select` wait for the counts of their unit, and for the end of
  * `score` only at their own end. This cannot deadlock. A kernel starts only when each block of the
  * kernel before it has called cn_overlap_next() or ended. So all blocks that will count have
  * started, and none of them waits for a later kernel. Where blocks of `score` compute shares

@@ -469,12 +469,8 @@ typedef struct cn_score_args {
 } cn_score_args;
 
 /* Returns how many logits a candidate has under rule max: the query heads of its kv head, rounded
- * up to a multiple of 2, or of 4 if there are more than two. So rows of 2-byte elements can be
- * loaded in words of 4 or 8 bytes. */
-static inline uint32_t cn_logit_row(uint32_t group)
-{
-    return group <= 2 ? 2 : (group + 3) / 4 * 4;
-}
+ * up to a multiple of 4. So rows of 2-byte elements can be loaded in words of 8 bytes. */
+static inline uint32_t cn_logit_row(uint32_t group) { return (group + 3) / 4 * 4; }
 
 /* Selects the best min(k, n) candidates of each unit; ties go to the newer one. The result is in
  * ascending order. With `tokens` it is slots: first positions [0, n_forced), then the tokens of the

@@ -264,14 +264,14 @@ static void selectors_add_their_items(void **state)
     set(r, "select-tiles", "128");
 }
 
-/* Logits have rows of 2, or of a multiple of 4, by kv head. A step has room for 16 * 8,192
+/* Logits have rows of a multiple of 4, by kv head. A step has room for 16 * 8,192
  * candidates. */
 static void logits_have_the_rows_of_their_group(void **state)
 {
     rig *r = *state;
     static const struct {
         uint32_t group, row;
-    } cases[] = {{1, 2}, {2, 2}, {3, 4}, {4, 4}, {5, 8}, {8, 8}};
+    } cases[] = {{1, 4}, {2, 4}, {3, 4}, {4, 4}, {5, 8}, {8, 8}};
     const uint64_t scores = 16 * 8192;
     const cn_model_config model = r->model;
     cn_backend be = *r->cpu;

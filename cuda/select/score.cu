@@ -7,9 +7,9 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
- * Group rule max takes one more kernel (score_share.cu), except where the blocks of the first one
- * compute the shares. The first one stores the logits of all heads, and the sum of the weights of
- * each part (engine/select/select_math.h).
+ * Group rule max takes one more kernel (score_share.cu). The first one stores the logits of all
+ * heads, and the sum of the weights of each part (engine/select/select_math.h). Where its blocks
+ * compute the shares, the second one mostly only clears.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. CPU version:
@@ -26,7 +26,7 @@ enum {
     LEAST_LAYERS = 4,      /* of a call, if score_layers is less */
     MOST_BLOCKS = 512,     /* of a launch */
     PATIENCE = 200 * 1000, /* cn_score_params.patience: 0.1 ms at 2 GHz */
-    SHARE_WORDS = 4        /* counters of blocks that compute shares; 16 bytes */
+    SHARE_WORDS = 4        /* cn_score_shares.n_late, and what follows it; 16 bytes */
 };
 
 /* Where the parts of the scratch begin, in bytes. They do not depend on the call, because only what
@@ -34,8 +34,8 @@ enum {
 typedef struct scratch_places {
     size_t units; /* of a call of one layer, at most; the counts of these are at 0 */
     size_t done;  /* counts of finished lists */
-    size_t counters, sums, late; /* of blocks that compute shares */
-    size_t results, end;         /* partial results of a call */
+    size_t counters, sums; /* of rule max; sums: those that blocks wait for */
+    size_t results, end;   /* other sums of a call, and late parts */
 } scratch_places;
 
 static scratch_places places_of(const cn_cuda_backend_opts *o)
@@ -45,13 +45,11 @@ static scratch_places places_of(const cn_cuda_backend_opts *o)
     at.done = at.units * CN_COUNTS * sizeof(uint32_t);
     at.counters = at.done + cn_round_up(at.units * sizeof(uint32_t), 64);
     at.sums = at.counters + SHARE_WORDS * sizeof(uint32_t);
-    const size_t slots = at.units + MOST_BLOCKS; /* and late parts */
-    at.late = at.sums + slots * CN_LABEL_HEADS * sizeof(cn_marked_sum);
-    at.results = at.late + slots * sizeof(cn_score_late);
+    at.results = at.sums + (at.units + MOST_BLOCKS) * CN_LABEL_HEADS * sizeof(cn_marked_sum);
     const size_t units = cn_max_u32(o->score_layers, LEAST_LAYERS) * at.units;
     const size_t heads = o->n_heads * units / cn_max_u32(o->n_kv_heads, 1);
-    at.end = at.results + units * sizeof(cn_score_unit) +
-             (heads + o->n_heads * MOST_BLOCKS) * sizeof(cn_exp_sum);
+    at.end = at.results + (units + MOST_BLOCKS) * sizeof(cn_score_late) +
+             (heads + o->n_heads * MOST_BLOCKS) * sizeof(cn_marked_sum);
     return at;
 }
 
@@ -105,21 +103,19 @@ static cn_status set_scratch(const cn_stream *s, cn_score_params *p, bool may_co
     const scratch_places at = places_of(&s->cuda->opts);
     char *scratch = (char *)s->select_scratch;
     const size_t slots =
-        (at.end - at.results) / (p->group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
+        (at.end - at.results) / (p->group * sizeof(cn_marked_sum) + sizeof(cn_score_late));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
     if (p->n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
                        "score: %u units of %u query heads: expected at most %zu units", p->n_units,
                        p->group, slots > n_blocks ? slots - n_blocks : 0);
-    p->slots = (cn_exp_sum *)(scratch + at.results);
-    p->units = (cn_score_unit *)(p->slots + slots * p->group);
+    cn_marked_sum *sums = (cn_marked_sum *)(scratch + at.results);
+    p->shares.late = (cn_score_late *)(sums + slots * p->group);
+    p->shares.n_late = (uint32_t *)(scratch + at.counters);
     const bool fits = p->args.n_layers == 1 && p->n_units <= at.units;
     if (may_count && fits && cn_score_ring_counts(*p)) p->counts = (uint32_t *)scratch;
-    if (!cn_score_ring_shares(*p)) return CN_OK;
-    p->shares.n_late = (uint32_t *)(scratch + at.counters);
-    p->shares.n_done = p->shares.n_late + 1;
-    p->shares.sums = (cn_marked_sum *)(scratch + at.sums);
-    p->shares.late = (cn_score_late *)(scratch + at.late);
+    p->shares.in_blocks = p->counts && p->args.logits;
+    p->shares.sums = p->shares.in_blocks ? (cn_marked_sum *)(scratch + at.sums) : sums;
     return CN_OK;
 }
 
@@ -138,7 +134,7 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
     CN_TRY(set_scratch(s, &p, counts != NULL));
     if (counts) *counts = p.counts;
     CN_TRY(cn_score_ring(s, p));
-    return a->logits && !p.shares.sums ? cn_score_share(s, p) : CN_OK;
+    return a->logits ? cn_score_share(s, p) : CN_OK;
 }
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)

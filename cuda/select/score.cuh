@@ -37,7 +37,7 @@ typedef struct cn_score_unit {
     uint32_t first_slot, n_slots;
 } cn_score_unit;
 
-/* A cn_exp_sum. Each word has a mark as soon as it is stored (score_ring_shares.cuh). */
+/* A cn_exp_sum. Each word may have a mark that says that it is stored (score_ring_shares.cuh). */
 typedef struct alignas(16) cn_marked_sum {
     uint64_t words[4];
 } cn_marked_sum;
@@ -50,13 +50,12 @@ typedef struct cn_score_late {
     cn_score_unit slots; /* of the unit */
 } cn_score_late;
 
-/* What a launch needs whose blocks compute the shares of their own parts. Before a launch sums,
- * n_late and n_done are zero. */
+/* Results of rule max. */
 typedef struct cn_score_shares {
-    cn_marked_sum *sums; /* [n_units + blocks, group] of parts; NULL: another kernel does it */
-    cn_score_late *late; /* [n_units + blocks] parts whose shares the kernel behind computes */
-    uint32_t *n_late;    /* how many */
-    uint32_t *n_done;    /* blocks of the kernel behind that have finished */
+    bool in_blocks;      /* blocks wait for sums with marks, which are zero before the launch */
+    cn_marked_sum *sums; /* [n_units + blocks, group] of parts */
+    cn_score_late *late; /* [n_units + blocks] parts whose shares score_share.cu computes */
+    uint32_t *n_late;    /* how many, 0 before a launch; then how many blocks have computed them */
 } cn_score_shares;
 
 typedef struct cn_score_params {
@@ -71,9 +70,7 @@ typedef struct cn_score_params {
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
     bool bulk;    /* keys are copied in bulk: compute capability 9.0, and a shape that has it */
     bool by_lot;  /* rule max adds up lot by lot, so that sums do not depend on other requests */
-    cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
-    cn_score_unit *units; /* [n_units] */
-    uint32_t *counts;     /* [n_units, CN_COUNTS], or NULL: nothing is counted */
+    uint32_t *counts; /* [n_units, CN_COUNTS], or NULL: nothing is counted */
     cn_score_shares shares;
     int64_t patience; /* clocks for which a block waits for the sums of others */
 } cn_score_params;
@@ -657,19 +654,6 @@ __device__ static inline bool cn_key_add(cn_key_sums &s, const float logit[2][2]
     s.sum[0] += more[0];
     s.sum[1] += more[1];
     return false;
-}
-
-/* ---- logits ---- */
-
-/* The float with the bits of 2^23, or'ed with u < 2^23, is 2^23 + u. */
-#define CN_SCORE_BIAS(u) (8388608.0f + (float)(u))
-
-/* cn_label_logit of a product. biased: 2^23 plus a number u plus the product. bias is
- * -CN_SCORE_BIAS(u) * scale, which is exact, so that the sum in the fmaf is exact before it is
- * rounded. The multiplication is one of its own: the compiler must not join it with a sum. */
-__device__ static inline float cn_score_logit(float biased, float scale, float bias, float factor)
-{
-    return __fmul_rn(fmaf(biased, scale, bias), factor);
 }
 
 #endif

@@ -72,11 +72,13 @@ __device__ static inline void cn_label_products(uint32_t out[N_PAIRS][4],
     }
 }
 
-/* cn_label_logit of such a product. factor: a sixteenth of the query's. */
+/* cn_label_logit of such a product. factor: a sixteenth of the query's. The bias is exact, so the
+ * sum in the fmaf is exact before it is rounded. The multiplication is one of its own: the compiler
+ * must not join it with a sum. */
 __device__ static inline float cn_label_logit_of(uint32_t product, float scale, float factor)
 {
-    const float bias = -CN_SCORE_BIAS(CN_LABEL_BIAS) * scale;
-    return cn_score_logit(__uint_as_float(product), scale, bias, factor);
+    const float bias = -(8388608.0f + (float)CN_LABEL_BIAS) * scale;
+    return __fmul_rn(fmaf(__uint_as_float(product), scale, bias), factor);
 }
 
 /* Queries of the heads of a pass as a lane needs them. */
@@ -154,16 +156,11 @@ __device__ static inline void cn_label_add(cn_label_pass &pass, const float logi
         pass.sum[h] += WHOLE || has_share ? cn_weight(logit[h], pass.offset[h]) : 0.0f;
 }
 
-/* Stores the logits of a candidate. row: its row from the first head of the pass on. ROW: how many
- * logits it has, or 0 for any. */
-template <uint32_t ROW = 0>
-__device__ static inline void cn_label_store(const cn_score_params &p, uint16_t *row,
-                                             const float logit[CN_LABEL_HEADS])
+/* The logits of a candidate, as they are stored. */
+__device__ static inline uint2 cn_label_words(const float logit[CN_LABEL_HEADS])
 {
     static_assert(CN_LABEL_HEADS == 4, "two words");
-    const uint2 words = make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
-    if (ROW > 2 || p.row > 2) cn_store_kept(row, words);
-    else cn_store_kept(row, words.x);
+    return make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
 }
 
 /* The head of 32 of which a lane gets the weights. */

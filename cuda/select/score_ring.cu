@@ -35,9 +35,9 @@
  * and the logits of rule max last, which are read again.
  *
  * With cn_score_params.counts a block counts what it has stored of a unit, so that the next kernel
- * can begin with this unit: scores and their high bytes, or, for score_share.cu, the candidates
- * whose weights are in the sums. Counting high bytes in shared memory is hidden by the copies.
- * Launches of several layers count nothing, and their scores leave the L2 cache last.
+ * can begin with this unit: scores and their high bytes. Counting high bytes in shared memory is
+ * hidden by the copies. Launches of several layers count nothing, and their scores leave the L2
+ * cache last.
  *
  * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
  * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
@@ -82,19 +82,25 @@ __device__ static inline uint32_t candidates_of(const cn_score_part &x)
     return (to - from) >> x.stage.entry_log2;
 }
 
-/* Stores the sums of the part, and where they are. */
+/* Stores the sums of the part, which the warps have in shared memory. */
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const cn_ring_memory &m)
 {
+    const uint64_t mark = p.shares.in_blocks ? CN_SUM_MARK : 0;
     for (uint32_t h = threadIdx.x / CN_WARP; h < p.group; h += CN_FEED_WARPS) {
         const cn_exp_sum sum = cn_ring_sum_of(m, h);
-        if (threadIdx.x % CN_WARP == 0) p.slots[(size_t)x.slot * p.group + h] = sum;
+        if (threadIdx.x % CN_WARP == 0)
+            cn_marked_store(p.shares.sums + (size_t)x.slot * p.group + h, sum, mark);
     }
-    if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
-    if (!p.counts) return;
-    __syncthreads();
-    uint32_t *counts = p.counts + (size_t)x.at.index * CN_COUNTS;
-    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_SUMMED, candidates_of(x));
+}
+
+/* Adds a part to those whose shares score_share.cu computes. Called by one thread. */
+__device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
+{
+    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
+    p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {x.first + (start >> x.stage.entry_log2),
+                                                     candidates_of(x), x.at.index,
+                                                     {x.first_slot, x.n_slots}};
 }
 
 /* Counts the scores of the part, and their high bytes, which have been in shared memory. */
@@ -113,7 +119,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
-    const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.sums;
+    const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.in_blocks;
     const bool may_keep = has_shares && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     if (MAX) cn_feed_fill(f, p, number);
@@ -134,20 +140,11 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
-        if (has_shares) cn_share_store_sums(p, x, m);
-        else store_sums(p, x, m);
+        store_sums(p, x, m);
+        if (!has_shares && threadIdx.x == 0) add_late(p, x);
     } else if (DIGITS && p.counts) {
         count_scores(p, x, m);
     }
-}
-
-/* Adds a part to those that late_share_kernel computes. Called by one thread. */
-[[maybe_unused]] __device__ static inline void add_late(const cn_score_params &p,
-                                                        const cn_score_part &x)
-{
-    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
-    p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {x.first + start, candidates_of(x), x.at.index,
-                                               {x.first_slot, x.n_slots}};
 }
 
 /* Computes the shares of the block's n parts (score_ring_shares.cuh): of the last one, then of the
@@ -222,7 +219,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
         __syncthreads();
     }
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
-        if (p.shares.sums) compute_shares(p, plan, m, f, i);
+        if (p.shares.in_blocks) compute_shares(p, plan, m, f, i);
 }
 
 /* Ranks any keys. Without bulk copies it runs on any device. */
@@ -242,8 +239,8 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 /* The same for launches that rank labels only, or bounds only and none under rule max. LINE: of one
  * layer, or under rule max, or of bounds. Then a multiprocessor has room for blocks of the next
  * kernel beside those of this one: two of `select`, one if it has clusters of eight, one of
- * select_in_tiles.cu, or under rule max one of late_share_kernel or score_share.cu. So these start,
- * and load what they need of the step, before this kernel ends. */
+ * select_in_tiles.cu, or under rule max one of score_share.cu. So these start before this kernel
+ * ends. */
 template <uint32_t KEY, bool MAX, bool LINE>
 __global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
     one_key_kernel(const __grid_constant__ cn_score_params p,
@@ -264,51 +261,6 @@ __global__ static void __maxnreg__(96)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     run<CN_KEY_ROWS, true, D, false>(p, shape, &rows);
 #endif
-}
-
-/* Clears n words of sums. If there are late parts, the last block does it, because others may still
- * read them. */
-__device__ static inline void clear_sums(const cn_score_shares &w, uint32_t n)
-{
-    __shared__ bool is_last;
-    const bool any = *w.n_late > 0;
-    if (any) {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) is_last = atomicInc(w.n_done, gridDim.x - 1) == gridDim.x - 1;
-        __syncthreads();
-        if (!is_last) return;
-        if (threadIdx.x == 0) *w.n_late = 0;
-    }
-    const uint32_t step = any ? THREADS : gridDim.x * THREADS;
-    for (uint32_t i = threadIdx.x + (any ? 0 : blockIdx.x * THREADS); i < n; i += step)
-        w.sums->words[i] = 0;
-}
-
-/* After one_key_kernel, if its blocks compute the shares, one block per multiprocessor: computes
- * those of late parts, and clears the sums. n_slots: those that may have been used. */
-__global__ static void __launch_bounds__(THREADS)
-    late_share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_slots)
-{
-    __shared__ uint32_t heads[CN_LABEL_HEADS / 2], digits[CN_COUNT_DIGITS];
-    int64_t patience = 0; /* `score` has ended, so all sums are known */
-    cn_overlap_next();
-    cn_wait_previous();
-    const uint32_t n_late = *p.shares.n_late;
-    digits[threadIdx.x] = 0;
-    for (uint32_t i = blockIdx.x; i < n_late; i += gridDim.x) {
-        const cn_score_late late = p.shares.late[i];
-        const uint2 *rows = (const uint2 *)cn_score_rows(p, late.first);
-        cn_share_heads(p, late.slots, heads, &patience); /* has a barrier */
-        for (uint32_t c = threadIdx.x; c < late.n; c += THREADS) {
-            const uint32_t best = cn_share_of(rows[c], heads);
-            const uint32_t score = cn_scores_of_shares(best, best) & 0xffff;
-            p.args.out[late.first + c] = (uint16_t)score;
-            atomicAdd(&digits[score >> 8], 1u);
-        }
-        cn_count_scores(p.counts + (size_t)late.unit * CN_COUNTS, digits, late.n);
-    }
-    clear_sums(p.shares, n_slots * p.group * 4);
 }
 
 /* ---- on the host ---- */
@@ -351,7 +303,7 @@ static uint32_t most_stages(const cn_score_params &p)
 static void set_more(const cn_score_params &p, ring_shape *shape, uint32_t room)
 {
     const uint32_t bytes = CN_FEED_WARPS * CN_RING_MORE_BYTES; /* of a lot of each warp */
-    const bool keeps = cn_score_ring_shares(p) && shape->bytes < room;
+    const bool keeps = p.shares.in_blocks && shape->bytes < room;
     shape->n_more = keeps ? cn_min_u32((room - shape->bytes) / bytes, CN_RING_MORE) : 0;
     shape->bytes += shape->n_more * bytes;
 }
@@ -411,11 +363,9 @@ bool cn_score_has_bulk(const cn_stream *s, const cn_score_params &p)
            (!rows || (pools.layout.head_dim % CN_BOX_COLS == 0 && p.rows.total <= INT32_MAX));
 }
 
-bool cn_score_ring_counts(const cn_score_params &p) { return has_one_key(p); }
-
-bool cn_score_ring_shares(const cn_score_params &p)
+bool cn_score_ring_counts(const cn_score_params &p)
 {
-    return p.counts && is_line_max(p) && p.row == CN_LABEL_HEADS;
+    return has_one_key(p) && (!p.args.logits || p.row == CN_LABEL_HEADS);
 }
 
 /* Encodes a map of the pool whose box is a lot of K rows: 64 columns, rows, the other columns of
@@ -445,12 +395,8 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                                         : one_key_kernel<CN_KEY_LABELS, false, false>;
         const auto of_labels = p.args.logits ? one_key_kernel<CN_KEY_LABELS, true, true> : of_mean;
         const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false, true>;
-        CN_TRY(cn_cuda_launch(s, "score: ring",
-                              has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds, how, p, shape));
-        if (!p.shares.sums) return CN_OK;
-        return cn_cuda_launch(s, "score: late shares", late_share_kernel,
-                              {dim3(s->cuda->device.n_sms), THREADS}, p,
-                              p.n_units + how.grid.x);
+        return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds,
+                              how, p, shape);
     }
     CUtensorMap rows = {};
     if (!p.bulk) return cn_cuda_launch(s, "score: ring", ring_kernel<false>, how, p, shape, rows);

@@ -66,15 +66,6 @@ __device__ static inline unsigned char *cn_ring_more(const cn_ring_memory &m, ui
     return m.kept + (at * CN_FEED_LABELS * N_WORDS + warp % WARPS * ROW_WORDS) * sizeof(uint32_t);
 }
 
-/* Keeps the logits of candidate i of this lane. Its label has been loaded. */
-template <int N_WORDS>
-__device__ static inline void cn_ring_keep_logits(const cn_ring_labels &lot, uint32_t i,
-                                                  const float logit[CN_LABEL_HEADS])
-{
-    unsigned char *place = lot.kept + i * CN_WARP * N_WORDS * sizeof(uint32_t);
-    *(uint2 *)place = make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
-}
-
 /* Returns lot `number` of a part. */
 __device__ static inline cn_ring_labels cn_ring_labels_of(const cn_score_params &p,
                                                           const cn_score_part &x, uint32_t number)
@@ -167,8 +158,10 @@ __device__ static inline void cn_ring_label_heads(const cn_score_params &p, cons
             for (uint32_t h = 0; h < 2 * CN_RING_PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<WHOLE>(pass, logit, valid && !below, i + k == 0);
-            if (ROW > 0 && lot.kept) cn_ring_keep_logits<N_WORDS>(lot, i + k, logit);
-            else if (valid) cn_label_store<ROW>(p, row + k * stride, logit);
+            const uint2 stored = cn_label_words(logit);
+            if (ROW > 0 && lot.kept) /* in place of the label, which has been loaded */
+                *(uint2 *)(lot.kept + (i + k) * CN_WARP * N_WORDS * sizeof(uint32_t)) = stored;
+            else if (valid) cn_store_kept(row + k * stride, stored);
         }
         scales += 2 * CN_WARP;
         row += 2 * stride;

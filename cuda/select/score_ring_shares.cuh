@@ -16,7 +16,7 @@
  *
  * A block waits for a limited time, because a kernel of another stream may keep other blocks from
  * starting. Then the part is late: the block copies the logits that it has kept to memory, and
- * the next kernel (late_share_kernel) computes the shares. */
+ * the next kernel (score_share.cu) computes the shares. In other launches all parts are late. */
 #ifndef CN_CUDA_SCORE_RING_SHARES_CUH
 #define CN_CUDA_SCORE_RING_SHARES_CUH
 
@@ -26,13 +26,15 @@
 
 #define CN_SUM_MARK (1ull << 63)
 
-__device__ static inline void cn_marked_store(cn_marked_sum *to, const cn_exp_sum &sum)
+/* mark: CN_SUM_MARK, or 0 if no block waits for the sum. */
+__device__ static inline void cn_marked_store(cn_marked_sum *to, const cn_exp_sum &sum,
+                                              uint64_t mark)
 {
     asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to->words),
-                 "l"(sum.sum[0] | CN_SUM_MARK), "l"(sum.sum[1] | CN_SUM_MARK)
+                 "l"(sum.sum[0] | mark), "l"(sum.sum[1] | mark)
                  : "memory");
     asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to->words + 2),
-                 "l"(sum.sum[2] | CN_SUM_MARK), "l"(sum.top | CN_SUM_MARK)
+                 "l"(sum.sum[2] | mark), "l"(sum.top | mark)
                  : "memory");
 }
 
@@ -51,8 +53,9 @@ __device__ static inline bool cn_marked_add(cn_exp_sum &sum, const cn_marked_sum
     return (w[0] & w[1] & w[2] & w[3] & CN_SUM_MARK) != 0;
 }
 
-/* Adds up the slots of a unit for one head. Returns false if not all have been stored. A warp calls
- * it; lane 0 gets the sum. */
+/* Adds up the slots of a unit for one head. MARKED: returns false if not all have been stored. A
+ * warp calls it; lane 0 gets the sum. */
+template <bool MARKED>
 __device__ static inline bool cn_marked_sum_unit(const cn_score_params &p,
                                                  const cn_score_unit &unit, uint32_t head,
                                                  cn_exp_sum &sum)
@@ -62,23 +65,25 @@ __device__ static inline bool cn_marked_sum_unit(const cn_score_params &p,
     sum = {};
     for (uint32_t i = threadIdx.x % CN_WARP; i < unit.n_slots; i += CN_WARP)
         stored &= cn_marked_add(sum, slots + (size_t)i * p.group);
-    if (!__all_sync(0xffffffffu, stored)) return false;
+    if (MARKED && !__all_sync(0xffffffffu, stored)) return false;
     sum = cn_score_sum_lanes(sum, unit.n_slots);
     return true;
 }
 
-/* Fills heads[2]: of four heads, f16, the logarithm of the sum over the unit with its sign changed,
+/* Fills heads[ROW], f16: the logarithm of the sum of each head over the unit with its sign changed,
  * NaN beyond the group. Returns false if a warp has waited for the slots in vain (cn_score_wait).
- * All threads of the block call it. */
+ * ROW 0: p.row, and all sums are known. All threads of the block call it. */
+template <uint32_t ROW>
 __device__ static inline bool cn_share_heads(const cn_score_params &p, const cn_score_unit &unit,
                                              uint32_t *heads, int64_t *patience)
 {
-    const uint32_t h = threadIdx.x / CN_WARP;
     bool known = true;
-    if (h < CN_LABEL_HEADS) {
+    for (uint32_t h = threadIdx.x / CN_WARP; h < (ROW ? ROW : p.row); h += CN_FEED_WARPS) {
         cn_exp_sum sum = {};
-        if (h < p.group)
-            known = cn_score_wait(patience, [&] { return cn_marked_sum_unit(p, unit, h, sum); });
+        if (ROW && h < p.group)
+            known = cn_score_wait(patience,
+                                  [&] { return cn_marked_sum_unit<true>(p, unit, h, sum); });
+        else if (h < p.group) cn_marked_sum_unit<false>(p, unit, h, sum);
         const uint16_t head = cn_f16_or_nan(h < p.group ? -cn_exp_sum_log2(sum) : CUDART_NAN_F);
         if (threadIdx.x % CN_WARP == 0) ((uint16_t *)heads)[h] = head;
     }
@@ -195,17 +200,6 @@ __device__ static inline void cn_share_copy_kept(const cn_score_params &p, const
     }
 }
 
-/* Stores the sums of the part, which the warps have in shared memory. */
-__device__ static inline void cn_share_store_sums(const cn_score_params &p, const cn_score_part &x,
-                                                  const cn_ring_memory &m)
-{
-    const uint32_t h = threadIdx.x / CN_WARP;
-    if (h >= p.group) return;
-    const cn_exp_sum sum = cn_ring_sum_of(m, h);
-    if (threadIdx.x % CN_WARP == 0)
-        cn_marked_store(p.shares.sums + (size_t)x.slot * p.group + h, sum);
-}
-
 /* Computes the scores of the lots that are kept. lot: the first of them. */
 template <int N_WORDS, typename Feed>
 __device__ static inline void cn_share_finish_kept(const cn_score_params &p, const cn_score_part &x,
@@ -239,7 +233,8 @@ __device__ static inline bool cn_share_part(const cn_score_params &p, const cn_s
     const cn_share_lots lots = cn_share_lots_of(f, x, m.n_more, is_last);
     cn_ring_labels lot = cn_ring_labels_of(p, x, threadIdx.x / CN_WARP), ahead = lot, kept = lot;
     cn_ring_labels_skip(p, kept, lots.n_stored * f.n_workers);
-    if (!cn_share_heads(p, {x.first_slot, x.n_slots}, m.fixed->heads, patience)) {
+    const cn_score_unit unit = {x.first_slot, x.n_slots};
+    if (!cn_share_heads<CN_LABEL_HEADS>(p, unit, m.fixed->heads, patience)) {
         cn_share_copy_kept<N_WORDS>(p, x, m, f, lots, kept);
         return false;
     }

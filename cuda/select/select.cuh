@@ -14,7 +14,6 @@ enum {
     /* Counts 0 to 255: how many scores have this high byte. */
     CN_COUNT_DIGITS = 256,
     CN_COUNT_STORED = CN_COUNT_DIGITS, /* how many candidates have a stored score (and digit) */
-    CN_COUNT_SUMMED, /* rule max: how many candidates have their weights in the stored sums */
     CN_COUNTS = CN_COUNT_DIGITS + 4 /* a multiple of 16 bytes */
 };
 

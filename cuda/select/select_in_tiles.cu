@@ -123,8 +123,7 @@ max_lot(const rank_labels &l, const cn_label_query<N_WORDS, PAIRS> &q, uint2 *lo
             for (uint32_t h = 0; h < HEADS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<false>(pass, logit, (l.valid & ~l.below) >> (i + k) & 1, i + k == 0);
-            logits[(i + k) * CN_WARP] =
-                make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
+            logits[(i + k) * CN_WARP] = cn_label_words(logit);
         }
     }
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
