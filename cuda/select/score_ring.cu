@@ -110,9 +110,9 @@ __device__ static inline void count_scores(const cn_score_params &p, const cn_sc
     cn_count_scores(p.counts + (size_t)x.at.index * CN_COUNTS, m.fixed->digits, candidates_of(x));
 }
 
-/* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. DIGITS: counts
- * high bytes in shared memory. Under rule max this computes logits and sums only. */
-template <bool MAX, uint32_t D, bool DIGITS, typename Feed>
+/* Computes part `number`. The one behind it is known. DIGITS: counts high bytes in shared memory.
+ * Under rule max this computes logits and sums only. */
+template <bool MAX, bool DIGITS, typename Feed>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_ring_memory &m,
                                            Feed &f, uint32_t number)
 {
@@ -130,8 +130,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         cn_score_hash_part(p, x);
     } else if (warp < m.n_workers) {
         const uint32_t known = number + 1;
-        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D, false>(p, x, m, f, known);
-        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0, DIGITS>(p, x, m, f, known);
+        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, false>(p, x, m, f, known);
+        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, DIGITS>(p, x, m, f, known);
         else if constexpr (!Feed::bulk)
             cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known, false);
         else if (p.label_bytes == 16)
@@ -173,9 +173,9 @@ __device__ static inline void compute_shares(const cn_score_params &p, cn_score_
     }
 }
 
-/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D, DIGITS: as above.
+/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. DIGITS: as above.
  * BULK: p.bulk. */
-template <uint32_t KEY, bool MAX, uint32_t D, bool DIGITS, bool BULK = true>
+template <uint32_t KEY, bool MAX, bool DIGITS, bool BULK>
 __device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
                                   const CUtensorMap *rows)
 {
@@ -215,51 +215,34 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
             cn_score_find(plan, p, i + 1, &fixed.feed.parts);
             __syncthreads();
         }
-        compute_part<MAX, D, DIGITS>(p, m, f, i);
+        compute_part<MAX, DIGITS>(p, m, f, i);
         __syncthreads();
     }
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
         if (p.shares.in_blocks) compute_shares(p, plan, m, f, i);
 }
 
-/* Ranks any keys. Without bulk copies it runs on any device. */
-template <bool BULK>
-__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
+/* Registers of a thread. LINE: a launch of one layer, or under rule max, or of bounds, if all
+ * stages rank the same digests. Then a multiprocessor has room for blocks of the next kernel beside
+ * those of this one: two of `select`, one if it has clusters of eight, one of select_in_tiles.cu,
+ * or under rule max one of score_share.cu. So these start before this kernel ends. */
+constexpr unsigned registers_of(uint32_t key, bool max, bool line)
+{
+    if (key == CN_KEY_ROWS) return 96;
+    return !line ? 128 : max ? 96 : 64;
+}
+
+/* The arguments of the template are those of `run`. Without bulk copies it runs on any device. */
+template <uint32_t KEY, bool MAX, bool LINE, bool BULK>
+__global__ static void __maxnreg__(registers_of(KEY, MAX, LINE))
     ring_kernel(const __grid_constant__ cn_score_params p,
                 const __grid_constant__ ring_shape shape,
                 const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_FEED_ANY, true, 0, false, BULK>(p, shape, &rows);
+    run<KEY, MAX, LINE, BULK>(p, shape, &rows);
 #else
-    if constexpr (!BULK) run<CN_FEED_ANY, true, 0, false, BULK>(p, shape, &rows);
-#endif
-}
-
-/* The same for launches that rank labels only, or bounds only and none under rule max. LINE: of one
- * layer, or under rule max, or of bounds. Then a multiprocessor has room for blocks of the next
- * kernel beside those of this one: two of `select`, one if it has clusters of eight, one of
- * select_in_tiles.cu, or under rule max one of score_share.cu. So these start before this kernel
- * ends. */
-template <uint32_t KEY, bool MAX, bool LINE>
-__global__ static void __maxnreg__(!LINE ? 128 : MAX ? 96 : 64)
-    one_key_kernel(const __grid_constant__ cn_score_params p,
-                   const __grid_constant__ ring_shape shape)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<KEY, MAX, 0, LINE>(p, shape, NULL);
-#endif
-}
-
-/* The same for launches that rank K rows only. */
-template <uint32_t D>
-__global__ static void __maxnreg__(96)
-    row_kernel(const __grid_constant__ cn_score_params p,
-               const __grid_constant__ ring_shape shape,
-               const __grid_constant__ CUtensorMap rows)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<CN_KEY_ROWS, true, D, false>(p, shape, &rows);
+    if constexpr (!BULK) run<KEY, MAX, LINE, BULK>(p, shape, &rows);
 #endif
 }
 
@@ -268,7 +251,7 @@ __global__ static void __maxnreg__(96)
 /* Returns whether all stages rank such keys. */
 static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys == 1u << key; }
 
-/* Returns whether one_key_kernel does the work of a launch. */
+/* Returns whether all stages rank labels, or all bounds without rule max, copied in bulk. */
 static bool has_one_key(const cn_score_params &p)
 {
     const bool bounds = has_only(p, CN_KEY_BOUNDS) && !p.args.logits;
@@ -381,6 +364,19 @@ static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
     return cn_map_encode(map, pools.kv, &shape);
 }
 
+typedef void ring_kernel_type(cn_score_params, ring_shape, CUtensorMap);
+
+static ring_kernel_type *kernel_of(const cn_score_params &p)
+{
+    if (!p.bulk) return ring_kernel<CN_FEED_ANY, true, false, false>;
+    if (has_only(p, CN_KEY_ROWS)) return ring_kernel<CN_KEY_ROWS, true, false, true>;
+    if (!has_one_key(p)) return ring_kernel<CN_FEED_ANY, true, false, true>;
+    if (has_only(p, CN_KEY_BOUNDS)) return ring_kernel<CN_KEY_BOUNDS, false, true, true>;
+    if (p.args.logits) return ring_kernel<CN_KEY_LABELS, true, true, true>;
+    return is_line(p) ? ring_kernel<CN_KEY_LABELS, false, true, true>
+                      : ring_kernel<CN_KEY_LABELS, false, false, true>;
+}
+
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
 {
     ring_shape shape;
@@ -390,20 +386,8 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                        "not enough shared memory",
                        p.args.n_seqs, p.group, p.args.pools.layout.head_dim);
     const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape.bytes};
-    if (has_one_key(p)) {
-        const auto of_mean = is_line(p) ? one_key_kernel<CN_KEY_LABELS, false, true>
-                                        : one_key_kernel<CN_KEY_LABELS, false, false>;
-        const auto of_labels = p.args.logits ? one_key_kernel<CN_KEY_LABELS, true, true> : of_mean;
-        const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false, true>;
-        return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds,
-                              how, p, shape);
-    }
     CUtensorMap rows = {};
-    if (!p.bulk) return cn_cuda_launch(s, "score: ring", ring_kernel<false>, how, p, shape, rows);
-    if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
+    if (p.bulk && cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
         CN_TRY(map_rows(&rows, p.args.pools));
-    const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
-    return cn_cuda_launch(s, "score: ring",
-                          has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel<true>, how, p, shape,
-                          rows);
+    return cn_cuda_launch(s, "score: ring", kernel_of(p), how, p, shape, rows);
 }

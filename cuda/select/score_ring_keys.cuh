@@ -7,21 +7,20 @@
 enum { CN_RING_HEADS = 8 }; /* of a pass */
 
 /* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows as a tensor map copies them.
- * q: row g of the table (g = lane / 4). D: d, or 0 for any. */
-template <uint32_t D>
+ * q: row g of the table (g = lane / 4). */
 __device__ static inline void cn_ring_dot_rows(float sums[4], const unsigned char *keys,
                                                const cn_bf16 *q, uint32_t d)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4, end = D > 0 ? D : d;
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
     const uint4 *values = (const uint4 *)q + 2 * t;
     uint32_t at = cn_shared_address(keys) +
                   cn_chunk_at(CN_FEED_ROWS, lane % CN_FEED_ROWS, lane / CN_FEED_ROWS);
     float even[4] = {}, odd[4] = {}; /* two chains of sums hide latency */
-#pragma unroll(D > 0 ? D / CN_BOX_COLS : 1)
-    for (uint32_t box = 0; box < end;
+#pragma unroll 1
+    for (uint32_t box = 0; box < d;
          box += CN_BOX_COLS, at += CN_FEED_ROWS * CN_ROW_BYTES, values += 8) {
         const uint4 b[2] = {values[0], values[1]};
-        const uint32_t n = D > 0 ? 4 : (end - box) / 16; /* products, at most 4 */
+        const uint32_t n = (d - box) / 16; /* products, at most 4 */
         uint32_t a[4][4];
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) cn_ldmatrix(a[k], at ^ k * 2 * CN_CHUNK_BYTES);
@@ -190,13 +189,13 @@ __device__ static inline void cn_ring_store_mean(uint16_t *out, uint32_t bits,
 /* ---- a part ---- */
 
 /* sums: of a lot with row g of a table, at q. */
-template <bool IS_ROWS, uint32_t D>
+template <bool IS_ROWS>
 __device__ static inline void cn_ring_dot(float sums[4], const cn_score_params &p,
                                           const unsigned char *lot, const cn_bf16 *q)
 {
     const uint32_t d = p.args.pools.layout.head_dim;
     if constexpr (IS_ROWS)
-        cn_ring_dot_rows<D>(sums, lot, q, d);
+        cn_ring_dot_rows(sums, lot, q, d);
     else
         cn_ring_dot_bounds(sums, cn_ring_bounds_of_lane(p, lot), (const uint4 *)q, 2 * d);
 }
@@ -209,9 +208,9 @@ __device__ static inline const cn_bf16 *cn_ring_query_row(const cn_ring_memory &
     return m.table + row * stride;
 }
 
-/* Computes the warp's lots of a part of rows, or else of bounds, under the mean query. D: head_dim,
- * or 0 for any. known: as in cn_feed_find. DIGITS: counts the high bytes, of bounds. */
-template <bool IS_ROWS, uint32_t D, bool DIGITS, typename Feed>
+/* Computes the warp's lots of a part of rows, or else of bounds, under the mean query. known: as in
+ * cn_feed_find. DIGITS: counts the high bytes, of bounds. */
+template <bool IS_ROWS, bool DIGITS, typename Feed>
 __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const cn_score_part &x,
                                                 const cn_ring_memory &m, Feed &f,
                                                 uint32_t known)
@@ -222,7 +221,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
         float sums[4];
-        cn_ring_dot<IS_ROWS, D>(sums, p, cn_feed_wait(f), q);
+        cn_ring_dot<IS_ROWS>(sums, p, cn_feed_wait(f), q);
         cn_feed_release(f, p, known);
         cn_ring_store_mean<DIGITS>(l.out, bits, sums, factor, m.fixed->digits);
     }
@@ -230,7 +229,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
 
 /* The same under rule max. Lanes keep the weights until the end, if all heads are computed at once
  * and p.by_lot is not set. */
-template <bool IS_ROWS, uint32_t D, typename Feed>
+template <bool IS_ROWS, typename Feed>
 __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const cn_score_part &x,
                                                const cn_ring_memory &m, Feed &f, uint32_t known)
 {
@@ -250,7 +249,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
         for (uint32_t first = 0; first < group; first += CN_RING_HEADS) {
             float sums[4], logit[2][2];
             if (group > CN_RING_HEADS) q = cn_ring_query_row(m, first, group, stride);
-            cn_ring_dot<IS_ROWS, D>(sums, p, keys, q);
+            cn_ring_dot<IS_ROWS>(sums, p, keys, q);
             if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
             const uint32_t exists = first + own < row ? bits : 0;
             cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
@@ -267,15 +266,15 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
     if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
 }
 
-template <bool IS_ROWS, uint32_t D, bool DIGITS, typename Feed>
+template <bool IS_ROWS, bool DIGITS, typename Feed>
 __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, const cn_score_part &x,
                                                    const cn_ring_memory &m, Feed &f,
                                                    uint32_t known)
 {
     if (x.stage.group == CN_GROUP_MAX)
-        cn_ring_keys_max<IS_ROWS, D>(p, x, m, f, known);
+        cn_ring_keys_max<IS_ROWS>(p, x, m, f, known);
     else
-        cn_ring_keys_mean<IS_ROWS, D, DIGITS>(p, x, m, f, known);
+        cn_ring_keys_mean<IS_ROWS, DIGITS>(p, x, m, f, known);
 }
 
 #endif

@@ -1,20 +1,20 @@
 /* select_route.h - which kernels of selection a launch takes (cn_backend.select_route), and the
  * launchers that attend_selected runs one after the other.
  *
- * | candidates                          | kernel                                                  |
+ * | candidates                          | ring_kernel<...> (score_ring.cu)                        |
  * |-------------------------------------|---------------------------------------------------------|
- * | labels alone, 16 or 32 channels     | one_key_kernel; counts; rule max of 3 or 4 heads: with  |
- * |                                     | its shares                                              |
- * | bounds alone, rule sum              | one_key_kernel; counts                                  |
- * | K rows alone                        | row_kernel                                              |
- * | all others                          | ring_kernel; without bulk copies if there is no Hopper, |
- * |                                     | for labels of another size and K rows of another width  |
+ * | labels alone, 16 or 32 channels     | of labels; counts; under rule max of up to 4 heads its  |
+ * |                                     | blocks compute the shares                               |
+ * | bounds alone, rule sum              | of bounds; counts                                       |
+ * | K rows alone                        | of K rows                                               |
+ * | several keys, or a hash             | of any key                                              |
+ * | no Hopper, or another shape         | of any key, without bulk copies                         |
  * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |
  * |                                     | `score`                                                 |
  *
- * Under rule max share_kernel follows where no shares are named above. `score` counts what it has
- * stored, so that `select` need not wait for all of it; `select` counts finished lists, so that
- * attention need not wait for all of them (select.cu). */
+ * Under rule max share_kernel follows. `score` counts what it has stored, so that `select` need not
+ * wait for all of it; `select` counts finished lists, so that attention need not wait for all of
+ * them (select.cu). */
 #ifndef CN_CUDA_SELECT_ROUTE_H
 #define CN_CUDA_SELECT_ROUTE_H
 
