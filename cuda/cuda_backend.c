@@ -6,7 +6,6 @@
 
 #include "cuda/cuda_ops.h"
 #include "cuda/gemm/gemm.h"
-#include "cuda/select/digest.h"
 #include "cuda/tensor_map.h"
 
 /* ---- memory ---- */

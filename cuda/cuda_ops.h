@@ -201,6 +201,10 @@ cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
 cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a, const uint32_t *done);
 cn_status cn_cuda_attend_selected(cn_stream *s, const cn_attend_selected_args *a);
 uint32_t cn_cuda_select_route(const cn_sel_forms *need, const cn_sel_forms *declared);
+/* Copies the list of tiles. The caller may change it as soon as the call returns. */
+cn_status cn_cuda_digest(cn_stream *s, const cn_digest_args *a);
+/* The arrays by sequence are in device memory, so their values are not checked. */
+cn_status cn_cuda_predict(cn_stream *s, const cn_predict_args *a);
 cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
 /* Sets the largest chosen_stride for which a thread block has enough shared memory. */
 cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most);

@@ -7,7 +7,6 @@
  * Bytes moved for each token, layer and kv head: 2 d of keys, d / 8 + 2 of labels and scales,
  * 4 d / 16 of bounds of pages, 4 d / 64 of bounds of tiles. CPU version: cpu_digest.c. */
 #include "cuda/launch.cuh"
-#include "cuda/select/digest.h"
 #include "cuda/util.cuh"
 #include "engine/select/select_math.h"
 

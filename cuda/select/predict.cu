@@ -14,7 +14,6 @@
  *
  * Bytes moved: 2 * (n + 2) * hq * d * layers for each sequence. CPU version: cpu_predict.c. */
 #include "cuda/launch.cuh"
-#include "cuda/select/digest.h"
 #include "cuda/util.cuh"
 #include "engine/cinch.h"
 

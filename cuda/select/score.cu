@@ -16,7 +16,6 @@
  * cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score_labels.cuh"
-#include "cuda/select/score_share.h"
 #include "cuda/select/select_route.h"
 
 enum {

@@ -266,19 +266,13 @@ __device__ static inline void cn_feed_push(Feed &f, const cn_score_params &p)
     f.put = f.put + 1 < f.n_stages ? f.put + 1 : 0;
 }
 
-/* Starts copies until `most` stages, or all, are in flight, as long as lots are known. */
+/* Starts copies until `most` stages, or all, are in flight, as long as lots are known. known: as in
+ * cn_feed_find. */
 template <typename Feed>
-__device__ static inline void cn_feed_fill_upto(Feed &f, const cn_score_params &p,
-                                                uint32_t known, uint32_t most)
+__device__ static inline void cn_feed_fill(Feed &f, const cn_score_params &p, uint32_t known,
+                                           uint32_t most = CN_FEED_STAGES)
 {
     while (cn_feed_find(f, p, known) && f.in_flight < min(most, f.n_stages)) cn_feed_push(f, p);
-}
-
-/* Starts copies into all free stages. known: as in cn_feed_find. */
-template <typename Feed>
-__device__ static inline void cn_feed_fill(Feed &f, const cn_score_params &p, uint32_t known)
-{
-    cn_feed_fill_upto(f, p, known, f.n_stages);
 }
 
 /* Waits for the next lot and returns it. */

@@ -45,7 +45,6 @@
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_ring_shares.cuh"
-#include "cuda/select/score_share.h"
 
 enum {
     THREADS = CN_FEED_THREADS,
@@ -202,7 +201,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     const bool query_first = KEY == CN_KEY_LABELS && MAX && shape.is_line_max &&
                              blockIdx.x >= gridDim.x / 2;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
-    if (!in_tiles && !query_first) cn_feed_fill_upto(f, p, 0, EARLY_STAGES);
+    if (!in_tiles && !query_first) cn_feed_fill(f, p, 0, EARLY_STAGES);
     if (threadIdx.x < 2 * CN_WARP) fixed.channels[threadIdx.x] = channel;
     __syncthreads();
     cn_wait_previous();

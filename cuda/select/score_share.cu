@@ -7,8 +7,6 @@
  *
  * Bytes per candidate and kv head, from the L2 cache if they fit: read 2 a head, written 2.
  * Block 256, 64 registers. */
-#include "cuda/select/score_share.h"
-
 #include "cuda/select/score_ring_shares.cuh"
 
 enum {

@@ -18,7 +18,6 @@
  * the scores of tiles, the table, the labels, then three or four exchanges between the blocks.
  * Block 256, 128 registers. CPU versions: cpu_sel_score.c, cpu_sel_list.c. */
 #include "cuda/select/score_labels.cuh"
-#include "cuda/select/score_share.h"
 #include "cuda/select/select_list.cuh"
 #include "cuda/select/select_route.h"
 
