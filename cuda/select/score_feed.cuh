@@ -7,14 +7,15 @@
  *
  * The keys of a lot are contiguous, or are in equal runs (cn_score_run_log2). A lane finds one run
  * of a lot, and the warp finds as many lots at once as it has lanes for. With bulk copies (compute
- * capability 9.0) the lane also copies its run, and the barrier counts bytes. Without, all lanes
- * copy one run after the other, 16 bytes at a time, and each arrives when its copies are complete.
+ * capability 9.0, where all stages rank the same digests) the lane also copies its run, and the
+ * barrier counts bytes. Without, all lanes copy one run after the other, 16 bytes at a time, and
+ * each arrives when its copies are complete.
  * The ring is filled from one part of the block to the next, so all stages but one are in flight
  * while the warp computes.
  *
  * Eight lanes load 64 bytes of each of two bounds at once. Bounds are often a multiple of 128
  * bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64 bytes,
- * and such lanes have one of each half. K rows are in the swizzle of tensor maps, which puts eight
+ * and such lanes have one of each half. K rows are in the swizzle of cn_chunk_at, which puts eight
  * rows in different banks.
  *
  * All lanes of a warp call each function. */
@@ -52,14 +53,13 @@ typedef struct cn_feed_run {
     uint64_t place; /* K rows: the pool's row; labels: the number of the first; bounds: address */
 } cn_feed_run;
 
-/* KEY: what all stages of the launch rank, or CN_FEED_ANY. K rows: a lot is one run. BULK: copies
- * are bulk copies. */
-template <uint32_t KEY, bool BULK> struct cn_feed {
+/* KEY: what all stages of the launch rank; then copies are bulk copies. Or CN_FEED_ANY. K rows: a
+ * lot is one run. */
+template <uint32_t KEY> struct cn_feed {
     static constexpr uint32_t key = KEY;
-    static constexpr bool bulk = BULK;
+    static constexpr bool bulk = KEY != CN_FEED_ANY;
     unsigned char *stages;
     cn_feed_shared *shared;
-    const CUtensorMap *rows; /* of K rows; a box is a lot. Bulk copies only */
     uint64_t *full; /* [n_stages] */
     uint32_t n_workers, n_stages, stage_bytes;
     uint32_t n_found, at; /* lots that are found but not copied; the number of the first of them */
@@ -86,15 +86,13 @@ template <bool BULK> __device__ static inline void cn_feed_init(cn_feed_shared *
     cn_barrier_init_done();
 }
 
-template <uint32_t KEY, bool BULK>
-__device__ static inline cn_feed<KEY, BULK> cn_feed_of(const cn_feed_shape &shape,
-                                                       unsigned char *rings, cn_feed_shared *shared,
-                                                       const CUtensorMap *rows)
+template <uint32_t KEY>
+__device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape, unsigned char *rings,
+                                                 cn_feed_shared *shared)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
-    cn_feed<KEY, BULK> f = {};
+    cn_feed<KEY> f = {};
     f.shared = shared;
-    f.rows = rows;
     f.n_workers = shape.n_workers;
     const uint32_t each = shape.n_stages / shape.n_workers, more = shape.n_stages % shape.n_workers;
     f.n_stages = each + (warp < more ? 1 : 0);
@@ -227,32 +225,25 @@ __device__ static inline void cn_feed_copy_by_lanes(const Feed &f, const cn_scor
 /* The same by bulk copies, of the lanes that have found the lot. */
 template <typename Feed>
 __device__ static inline void cn_feed_copy_in_bulk(const Feed &f, const cn_score_params &p,
-                                                   unsigned char *stage, uint64_t *full)
+                                                   uint32_t stage, uint64_t *full)
 {
+    constexpr bool is_labels = Feed::key == CN_KEY_LABELS;
     const uint32_t lane = threadIdx.x % CN_WARP;
-    const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : f.run.key;
-    if (key == CN_KEY_ROWS) { /* one lane copies the lot */
-        if (lane != f.at) return;
-        cn_barrier_expect(full, cn_feed_lot_bytes(p, false));
-        cn_tma_load(stage, f.rows, full, 0, (uint32_t)f.run.place, CN_CACHE_EVICT_FIRST);
-        return;
-    }
-    const uint32_t to = cn_shared_address(stage);
     const uint32_t number = lane & ((1u << f.run.runs_log2) - 1);
-    if (lane == 0) cn_barrier_expect(full, cn_feed_lot_bytes(p, key == CN_KEY_LABELS));
+    if (lane == 0) cn_barrier_expect(full, cn_feed_lot_bytes(p, is_labels));
     __syncwarp();
     if (lane >> f.run.runs_log2 != f.at) return;
-    if (key == CN_KEY_LABELS) cn_feed_copy_labels<true>(p, f.run, number, to, full);
-    else cn_feed_copy_bounds<true>(p, f.run, number, to, full);
+    if (is_labels) cn_feed_copy_labels<true>(p, f.run, number, stage, full);
+    else cn_feed_copy_bounds<true>(p, f.run, number, stage, full);
 }
 
 /* Starts the copies of the first lot that is found into the stage that is filled next. */
 template <typename Feed>
 __device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params &p)
 {
-    unsigned char *stage = f.stages + f.put * f.stage_bytes;
+    const uint32_t stage = cn_shared_address(f.stages + f.put * f.stage_bytes);
     if constexpr (Feed::bulk) cn_feed_copy_in_bulk(f, p, stage, &f.full[f.put]);
-    else cn_feed_copy_by_lanes(f, p, cn_shared_address(stage), &f.full[f.put]);
+    else cn_feed_copy_by_lanes(f, p, stage, &f.full[f.put]);
 }
 
 /* The same, and counts the lot as in flight. */

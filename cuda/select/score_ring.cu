@@ -6,8 +6,8 @@
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each (score_feed.cuh):
  * at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB per multiprocessor. On compute
- * capability 9.0 bulk copies fill the rings, if labels have 16 or 32 channels and K rows a multiple
- * of 64. Else lanes do.
+ * capability 9.0 bulk copies fill the rings, if all stages of a launch rank labels of 16 or 32
+ * channels, or all bounds without rule max. Else lanes do.
  *
  * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
  * kernel waits for the query (`early`), except in the first layer of a step. Some stages are
@@ -25,11 +25,10 @@
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
  * not unrolled.
  *
- * Where all stages of a launch rank labels, or bounds without rule max, or K rows, the host knows
- * it and launches a kernel for these keys, which needs fewer registers. The selectors that a server
- * declares decide it. Then the blocks may also compute the shares of rule max: of labels of one
- * layer that are counted, for groups of 3 or 4 heads (score_ring_shares.cuh). In other launches
- * score_share.cu computes them.
+ * The host knows which keys the stages of a launch may rank, from the selectors that a server
+ * declares. Kernels for one kind of key need fewer registers. With bulk copies the blocks also
+ * compute the shares of rule max: of labels of one layer that are counted, for groups of up to 4
+ * heads (score_ring_shares.cuh). In other launches score_share.cu computes them.
  *
  * Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave the L2 cache first,
  * and the logits of rule max last, which are read again.
@@ -40,8 +39,8 @@
  * cache last.
  *
  * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
- * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
- * for labels of one layer or bounds alone without rule max. CPU version: cpu_sel_score.c. */
+ * Block: 256 threads, 128 registers; 96 for labels alone under rule max; 64 for labels of one layer
+ * or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_ring_shares.cuh"
@@ -50,8 +49,7 @@ enum {
     THREADS = CN_FEED_THREADS,
     LEAST_STAGES = 2, /* as long as a block has more than one warp with a ring */
     EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
-    ALIGN = 128,      /* bytes, of a stage */
-    ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
+    ALIGN = 128, /* bytes, of a stage */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     LINE_MAX_STAGES = 2, /* the same for labels of one layer under rule max */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
@@ -172,13 +170,11 @@ __device__ static inline void compute_shares(const cn_score_params &p, cn_score_
     }
 }
 
-/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. DIGITS: as above.
- * BULK: p.bulk. */
-template <uint32_t KEY, bool MAX, bool DIGITS, bool BULK>
-__device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
-                                  const CUtensorMap *rows)
+/* KEY: as in cn_feed. MAX: some stages may be under rule max. DIGITS: as above. */
+template <uint32_t KEY, bool MAX, bool DIGITS>
+__device__ static inline void run(const cn_score_params &p, const ring_shape &shape)
 {
-    extern __shared__ __align__(ROW_ALIGN) unsigned char dynamic[];
+    extern __shared__ __align__(ALIGN) unsigned char dynamic[];
     __shared__ cn_ring_fixed fixed;
     cn_ring_memory m;
     m.fixed = &fixed;
@@ -188,7 +184,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.n_more = shape.n_more;
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
-    cn_feed_init<BULK>(&fixed.feed);
+    cn_feed_init<cn_feed<KEY>::bulk>(&fixed.feed);
     if (DIGITS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
@@ -196,7 +192,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
-    auto f = cn_feed_of<KEY, BULK>(shape.feed, dynamic, &fixed.feed, rows);
+    cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
     const bool query_first = KEY == CN_KEY_LABELS && MAX && shape.is_line_max &&
                              blockIdx.x >= gridDim.x / 2;
@@ -225,23 +221,18 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
  * stages rank the same digests. Then a multiprocessor has room for blocks of the next kernel beside
  * those of this one: two of `select`, one if it has clusters of eight, one of select_in_tiles.cu,
  * or under rule max one of score_share.cu. So these start before this kernel ends. */
-constexpr unsigned registers_of(uint32_t key, bool max, bool line)
-{
-    if (key == CN_KEY_ROWS) return 96;
-    return !line ? 128 : max ? 96 : 64;
-}
+constexpr unsigned registers_of(bool max, bool line) { return !line ? 128 : max ? 96 : 64; }
 
-/* The arguments of the template are those of `run`. Without bulk copies it runs on any device. */
-template <uint32_t KEY, bool MAX, bool LINE, bool BULK>
-__global__ static void __maxnreg__(registers_of(KEY, MAX, LINE))
+/* The arguments of the template are those of `run`. Any keys are ranked on any device. */
+template <uint32_t KEY, bool MAX, bool LINE>
+__global__ static void __maxnreg__(registers_of(MAX, LINE))
     ring_kernel(const __grid_constant__ cn_score_params p,
-                const __grid_constant__ ring_shape shape,
-                const __grid_constant__ CUtensorMap rows)
+                const __grid_constant__ ring_shape shape)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<KEY, MAX, LINE, BULK>(p, shape, &rows);
+    run<KEY, MAX, LINE>(p, shape);
 #else
-    if constexpr (!BULK) run<KEY, MAX, LINE, BULK>(p, shape, &rows);
+    if constexpr (KEY == CN_FEED_ANY) run<KEY, MAX, LINE>(p, shape);
 #endif
 }
 
@@ -250,20 +241,13 @@ __global__ static void __maxnreg__(registers_of(KEY, MAX, LINE))
 /* Returns whether all stages rank such keys. */
 static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys == 1u << key; }
 
-/* Returns whether all stages rank labels, or all bounds without rule max, copied in bulk. */
-static bool has_one_key(const cn_score_params &p)
-{
-    const bool bounds = has_only(p, CN_KEY_BOUNDS) && !p.args.logits;
-    return p.bulk && (has_only(p, CN_KEY_LABELS) || bounds);
-}
-
 /* Returns whether a launch ranks one layer, so that `select` follows. */
 static bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
 
 /* Returns the shared memory that each block leaves to blocks of the next kernel. */
 static size_t room_of(const cn_score_params &p)
 {
-    if (!has_one_key(p) || !is_line(p)) return 0;
+    if (!p.bulk || !is_line(p)) return 0;
     if (p.args.logits) return SHARE_BYTES;
     return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
 }
@@ -271,7 +255,7 @@ static size_t room_of(const cn_score_params &p)
 /* Returns whether a launch ranks labels of one layer, some under rule max. */
 static bool is_line_max(const cn_score_params &p)
 {
-    return p.bulk && has_only(p, CN_KEY_LABELS) && p.args.logits && is_line(p);
+    return p.bulk && p.args.logits && is_line(p);
 }
 
 /* Returns the most stages of a ring. */
@@ -300,7 +284,6 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
     const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
-    const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t stride = cn_max_u32(has_rows ? cn_ring_table_stride(d, false) : 0,
                                        has_bounds ? cn_ring_table_stride(d, true) : 0);
     const size_t share = cn_launch_shared_of(s->cuda, n_blocks) - STATIC_BYTES - room_of(p);
@@ -318,8 +301,8 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
         shape->feed.stage_bytes =
             cn_max_u32(shape->feed.stage_bytes,
                        (uint32_t)cn_round_up(d, CN_BOX_COLS) * CN_FEED_ROWS * 2);
-    shape->feed.stage_bytes = (shape->feed.stage_bytes + align - 1) / align * align;
-    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = align; /* hashes have no keys */
+    shape->feed.stage_bytes = (shape->feed.stage_bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = ALIGN; /* hashes have no keys */
     const uint32_t stage_bytes = shape->feed.stage_bytes;
     const size_t stages = rest < share ? (share - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
@@ -338,42 +321,24 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
 
 bool cn_score_has_bulk(const cn_stream *s, const cn_score_params &p)
 {
-    const cn_pools &pools = p.args.pools;
-    const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && pools.digest.labels;
-    const bool rows = cn_score_may_have(p, CN_KEY_ROWS) && pools.kv;
-    return cn_attn_has_bulk(s) && (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
-           (!rows || (pools.layout.head_dim % CN_BOX_COLS == 0 && p.rows.total <= INT32_MAX));
+    const bool labels = has_only(p, CN_KEY_LABELS) && (p.label_bytes == 8 || p.label_bytes == 16);
+    return cn_attn_has_bulk(s) && (labels || (has_only(p, CN_KEY_BOUNDS) && !p.args.logits));
 }
 
 bool cn_score_ring_counts(const cn_score_params &p)
 {
-    return has_one_key(p) && (!p.args.logits || p.row == CN_LABEL_HEADS);
+    return p.bulk && (!p.args.logits || p.row == CN_LABEL_HEADS);
 }
 
-/* Encodes a map of the pool whose box is a lot of K rows: 64 columns, rows, the other columns of
- * the rows. The last dimension is that of cn_tma_load. */
-static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
-{
-    const uint32_t d = pools.layout.head_dim;
-    const uint64_t n_rows = cn_kv_rows_of(&pools.layout).total;
-    const cn_map_shape shape = {CN_MAP_DIMS,
-                                {CN_BOX_COLS, n_rows, d / CN_BOX_COLS, 1},
-                                {1, d, CN_BOX_COLS, n_rows * d},
-                                {CN_BOX_COLS, CN_FEED_ROWS, d / CN_BOX_COLS, 1}};
-    return cn_map_encode(map, pools.kv, &shape);
-}
-
-typedef void ring_kernel_type(cn_score_params, ring_shape, CUtensorMap);
+typedef void ring_kernel_type(cn_score_params, ring_shape);
 
 static ring_kernel_type *kernel_of(const cn_score_params &p)
 {
-    if (!p.bulk) return ring_kernel<CN_FEED_ANY, true, false, false>;
-    if (has_only(p, CN_KEY_ROWS)) return ring_kernel<CN_KEY_ROWS, true, false, true>;
-    if (!has_one_key(p)) return ring_kernel<CN_FEED_ANY, true, false, true>;
-    if (has_only(p, CN_KEY_BOUNDS)) return ring_kernel<CN_KEY_BOUNDS, false, true, true>;
-    if (p.args.logits) return ring_kernel<CN_KEY_LABELS, true, true, true>;
-    return is_line(p) ? ring_kernel<CN_KEY_LABELS, false, true, true>
-                      : ring_kernel<CN_KEY_LABELS, false, false, true>;
+    if (!p.bulk) return ring_kernel<CN_FEED_ANY, true, false>;
+    if (has_only(p, CN_KEY_BOUNDS)) return ring_kernel<CN_KEY_BOUNDS, false, true>;
+    if (p.args.logits) return ring_kernel<CN_KEY_LABELS, true, true>;
+    return is_line(p) ? ring_kernel<CN_KEY_LABELS, false, true>
+                      : ring_kernel<CN_KEY_LABELS, false, false>;
 }
 
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
@@ -385,8 +350,5 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
                        "not enough shared memory",
                        p.args.n_seqs, p.group, p.args.pools.layout.head_dim);
     const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, shape.bytes};
-    CUtensorMap rows = {};
-    if (p.bulk && cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv)
-        CN_TRY(map_rows(&rows, p.args.pools));
-    return cn_cuda_launch(s, "score: ring", kernel_of(p), how, p, shape, rows);
+    return cn_cuda_launch(s, "score: ring", kernel_of(p), how, p, shape);
 }

@@ -6,7 +6,7 @@
 
 enum { CN_RING_HEADS = 8 }; /* of a pass */
 
-/* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows as a tensor map copies them.
+/* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows.
  * q: row g of the table (g = lane / 4). */
 __device__ static inline void cn_ring_dot_rows(float sums[4], const unsigned char *keys,
                                                const cn_bf16 *q, uint32_t d)

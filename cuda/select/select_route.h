@@ -6,9 +6,7 @@
  * | labels alone, 16 or 32 channels     | of labels; counts; under rule max of up to 4 heads its  |
  * |                                     | blocks compute the shares                               |
  * | bounds alone, rule sum              | of bounds; counts                                       |
- * | K rows alone                        | of K rows                                               |
- * | several keys, or a hash             | of any key                                              |
- * | no Hopper, or another shape         | of any key, without bulk copies                         |
+ * | all others; no Hopper               | of any key, without bulk copies                         |
  * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |
  * |                                     | `score`                                                 |
  *
