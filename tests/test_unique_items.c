@@ -257,6 +257,12 @@ static void tokens_that_end_equal_items_are_banned(void **state)
         {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[3,1", ", ] ,23 ", "2,3 "},
         {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[23,", "12,3 ", "1,23 "},
         {"{\"items\":{\"enum\":[1,2,3,4,12,23,5,6]}," UNIQUE "}", "[23,1", "2,3 ", ",23 "},
+        /* Beside an alternative whose items may be equal, and which ends earlier, or differs. */
+        {"{\"anyOf\":[{\"type\":\"array\",\"items\":{\"type\":\"string\"}," UNIQUE "},{\"type\":"
+         "\"array\",\"items\":{\"type\":\"string\"},\"maxItems\":2}]}", "[\"a\",\"a",
+         "\" \"] a b ", "\", \",\" "},
+        {"{\"anyOf\":[{\"type\":\"array\",\"items\":{\"type\":\"integer\"}," UNIQUE "},{\"type\":"
+         "\"array\",\"items\":{\"const\":1}}]}", "[1,", "1, 1,1 ", "1,23 "},
     };
     cn_grammars *g = grammar_words(words, WORDS, 0);
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {

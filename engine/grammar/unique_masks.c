@@ -37,6 +37,9 @@ typedef struct walk {
     uint32_t n_levels;
     cn_items_mark mark_at[CN_TRIE_MAX_DEPTH + 1]; /* at each depth of the trie */
     uint32_t state_at[CN_TRIE_MAX_DEPTH + 1];
+    /* An item that is not new has ended, so that fewer texts follow than the mask allows. */
+    bool left_at[CN_TRIE_MAX_DEPTH + 1];
+    bool left; /* by the byte read last */
     seen_text seen[N_SEEN];
     uint64_t failed[MAX_SEARCHES / 64]; /* searches that found no end: bits */
     uint32_t search, begin_len; /* the number of this one; bytes of the items' text at first */
@@ -156,7 +159,7 @@ static uint8_t next_byte(const walk *w, level *l)
 static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, uint8_t byte,
                            uint32_t *to, bool *same)
 {
-    *same = false;
+    *same = w->left = false;
     CN_TRY(cn_automaton_step(w->automaton, from, byte, to, &w->steps));
     if (*to == CN_STATE_NONE) return CN_OK;
     cn_unique_items_back(w->items, mark);
@@ -164,6 +167,7 @@ static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, ui
     if (!*same) return CN_OK;
     CN_TRY(cn_automaton_step_outside(w->automaton, from, byte, to, &w->steps));
     w->items->at.place = CN_ITEMS_NONE;
+    w->left = true;
     *same = *to == CN_STATE_NONE;
     return CN_OK;
 }
@@ -261,16 +265,18 @@ static cn_status walk_trie(walk *w, uint32_t *mask)
         bool same;
         w->steps++;
         cn_unique_items_back(w->items, mark);
-        if (!is_of_interest(w->items, node)) {
+        const bool left = w->left_at[depth - 1];
+        if (!left && !is_of_interest(w->items, node)) {
             i = node->skip;
             continue;
         }
         CN_TRY(read_byte(w, w->state_at[depth - 1], mark, node->byte, &to, &same));
         if (to == CN_STATE_NONE) {
-            for (; same && i < node->skip; i++) ban(trie, &trie->nodes[i], mask);
+            for (; (same || left) && i < node->skip; i++) ban(trie, &trie->nodes[i], mask);
             i = node->skip;
             continue;
         }
+        w->left_at[depth] = left || w->left;
         w->state_at[depth] = to;
         w->mark_at[depth] = w->items->at;
         CN_TRY(check_tokens(w, node, to, mask));
