@@ -104,7 +104,7 @@ until_true 30 is_idle
 # ---- the recipe ----
 
 cd "$dir/work"
-for i in $(seq 1 24); do echo "{\"prompt\": \"Sort: $i 3 $((i * 7 % 10))\"}"; done >in.jsonl
+for i in $(seq 1 64); do echo "{\"prompt\": \"Sort: $i 3 $((i * 7 % 10))\"}"; done >in.jsonl
 export MODEL=$recipe/../../tiny-reasoner INPUT=in.jsonl OUT=out MERGED=merged.jsonl CINCH=$cinch
 export CINCH_SHARD_COUNT=8
 options="--prompt-field prompt --device cpu --threads 1 --kv-cache-memory-bytes 32M
@@ -162,7 +162,7 @@ merge 3 "missing shards: 2,6"
 job=$(sbatch --parsable --array=2,6 shards.sbatch $options)
 until_true 60 is_over "$job"
 grep -q "shard 6 of 8 (SLURM_ARRAY_TASK_ID)" cinch-"${job}"_6.log || fail "a subset has other shards"
-merge 0 "24 lines: 24 answered, 0 errors"
+merge 0 "64 lines: 64 answered, 0 errors"
 
 answers() {
     sed 's/.*"custom_id":\("[^"]*"\).*"content":\("\([^"\\]\|\\.\)*"\).*/\1 \2/' "$1" | sort
