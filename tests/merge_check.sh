@@ -46,7 +46,7 @@ while [ $i -lt 30 ]; do
     echo "{\"custom_id\": \"r\\u002d$i\", \"url\": \"/v1/chat/completions\", \"body\": {\"messages\":" \
         "[{\"role\": \"user\", \"content\": \"Sort: $i 3 $((i * 7 % 10))\"}]}}"
 done >"$in"
-sed -i '7s/"url": "[^"]*"/"url": "x"/; 11s/.*/not JSON/; 20,25s/r\\u002d/r-/' "$in"
+sed -i '7s/"url": "[^"]*"/"url": "x"/; 11s/.*/{"custom_id": "r-20", "url": "/; 20,25s/r\\u002d/r-/' "$in"
 run 2 -o "$dir/one" --max-inflight 1
 answers "$dir/one" >"$dir/expected"
 mkdir "$dir/out"
@@ -88,6 +88,20 @@ echo old >"$dir/all"
 merge 3 "9 lines are missing: r-" "$dir"/out/*
 grep -q "was not written" "$dir/log" || fail "missing lines"
 [ "$(cat "$dir/all")" = old ] || fail "an incomplete merge replaced the old file"
+
+# An output that a run has just made, without a line and a record.
+cp "$dir/kept"/* "$dir/out"
+rm ${part}3-of-00004.jsonl*
+: >${part}3-of-00004.jsonl
+merge 3 "missing shards: 3" "$dir"/out/*
+grep -q "part-00003-of-00004.jsonl: .*written no line: ignored" "$dir/log" || fail "no record yet"
+merge 1 "no output has a record" ${part}3-of-00004.jsonl
+
+# An output that an editor saved with a byte order mark.
+cp "$dir/kept"/* "$dir/out"
+sed -i '1s/^/\xef\xbb\xbf/' ${part}0-of-00004.jsonl
+merge 2 "2 errors" "$dir"/out/*
+same "a byte order mark"
 
 # Lines twice: with the same text, with another, an error beside an answer.
 cp "$dir/kept"/* "$dir/out"

@@ -78,6 +78,10 @@ expect 1 "--done $dir/nothing*: no output has such a name" -o "$dir/x" --done "$
 expect 1 "prompts.jsonl.cinch-run does not exist" -o "$dir/x" --done examples/prompts.jsonl
 [ ! -e "$dir/x" ] || fail "a refused run leaves a file"
 
+# A bad line is an error line, also where it is the first of a part.
+sed '2s/.*/{"x": 1}/' "$dir/longer" >"$in"
+expect 2 "1 errors" -o "$dir/first-%i" --shard 1/4
+
 # A line without an id is named by its number in the whole file.
 sed 's/^{"prompt"/{"id": "x", "prompt"/; 20s/.*/{"id": "bad", "prompt": 5}/; 21s/.*/not JSON/' \
     "$dir/longer" | sed 's/"x"/"x\n"/' | awk '/x$/ { printf "%s%d", $0, NR; next } { print }' >"$in"

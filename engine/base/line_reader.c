@@ -244,6 +244,7 @@ static void tidy_ends(cn_line *line)
 {
     if (line->offset == 0 && line->n >= 3 && memcmp(line->text, "\xEF\xBB\xBF", 3) == 0) {
         line->text += 3;
+        line->offset += 3;
         line->n -= 3;
     }
     if (line->n && !line->too_long && line->text[line->n - 1] == '\r') line->n--;

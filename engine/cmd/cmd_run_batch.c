@@ -63,7 +63,8 @@ static cn_status prepare_output(cn_batch_run *run, cn_config *c)
 {
     const bool has_lines = cn_batch_output_bytes(run->output) > 0;
     const bool is_file = cn_batch_output_is_file(run->output);
-    run->first.watching = !has_lines;
+    /* The first lines of a shard, or of what other runs left, are not those of the file. */
+    run->first.watching = !has_lines && c->shard_of == 0 && !c->done;
     if (!is_file && (c->resume || c->shard_of > 0))
         return cn_fail(CN_ERR_ARG, "%s: --%s needs a regular file", c->output_file,
                        c->resume ? "resume" : "shard");

@@ -31,7 +31,7 @@ static cn_status each_match(const cn_config *c, const char *pattern, file_fn fn,
         const char *path = found.gl_pathv[i];
         if (cn_output_is_beside(path)) continue;
         n_outputs++;
-        if (!is_own_output(c, path)) status = fn(user, path);
+        if (!is_own_output(c, path) && !cn_run_record_is_awaited(path)) status = fn(user, path);
     }
     globfree(&found);
     if (status == CN_OK && n_outputs == 0)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -93,6 +94,10 @@ static cn_status read_records(merge *m)
     m->report->same_of = true;
     for (uint32_t i = 0; i < m->n_files; i++) {
         json_t *record = NULL;
+        if (cn_run_record_is_awaited(m->files[i])) {
+            cn_log(CN_LOG_WARN, "%s: a run has made it and written no line: ignored", m->files[i]);
+            continue;
+        }
         cn_status status = cn_run_record_load(&record, m->files[i]);
         if (status == CN_OK && m->record)
             status = cn_run_record_check_other(m->files[i], m->record);
@@ -103,6 +108,8 @@ static cn_status read_records(merge *m)
             json_decref(record);
         CN_TRY(status);
     }
+    if (!m->record)
+        return cn_fail(CN_ERR_ARG, "no output has a record: wait until a run has begun to write");
     m->format.prompt_field = option_of(m->record, "prompt-field");
     m->format.id_field = option_of(m->record, "id-field");
     const char *grade = option_of(m->record, "grade");
@@ -153,14 +160,41 @@ static void scan_output(void *user, uint32_t file, uint32_t worker)
     pthread_mutex_unlock(&m->lock);
 }
 
-static cn_status scan_outputs(merge *m)
+/* Opens all outputs, which the merge reads at random. */
+static cn_status open_outputs(merge *m)
 {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* otherwise open may fail, and says so */
+    }
     for (uint32_t i = 0; i < m->n_files; i++) {
         m->fds[i] = open(m->files[i], O_RDONLY | O_CLOEXEC);
-        if (m->fds[i] < 0) return cn_fail(CN_ERR_IO, "%s: %s", m->files[i], strerror(errno));
+        if (m->fds[i] < 0)
+            return cn_fail(CN_ERR_IO, "%s: %s%s", m->files[i], strerror(errno),
+                           errno == EMFILE ? ": raise ulimit -n above the number of outputs" : "");
     }
+    return CN_OK;
+}
+
+/* Checks that the files that were scanned, by name, are those that are open. */
+static cn_status check_scanned(const merge *m)
+{
+    struct stat opened, named;
+    for (uint32_t i = 0; i < m->n_files; i++)
+        if (fstat(m->fds[i], &opened) != 0 || stat(m->files[i], &named) != 0 ||
+            opened.st_dev != named.st_dev || opened.st_ino != named.st_ino)
+            return cn_fail(CN_ERR_BUSY, "%s: a run replaced it while it was read: merge again",
+                           m->files[i]);
+    return CN_OK;
+}
+
+static cn_status scan_outputs(merge *m)
+{
+    CN_TRY(open_outputs(m));
     cn_cpu_pool_run(m->pool, m->n_files, scan_output, m);
     if (m->failed != CN_OK) return cn_fail(m->failed, "%s", m->why);
+    CN_TRY(check_scanned(m));
     cn_merge_table_sort(&m->table);
     m->report->n_foreign = m->table.len;
     return CN_OK;
@@ -270,6 +304,7 @@ static uint32_t shard_of(const merge *m, const cn_line *line, uint64_t input_byt
     cn_line_part part = m->part;
     if (!part.by_bytes) return (uint32_t)((line->number - 1) % part.of);
     uint64_t from, to;
+    if (line->offset >= input_bytes) return part.of - 1; /* the input grew after it was opened */
     part.index = (uint32_t)((unsigned __int128)line->offset * part.of / input_bytes);
     for (;; part.index++) { /* the quotient may be one too small */
         cn_line_part_bytes(&part, input_bytes, &from, &to);
@@ -360,7 +395,7 @@ static cn_status take_item(merge *m, cn_batch_item *item, const cn_line *line,
 }
 
 /* Reads the id of a line without parsing it: its number, or a string without escapes that is the
- * first member. A wrong guess about an unusual line finds no answer. */
+ * first member. The guess may be wrong about a line that runs found invalid. */
 static bool guess_id(const cn_line *line, const cn_batch_format *format, cn_id *out)
 {
     char number[24];
@@ -394,6 +429,9 @@ static cn_merge_entry *quick_answer(const input_batch *b, const cn_line *line)
     size_t n;
     const bool compared = line->number % COMPARED_LINES == 1;
     if (compared || !guess_id(line, b->format, &id)) return NULL;
+    cn_batch_item invalid = {0};
+    cn_batch_item_use_line_id(&invalid, line);
+    if (cn_merge_table_find(b->table, invalid.id, &n)) return NULL;
     cn_merge_entry *e = cn_merge_table_find(b->table, id, &n);
     return n == 1 && !cn_merge_entry_is_error(e) ? e : NULL;
 }
@@ -509,6 +547,7 @@ static cn_status open_files(merge *m, cn_line_reader **reader)
 static cn_status finish(merge *m)
 {
     if (m->errors) CN_TRY(cn_merge_file_commit(m->errors));
+    cn_run_record_remove(m->config->merge_output); /* that of the file which is replaced */
     CN_TRY(cn_merge_file_commit(m->output));
     json_object_del(m->record, "shard");
     json_object_del(json_object_get(m->record, "input"), "bytes");

@@ -142,6 +142,16 @@ void cn_run_record_remove(const char *output_path)
     cn_buf_free(&path);
 }
 
+bool cn_run_record_is_awaited(const char *output_path)
+{
+    struct stat st;
+    cn_buf path = {0};
+    const bool none =
+        cn_run_record_path(&path, output_path) == CN_OK && access(path.data, F_OK) != 0;
+    cn_buf_free(&path);
+    return none && stat(output_path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
+}
+
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 {
     cn_buf path = {0}, beside = {0};
@@ -462,10 +472,10 @@ static cn_status compare_backend(const char *path, const json_t *then, const cha
 cn_status cn_run_record_check_backend(const char *output_path, const char *backend)
 {
     json_t *record = NULL;
-    CN_TRY(cn_run_record_load(&record, output_path));
+    cn_status status = cn_run_record_load(&record, output_path);
     const json_t *then = json_object_get(record, "backend");
-    const cn_status status =
-        json_is_string(then) ? compare_backend(output_path, then, backend) : CN_OK;
+    if (status == CN_OK && json_is_string(then))
+        status = compare_backend(output_path, then, backend);
     json_decref(record);
     return status;
 }

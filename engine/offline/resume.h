@@ -30,6 +30,10 @@ cn_status cn_run_record_path(cn_buf *out, const char *output_path);
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record);
 void cn_run_record_remove(const char *output_path);
 
+/* Returns whether an output is empty and has no record: a run has made it, and writes its record
+ * before the first line. */
+bool cn_run_record_is_awaited(const char *output_path);
+
 /* Compares the record beside output_path with this one. CN_ERR_ARG: there is no record, or it
  * differs; the text names the difference with both values. */
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record);

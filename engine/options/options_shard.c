@@ -231,18 +231,18 @@ static cn_status expand(char **field, const shard *s)
 }
 
 /* A directory stands for the file of the shard in it. */
-static cn_status name_output(char **field)
+static cn_status name_output(char **field, const shard *s)
 {
     struct stat st;
     cn_buf out = {0};
     const size_t n = strlen(*field);
     const bool slash = n > 0 && (*field)[n - 1] == '/';
-    if (cn_shard_names_index(*field)) return CN_OK;
     if (stat(*field, &st) != 0 || !S_ISDIR(st.st_mode))
         return cn_fail(CN_ERR_ARG, "--output-file %s: each shard has its own output: write %%i in "
                                    "the name, as in out/%%i-of-%%n.jsonl, or name a directory that "
                                    "exists", *field);
-    CN_TRY(cn_buf_addf(&out, "%s%spart-%%i-of-%%n.jsonl", *field, slash ? "" : "/"));
+    CN_TRY(cn_buf_addf(&out, "%s%spart-%05u-of-%05u.jsonl", *field, slash ? "" : "/", s->index,
+                       s->of));
     cn_free(*field);
     *field = out.data;
     return CN_OK;
@@ -254,8 +254,9 @@ cn_status cn_config_find_shard(cn_config *c)
     const bool automatic = strcmp(c->shard, "auto") == 0;
     CN_TRY(automatic ? find_shard(&s) : read_pair(&s, "--shard", c->shard));
     CN_TRY(check_shard(&s, automatic ? s.source : "--shard"));
-    CN_TRY(name_output(&c->output_file));
+    const bool named = cn_shard_names_index(c->output_file);
     CN_TRY(expand(&c->output_file, &s));
+    if (!named) CN_TRY(name_output(&c->output_file, &s));
     if (c->summary_json) CN_TRY(expand(&c->summary_json, &s));
     c->shard_index = s.index;
     c->shard_of = s.of;
