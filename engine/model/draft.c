@@ -105,7 +105,11 @@ cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_conf
     d->head = m->draft;
     d->hidden = m->hidden;
     d->eps = m->rms_eps;
-    cn_status status = write_parts(d, s, ck, cn_retrieval_parts(f));
+    const cn_draft_head *now = cn_retrieval_head(f), *then = &m->draft;
+    const bool same = now->n_heads == then->n_heads && now->head_dim == then->head_dim &&
+                      now->context == then->context && now->rope_theta == then->rope_theta;
+    cn_status status = same ? write_parts(d, s, ck, cn_retrieval_parts(f))
+                            : cn_fail(CN_ERR_MODEL, "the file changed during the start");
     cn_retrieval_close(f);
     if (status != CN_OK) return cn_fail_within(status, "%s", CN_RETRIEVAL_FILE);
     return write_tables(d, s, m, cn_start_max_model_len(c, m));
