@@ -75,15 +75,16 @@ typedef struct toucher {
     size_t bytes;
     atomic_size_t next; /* first byte that no thread has taken */
     atomic_size_t done; /* bytes */
-    atomic_int error;   /* errno of a piece that the kernel has no memory for; 0: none */
+    atomic_int error;   /* errno of a piece that cannot be touched; 0: none */
 } toucher;
 
 static void touch_piece(toucher *t, char *at, size_t bytes)
 {
 #ifdef MADV_POPULATE_WRITE
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
-    if (errno == ENOMEM) {
-        atomic_store(&t->error, ENOMEM);
+    const int error = errno;
+    if (error != EINVAL) {
+        atomic_store(&t->error, error);
         return;
     }
 #endif
@@ -129,7 +130,7 @@ static cn_status touch(char *at, size_t bytes)
     for (uint32_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
     const int error = atomic_load(&t.error);
     if (error)
-        return cn_fail(CN_ERR_MEMORY, "host memory: the kernel has less than %.2f GiB (%s)",
+        return cn_fail(CN_ERR_MEMORY, "host memory: %.2f GiB cannot be touched (%s)",
                        cn_gib(bytes), strerror(error));
     return CN_OK;
 }
@@ -149,6 +150,7 @@ static cn_status map(cn_cuda_pinned *r, size_t bytes)
     }
     r->at = r->mapped + (HUGE_PAGE - (uintptr_t)r->mapped % HUGE_PAGE) % HUGE_PAGE;
     (void)madvise(r->at, bytes, MADV_HUGEPAGE); /* smaller pages take longer */
+    (void)madvise(r->at, bytes, MADV_DONTDUMP); /* a core file need not have it */
     return CN_OK;
 }
 
