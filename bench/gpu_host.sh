@@ -8,7 +8,7 @@
 #   dense           as long3, with two dense layers
 #   device          quest and tls with home device, if the GPU holds them
 # A run of 10 minutes holds `links long1 long3 long10`, a second one the rest.
-#   KV        --kv-cache-memory-bytes (60G on a GPU of over 100 GiB: full KV then holds 4 requests of
+#   KV        --kv-cache-memory-bytes (67G on a GPU of over 100 GiB: full KV then holds 4 requests of
 #             96k; all there is on a smaller one, where it holds 3)
 #   FULL (4x98304, or 3x98304)   what full KV holds; LONG (6x98304) the batch at home host
 #   MOST      batches of 32k, full KV's and then the home's (12x32768,17x32768 or 10x32768,17x32768)
@@ -21,7 +21,7 @@ SHAPE=${SHAPE:-qwen3-8b-160k}
 shift
 mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
 if [ "${mib:-0}" -gt 102400 ]; then
-    kv=${KV:-60G} full=${FULL:-4x98304} most=${MOST:-12x32768,17x32768} held=${HELD:-6x98304}
+    kv=${KV:-67G} full=${FULL:-4x98304} most=${MOST:-12x32768,17x32768} held=${HELD:-6x98304}
 else
     echo "a GPU of ${mib:-unknown} MiB: full KV is scaled to what it holds"
     kv=${KV-} full=${FULL:-3x98304} most=${MOST:-10x32768,17x32768} held=${HELD:-3x98304}

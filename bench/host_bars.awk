@@ -35,6 +35,7 @@ END {
     bar = 5
     if (file == "most") bar = 3
     if (file == "device") bar = 0
+    if (bar && !full) printf "%s: full KV fits no batch, so nothing is beside the home: MISSED\n", file
     for (i = 1; i <= n; i++) {
         printf "%s: %d x %.0f  %s: %.3f ms, %.1f tokens/s", file, batch[i], resident[i], arm[i],
                ms[i], rate(i)
