@@ -13,90 +13,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/bench_util.h"
-#include "cuda/cuda_switches.h"
+#include "bench/bench_side.h"
 
 enum {
-    LAYERS = 36,
-    KV_HEADS = 8,
-    DIM = 128,
-    BLOCK = 256,
+    NAMES = 36, /* width of their column */
+    ROOM_GIB = 8,
     SEQS = 6,
     AREA = 32,         /* blocks of an exchange area: 128 tiles */
     HOME_BLOCKS = 384, /* of a request: 98,304 tokens; requests share blocks */
     UNITS = SEQS * LAYERS * KV_HEADS,
     MOST_TILES = 13,
-    CHANNELS = DIM / 4, /* of a label: 4 bits each */
-    PUTS = 16,
-    ROUNDS = 9,
-    LINK_BYTES = 512 << 20
+    PUTS = 16
 };
 
 /* A backend of the GPU. Those that pull use the home of the first. */
-typedef struct side {
-    cn_backend *be;
-    cn_stream *stream;
-    cn_fence *from, *to;
-    cn_pools pools;
-} side;
-
-static side open_side(uint32_t gpu, uint32_t host_blocks)
+static side open_gpu(uint32_t gpu, uint32_t host_blocks)
 {
-    const cn_kv_layout l =
-        cn_kv_layout_make(LAYERS, SEQS * AREA, KV_HEADS, BLOCK, DIM, CN_BF16);
     const cn_cuda_switches switches = {.gemm = CN_CUDA_GEMM_LIBRARY, .host_blocks = host_blocks};
-    const cn_cuda_backend_opts o = {.device = gpu,
-                                    .memory_bytes = cn_kv_pool_bytes(&l) + (UINT64_C(8) << 30),
-                                    .n_heads = 32,
-                                    .n_kv_heads = KV_HEADS,
-                                    .head_dim = DIM,
-                                    .max_seqs = SEQS,
-                                    .max_tokens = SEQS,
-                                    .switches = &switches};
-    side s = {.pools = {.layout = l, .n_heads = 32, .act_dtype = CN_BF16}};
-    bench_must(cn_backend_cuda_load(&s.be, o));
-    bench_must(s.be->stream_create(s.be, CN_PRIORITY_LOW, &s.stream));
-    bench_must(s.be->timed_fence_create(s.be, &s.from));
-    bench_must(s.be->timed_fence_create(s.be, &s.to));
-    s.pools.kv = bench_alloc(s.be, cn_kv_pool_bytes(&l));
-    return s;
-}
-
-static void close_side(side *s)
-{
-    s->be->fence_free(s->from);
-    s->be->fence_free(s->to);
-    s->be->stream_free(s->stream);
-    s->be->close(s->be);
-}
-
-/* Median time of an op on a side's stream. */
-typedef cn_status (*run_fn)(side *s, const void *args);
-static double time_of(side *s, run_fn run, const void *args)
-{
-    double seconds[ROUNDS];
-    for (int i = -2; i < ROUNDS; i++) { /* two rounds warm up */
-        double took_s;
-        bench_must(s->be->fence_record(s->from, s->stream));
-        bench_must(run(s, args));
-        bench_must(s->be->fence_record(s->to, s->stream));
-        bench_must(s->be->fence_sync(s->to));
-        bench_must(s->be->fence_seconds(s->from, s->to, &took_s));
-        if (i >= 0) seconds[i] = took_s;
-    }
-    return bench_median(seconds, ROUNDS);
-}
-
-static cn_status run_fetch(side *s, const void *args) { return s->be->fetch(s->stream, args); }
-static cn_status run_copy(side *s, const void *args)
-{
-    return s->be->copy_blocks(s->stream, args);
-}
-
-static void report(const char *name, double bytes, double s, double link)
-{
-    printf("%-36s %8.3f ms  %6.1f GB/s  %5.1f %% of the link (85 %%: %s)\n", name, s * 1e3,
-           bytes / s / 1e9, 100 * bytes / s / link, bytes / s >= 0.85 * link ? "met" : "MISSED");
+    return open_side(gpu, SEQS, SEQS * AREA, (uint64_t)ROOM_GIB << 30, &switches);
 }
 
 /* ---- pinned memory ---- */
@@ -155,7 +89,7 @@ static void time_put(side *s, const cn_pools *home, double link)
         a.to.where = CN_ON_HOST;
         const double bytes = (double)counts[i] * LAYERS * (double)home->layout.block_bytes;
         snprintf(name, sizeof name, "put, %u block%s", counts[i], counts[i] > 1 ? "s" : "");
-        report(name, bytes, time_of(s, run_copy, &a), link);
+        report(NAMES, name, bytes, time_of(s, run_copy, &a), link);
     }
 }
 
@@ -204,7 +138,7 @@ static void time_pull(uint32_t gpu, const cn_pools *kv, uint32_t host_blocks, do
 {
     enum { ROW_BYTES = 2 * DIM * 2, LABEL_BYTES = CHANNELS / 2 + 2 };
     static const uint32_t counts[] = {2, MOST_TILES};
-    side s = open_side(gpu, host_blocks);
+    side s = open_gpu(gpu, host_blocks);
     const cn_pools local = with_sides(&s, &s.pools), home = with_sides(&s, kv);
     arrays *host = cn_calloc(1, sizeof *host);
     if (!host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the moves"));
@@ -233,7 +167,7 @@ static void time_pull(uint32_t gpu, const cn_pools *kv, uint32_t host_blocks, do
                      host_blocks);
         else
             snprintf(name, sizeof name, "pull, %u tiles of a unit, default", counts[i]);
-        report(name, bytes, time_of(&s, run_fetch, &f), link);
+        report(NAMES, name, bytes, time_of(&s, run_fetch, &f), link);
     }
     cn_free(host);
     close_side(&s);
@@ -245,7 +179,7 @@ int main(int argc, char **argv)
     const double gib = argc > 1 ? strtod(argv[1], NULL) : 16;
     const uint32_t gpu = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
     if (gib < 5) bench_must(cn_fail(CN_ERR_ARG, "GIB: expected at least 5"));
-    side s = open_side(gpu, 0);
+    side s = open_gpu(gpu, 0);
     const cn_pools home = take_home(&s, gib);
     const double put_link = link_rate(&s, &home, true), pull_link = link_rate(&s, &home, false);
     printf("link: to the host %.1f GB/s, from the host %.1f GB/s\n", put_link / 1e9,

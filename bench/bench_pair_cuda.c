@@ -17,87 +17,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/bench_util.h"
-#include "cuda/cuda_switches.h"
+#include "bench/bench_side.h"
 
 enum {
-    LAYERS = 36,
-    KV_HEADS = 8,
-    DIM = 128,
-    BLOCK = 256,
+    NAMES = 28, /* width of their column */
+    ROOM_GIB = 2,
     SEQS = 8,
     AREA = 8,          /* blocks of an exchange area */
     HOME_BLOCKS = 128, /* of a request: 32,768 tokens */
     HOME = 512,        /* blocks of the home space; requests share them */
     UNITS = SEQS * LAYERS * KV_HEADS,
     MOST_MOVES = 410,
-    CHANNELS = DIM / 4, /* of a label: 4 bits each */
     PUTS = 16,
-    ROUNDS = 9,
-    LINK_BYTES = 512 << 20,
     CANDIDATES = 32704, /* of a unit */
     ENTRIES = AREA * BLOCK,
     CAP = 205
 };
-
-typedef struct side {
-    cn_backend *be;
-    cn_stream *stream;
-    cn_fence *from, *to;
-    cn_pools pools;
-} side;
-
-static side open_side(uint32_t device, uint32_t n_blocks)
-{
-    const cn_kv_layout l =
-        cn_kv_layout_make(LAYERS, n_blocks, KV_HEADS, BLOCK, DIM, CN_BF16);
-    const cn_cuda_backend_opts o = {.device = device,
-                                    .memory_bytes = cn_kv_pool_bytes(&l) + (UINT64_C(2) << 30),
-                                    .n_heads = 32,
-                                    .n_kv_heads = KV_HEADS,
-                                    .head_dim = DIM,
-                                    .max_seqs = SEQS,
-                                    .max_tokens = SEQS,
-                                    .switches = &(cn_cuda_switches){.gemm = CN_CUDA_GEMM_LIBRARY}};
-    side s = {.pools = {.layout = l, .n_heads = 32, .act_dtype = CN_BF16}};
-    bench_must(cn_backend_cuda_load(&s.be, o));
-    bench_must(s.be->stream_create(s.be, CN_PRIORITY_LOW, &s.stream));
-    bench_must(s.be->timed_fence_create(s.be, &s.from));
-    bench_must(s.be->timed_fence_create(s.be, &s.to));
-    s.pools.kv = bench_alloc(s.be, cn_kv_pool_bytes(&l));
-    return s;
-}
-
-static void close_side(side *s)
-{
-    s->be->fence_free(s->from);
-    s->be->fence_free(s->to);
-    s->be->stream_free(s->stream);
-    s->be->close(s->be);
-}
-
-/* Median time of an op on a side's stream. */
-typedef cn_status (*run_fn)(side *s, const void *args);
-static double time_of(side *s, run_fn run, const void *args)
-{
-    double seconds[ROUNDS];
-    for (int i = -2; i < ROUNDS; i++) { /* two rounds warm up */
-        double took_s;
-        bench_must(s->be->fence_record(s->from, s->stream));
-        bench_must(run(s, args));
-        bench_must(s->be->fence_record(s->to, s->stream));
-        bench_must(s->be->fence_sync(s->to));
-        bench_must(s->be->fence_seconds(s->from, s->to, &took_s));
-        if (i >= 0) seconds[i] = took_s;
-    }
-    return bench_median(seconds, ROUNDS);
-}
-
-static cn_status run_fetch(side *s, const void *args) { return s->be->fetch(s->stream, args); }
-static cn_status run_copy(side *s, const void *args)
-{
-    return s->be->copy_blocks(s->stream, args);
-}
 
 /* The rate of one long copy. Planes in "host" memory make `copy_blocks` use the copy engine. */
 static double link_rate(side *by, const side *from, const side *to)
@@ -109,12 +44,6 @@ static double link_rate(side *by, const side *from, const side *to)
     a.from.block[CN_PLANE_KV] = cn_plane_by_layer(from->pools.kv, LINK_BYTES, 1, 1);
     a.to.block[CN_PLANE_KV] = cn_plane_by_layer(to->pools.kv, LINK_BYTES, 1, 1);
     return LINK_BYTES / time_of(by, run_copy, &a);
-}
-
-static void report(const char *name, double bytes, double s, double link)
-{
-    printf("%-28s %8.3f ms  %6.1f GB/s  %5.1f %% of the link (85 %%: %s)\n", name, s * 1e3,
-           bytes / s / 1e9, 100 * bytes / s / link, bytes / s >= 0.85 * link ? "met" : "MISSED");
 }
 
 /* The arrays of `fetch`, on the cache GPU. */
@@ -184,7 +113,7 @@ static void time_push(side *cache, const side *model, double link)
                                  .n_layers = LAYERS};
         const double bytes = (double)UNITS * (n << log2) * (ROW_BYTES + (log2 ? LABEL_BYTES : 0));
         snprintf(name, sizeof name, "push, %u %s of a unit", n, log2 ? "tiles" : "tokens");
-        report(name, bytes, time_of(cache, run_fetch, &f), link);
+        report(NAMES, name, bytes, time_of(cache, run_fetch, &f), link);
     }
     cn_free(host);
 }
@@ -200,7 +129,7 @@ static void time_put(side *model, const side *cache, double link)
                                 {.blocks = pairs, .n_blocks = counts[i]}};
         const double bytes = (double)counts[i] * LAYERS * (double)model->pools.layout.block_bytes;
         snprintf(name, sizeof name, "put, %u block%s", counts[i], counts[i] > 1 ? "s" : "");
-        report(name, bytes, time_of(model, run_copy, &a), link);
+        report(NAMES, name, bytes, time_of(model, run_copy, &a), link);
     }
 }
 
@@ -305,7 +234,10 @@ int main(int argc, char **argv)
 {
     const uint32_t cache_gpu = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1;
     const uint32_t model_gpu = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
-    side cache = open_side(cache_gpu, HOME), model = open_side(model_gpu, SEQS * AREA);
+    const cn_cuda_switches switches = {.gemm = CN_CUDA_GEMM_LIBRARY};
+    const uint64_t room = (uint64_t)ROOM_GIB << 30;
+    side cache = open_side(cache_gpu, SEQS, HOME, room, &switches),
+         model = open_side(model_gpu, SEQS, SEQS * AREA, room, &switches);
     if (cache_gpu == model_gpu) printf("one GPU: the link is its own memory\n");
     const double push = link_rate(&cache, &cache, &model), put = link_rate(&model, &model, &cache);
     printf("link: to GPU %u %.1f GB/s, to GPU %u %.1f GB/s\n", model_gpu, push / 1e9, cache_gpu,
