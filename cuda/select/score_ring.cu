@@ -107,7 +107,7 @@ __device__ static inline void count_scores(const cn_score_params &p, const cn_sc
     cn_count_scores(p.counts + (size_t)x.at.index * CN_COUNTS, m.fixed->digits, candidates_of(x));
 }
 
-/* Computes part `number`. The one behind it is known. DIGITS: counts high bytes in shared memory.
+/* Computes part `number`. The one after it is known. DIGITS: counts high bytes in shared memory.
  * Under rule max this computes logits and sums only. */
 template <bool MAX, bool DIGITS, typename Feed>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_ring_memory &m,
