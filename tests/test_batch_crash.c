@@ -172,6 +172,55 @@ static void a_batch_of_an_older_version_goes_on(void **state)
     jobs_expect_files(&id, 40, 0);
 }
 
+/* Uploads 40 lines that choose rule peak. */
+static cn_spool_id upload_peak_lines(void)
+{
+    cn_buf text = {0};
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(cn_buf_addf(&text,
+                                     "{\"custom_id\": \"r%d\", \"method\": \"POST\", \"url\": "
+                                     "\"/v1/chat/completions\", \"body\": {\"kv\": {\"policy\": "
+                                     "\"zip\", \"rule\": \"peak\"}, \"messages\": [{\"role\": "
+                                     "\"user\", \"content\": \"hi\"}]}}\n",
+                                     i),
+                         CN_OK);
+    const cn_spool_id file = jobs_upload(&text);
+    cn_buf_free(&text);
+    return file;
+}
+
+/* The defaults of kv options did not depend on a request's rule once. The later lines of a batch
+ * that began then keep the defaults of its first lines. */
+static void a_batch_keeps_the_defaults_of_its_rules(void **state)
+{
+    (void)state;
+    for (int old = 0; old < 2; old++) {
+        jobs.opts.defaults.config = jobs.config;
+        jobs.opts.defaults.kv = jobs.config->kv;
+        jobs_close();
+        jobs_open();
+        cn_spool_id file = upload_peak_lines(), id = jobs_create(&file);
+        jobs_pump(3);
+        jobs_work(5);
+        jobs_pump(1);
+        jobs_close();
+        if (old)
+            in_spool("cd %s/spool/batches && sed -i 's/ *.\"rule_defaults.\": true,//' *.json && "
+                     "! grep -q rule_defaults *.json");
+        jobs_open();
+        jobs_pump(3);
+        assert_true(jobs.n > 0);
+        for (uint32_t i = 0; i < jobs.n; i++) {
+            const cn_kv_params *kv = &jobs.submitted[i]->attempt.params.kv;
+            assert_int_equal(kv->rule, CN_RULE_PEAK);
+            assert_int_equal(kv->pooling, old ? CN_POOLING_FIRST : CN_POOLING_NEVER);
+        }
+        jobs_run_all();
+        jobs_expect_status(&id, "completed");
+        jobs_expect_files(&id, 40, 0);
+    }
+}
+
 static void a_damaged_record_loses_no_lines(void **state)
 {
     (void)state;
@@ -354,6 +403,7 @@ int main(void)
         IN_DIR(a_batch_pauses_on_a_full_disk_and_continues),
         IN_DIR(a_batch_of_another_configuration_is_paused),
         IN_DIR(a_batch_of_an_older_version_goes_on),
+        IN_DIR(a_batch_keeps_the_defaults_of_its_rules),
         IN_DIR(a_damaged_record_loses_no_lines),
         IN_DIR(a_drain_leaves_the_rest_to_the_next_start),
         IN_DIR(a_kill_at_any_call_loses_and_repeats_no_line),

@@ -569,10 +569,11 @@ static cn_status check_best_of(const cn_api_request *r, const char *key, const j
 }
 
 /* Another rule has other defaults, and another budget may need a smaller window. */
-static void follow_rule(cn_api_request *r, const json_t *object, const cn_config *config)
+static void follow_rule(cn_api_request *r, const json_t *object, const cn_api_defaults *defaults)
 {
+    if (defaults->any_rule) return;
     if (json_object_get(object, "rule") || json_object_get(object, "budget"))
-        cn_config_follow_rule(config, object, &r->params.kv);
+        cn_config_follow_rule(defaults->config, object, &r->params.kv);
 }
 
 static cn_status read_body(cn_api_request *r, json_t *body, const cn_api_defaults *defaults,
@@ -583,7 +584,7 @@ static cn_status read_body(cn_api_request *r, json_t *body, const cn_api_default
     if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
     const json_t *kv = json_object_get(body, *key = "kv");
-    follow_rule(r, kv, defaults->config);
+    follow_rule(r, kv, defaults);
     CN_TRY(check_kv_is_read(r, kv));
     switch (r->endpoint) {
     case CN_API_CHAT: CN_TRY(finish_chat(r, body, parser, key)); break;

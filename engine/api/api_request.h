@@ -42,6 +42,7 @@ typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
     const cn_config *config; /* whose given options hold with any kv.rule; NULL: none was given */
+    bool any_rule;           /* all options of config hold with any kv.rule */
     cn_opt_tool_parser tool_parser; /* none: tools are refused */
     bool cap_max_tokens; /* a max_tokens of the body is cut to the room too */
     cn_opt_json_whitespace json_whitespace;

@@ -301,10 +301,12 @@ static cn_status parse_record(json_t **out, const char *text, size_t n)
                          CN_ERR_ARG);
 }
 
-cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c)
+cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c,
+                                bool *any_rule)
 {
     json_t *a = NULL, *b = NULL;
     cn_status status = parse_record(&a, then, strlen(then));
+    *any_rule = !json_is_true(json_object_get(a, rules_key));
     if (status == CN_OK) status = parse_record(&b, now, strlen(now));
     if (status == CN_OK) status = compare(a, b, c);
     json_decref(a);

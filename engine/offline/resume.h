@@ -56,8 +56,11 @@ cn_status cn_run_record_check_input(const json_t *record, const char *input_path
 cn_status cn_run_record_write_json(const char *output_path, const json_t *record);
 
 /* Compares two records, given as text. Options whose default has changed (cn_option.before) may
- * differ if no request of c can read them. */
-cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c);
+ * differ if no request of c can read them. *any_rule: in the run of `then` the defaults of options
+ * did not depend on the rule of a request; its later requests must keep that
+ * (cn_api_defaults.any_rule). */
+cn_status cn_run_record_compare(const char *then, const char *now, const cn_config *c,
+                                bool *any_rule);
 
 /* Sums over the lines of an output. */
 typedef struct cn_batch_totals {

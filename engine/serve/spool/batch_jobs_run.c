@@ -172,8 +172,8 @@ static bool may_go_on(cn_batch *b)
 {
     if (b->record.status != CN_BATCH_STATUS_IN_PROGRESS || !b->record.run_record) return true;
     if (cn_batches_now(b->all) >= b->record.expires_at) return true;
-    if (cn_run_record_compare(b->record.run_record, b->all->run_record.data,
-                              b->all->opts.config) == CN_OK)
+    if (cn_run_record_compare(b->record.run_record, b->all->run_record.data, b->all->opts.config,
+                              &b->port.defaults.any_rule) == CN_OK)
         return true;
     cn_fail_within(CN_ERR_ARG, "cannot resume: the answers would change (restart the server as "
                                "before, or cancel the batch)");
@@ -185,7 +185,8 @@ static bool may_go_on(cn_batch *b)
 static bool open_run(cn_batch *b)
 {
     if (b->running) return true;
-    b->run = (cn_batch_run){.config = b->all->opts.config, .port = &b->all->port, .pauses = true};
+    b->port = b->all->port;
+    b->run = (cn_batch_run){.config = b->all->opts.config, .port = &b->port, .pauses = true};
     cn_status status = open_files(b);
     if (status != CN_OK) {
         pause(b, cn_last_error());

@@ -13,7 +13,8 @@ typedef struct cn_batch {
     cn_batch_check check; /* while VALIDATING */
     bool checking;
 
-    cn_batch_run run; /* from IN_PROGRESS on */
+    cn_batch_run run;   /* from IN_PROGRESS on */
+    cn_batch_port port; /* of the run: all->port, with the defaults that the batch began with */
     bool running;     /* run has its files open */
     bool expiring;    /* the input is read again for the lines that were not answered in time */
     cn_pace pace;
