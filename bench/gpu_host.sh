@@ -3,11 +3,11 @@
 # full KV on the GPU with the same memory, and prints them beside their bars (host_bars.awk). See
 # gpu_lib.sh. Parts, one start of cinch each but `links`:
 #   links           pinning, pulls and puts beside the link (bench_host_cuda)
-#   long1 long3 long10   contexts of 96k, forced churn of 1, 3, 10 %, no dense layers; bar 5 x
+#   long            contexts of 96k, forced churn of 1, 3, 10 %, no dense layers; bar 5 x
 #   most            contexts of 32k, the largest batch of each, churn 3 %; bar 3 x
-#   dense           as long3, with two dense layers
+#   dense           as long with a churn of 3 %, with two dense layers
 #   device          quest and tls with home device, if the GPU holds them
-# A run of 10 minutes holds `links long1 long3 long10`, a second one the rest.
+# A run of 10 minutes holds `links long most`, a second one the rest.
 #   KV        --kv-cache-memory-bytes (67G on a GPU of over 100 GiB: full KV then holds 4 requests of
 #             96k; all there is on a smaller one, where it holds 3)
 #   FULL (4x98304, or 3x98304)   what full KV holds; LONG (6x98304) the batch at home host
@@ -15,6 +15,7 @@
 #   GIB (82)  --home-space; LINK_GIB (16) of `links`
 #   TOKENS (1024) of a list, TILES (128), CAP (2); ARMS of all parts but `device`
 #   HELD (6x98304, or 3x98304) the batch of `device`
+#   CHURN (0.01,0.03,0.1) of `long`
 #   STEPS (24) timed in a batch;  OPTIONS  more options of every run
 SHAPE=${SHAPE:-qwen3-8b-160k}
 . "$(dirname "$0")/gpu_lib.sh"
@@ -57,13 +58,11 @@ links() {
     cat "$out/links.txt"
 }
 
-[ $# -gt 0 ] || set -- links long1 long3 long10 most dense device
+[ $# -gt 0 ] || set -- links long most dense device
 for part in "$@"; do
     case $part in
     links) links ;;
-    long1) away long1 "$full,$long" 0.01 0 ;;
-    long3) away long3 "$full,$long" 0.03 0 ;;
-    long10) away long10 "$full,$long" 0.1 0 ;;
+    long) away long "$full,$long" "${CHURN:-0.01,0.03,0.1}" 0 ;;
     most) away most "$most" 0.03 0 ;;
     dense) away dense "$full,$long" 0.03 2 ;;
     device)

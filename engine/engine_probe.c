@@ -105,6 +105,11 @@ uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv)
            cn_away_of(&completed, e->pools.layout.block_tokens).n_entries;
 }
 
+void cn_engine_force_churn(cn_engine *e, float share)
+{
+    for (int h = 0; h < CN_N_HOMES; h++) cn_home_force_churn(&e->homes.at[h], share);
+}
+
 bool cn_engine_is_on_cpu(const cn_engine *e) { return strcmp(e->backend->name, "cpu") == 0; }
 
 double cn_engine_rows_of_weights(const cn_engine *e)

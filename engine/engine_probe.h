@@ -43,6 +43,10 @@ uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv);
 /* Entries of the exchange area of a request, over all layers and kv heads; 0 with home `device`. */
 uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv);
 
+/* Forces churn on the exchanges of the steps that are launched from now on (engine/home/churn.h).
+ * share: 0: scores decide. */
+void cn_engine_force_churn(cn_engine *e, float share);
+
 /* Totals since the engine's start; zeros if no declared policy compresses. */
 const cn_event_stats *cn_engine_event_stats(const cn_engine *e);
 

@@ -138,6 +138,8 @@ churned() {
 }
 churned 0.1 "(9.4|10.[0-6])" 0.0
 churned 0.25 "12.[0-5]" "1[0-9].[0-9]"
+churned 0.25,0.1 "(9.4|10.[0-6])" 0.0
+grep -q "churn 0.25: " "$dir/out" || fail "no row of the first churn"
 # Checked before weights are read: there are none.
 mkdir "$dir/weightless"
 cp $model/*config.json $model/tokenizer.json "$dir/weightless"
@@ -228,30 +230,33 @@ host_row() {
     printf '  {\n   "batch": %s,\n   "resident": 98304.0,\n   "ms_per_step": %s,\n' "$1" "$2"
     [ "$3" = full ] || printf '   "moved_entries": 368.0,\n   "missed_entries": %s,\n' "$4"
     [ "$3" = full ] || printf '   "moved_bytes": 50000000.0,\n   "exchange_ms": 1.0,\n'
+    [ "$3" = full ] || printf '   "churn": %s,\n' "$5"
     printf '   "stall_ms": 0.1,\n   "arm": "%s"\n  },\n' "$3"
 }
 {
     host_row 3 20.0 full
-    host_row 3 5.0 tls:1024:home=host 0.0
-    host_row 6 6.0 tls:1024:home=host 2.0
-} >"$dir/long1.json"
-cp "$dir/long1.json" "$dir/most.json"
-awk -f bench/host_bars.awk "$dir/long1.json" >"$dir/out"
+    host_row 3 5.0 tls:1024:home=host 0.0 0.01
+    host_row 6 6.0 tls:1024:home=host 2.0 0.01
+    host_row 6 9.0 tls:1024:home=host 2.0 0.1
+} >"$dir/long.json"
+cp "$dir/long.json" "$dir/most.json"
+awk -f bench/host_bars.awk "$dir/long.json" >"$dir/out"
 awk -f bench/host_bars.awk "$dir/most.json" >>"$dir/out"
-for want in "^long1: 6 x 98304 .* missed 2.0 tiles of a request (none: MISSED), 50.0 GB/s" \
-    "^long1: 3 x 98304  tls.* missed 0.0 tiles of a request (none: met)" \
-    "^long1: home host, batch 6 / full KV, batch 3: 1000.0 / 150.0 tokens/s = 6.67 (5: met)" \
-    "^most: home host, .* (3: met)"; do
+for want in "^long: 6 x 98304 .* missed 2.0 tiles of a request (none: MISSED), 50.0 GB/s" \
+    "^long: 3 x 98304  tls.* missed 0.0 tiles of a request (none: met)" \
+    "^long, churn 1 %: home host, batch 6 / full KV, batch 3: 1000.0 / 150.0 tokens/s = 6.67 (5: met)" \
+    "^long, churn 10 %: home host, batch 6 .* = 4.44 (5: MISSED)" \
+    "^most, churn 1 %: home host, .* (3: met)"; do
     grep -q -e "$want" "$dir/out" || fail "host_bars.awk: no '$want'"
 done
 
 # The script itself, with the CPU instead of a GPU.
 CINCH=$cinch DEVICE=cpu SHAPE=../../$model FULL=2x700 LONG=3x700 MOST=2x500,3x500 HELD=2x700 \
     RESIDENT=60 TOKENS=128 TILES=4 CAP=1 GIB=0.1 STEPS=2 CONTEXT=1024 CHUNK=512 KV=64M \
-    OPTIONS="--block-size 64" bench/gpu_host.sh "$dir/host" long10 most device >"$dir/out" ||
+    OPTIONS="--block-size 64" bench/gpu_host.sh "$dir/host" long most device >"$dir/out" ||
     fail "gpu_host.sh"
-for want in "^long10: 3 x [0-9]*  tls:128:home=host:.* tokens/s; moved " "^info: kv home host" \
-    "^most: home host, batch [23] / full KV, batch [23]: " "^device: 2 x [0-9]*  quest:128: "; do
+for want in "^long: 3 x [0-9]*  tls:128:home=host:.*, churn 10 %: .* tokens/s; moved " \
+    "^info: kv home host" "^most, churn 3 %: home host, batch [23] / full KV, batch [23]: " "^device: 2 x [0-9]*  quest:128: "; do
     grep -q -e "$want" "$dir/out" || fail "gpu_host.sh: no '$want'"
 done
 
@@ -276,6 +281,12 @@ refused "expected one word, throughput" bench --model $model
 refused "--select-churn needs --resident" bench throughput --model $model --select-churn 0.1
 refused "--select-churn needs a home besides the device" bench throughput --model $model \
     --resident 96 --batches 2 --select-churn 0.1
+refused "no arm has home=peer or home=host" bench throughput --model $model \
+    --resident 96 --batches 2 --select-churn 0.1 --arms tls:128
+for churn in 0 0.1,2 0.1, nan; do
+    refused "--select-churn $churn: expected shares above 0" bench throughput --model $model \
+        --resident 96 --batches 2 --select-churn $churn --arms tls:128
+done
 refused "expected one word, throughput" bench latency --model $model
 refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
 echo '{"prompt": 5}' >"$dir/bad.jsonl"

@@ -6,10 +6,8 @@
  * with a selector reads digests and scores, and only the keys and values that it attends to. If the
  * step ran from a graph, it is also timed by replays without a pause. The device is idle for the
  * rest of an ordinary step. */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "engine/bench/bench.h"
+#include "engine/bench/bench_list.h"
 #include "engine/bench/device_times.h"
 #include "engine/bench/exchange_clock.h"
 
@@ -18,48 +16,8 @@ enum {
     REFILL_STEPS = 2, /* until steps are again launched before the last one's tokens are read */
     FILL_STEPS = 64,  /* room for steps until a busy home has filled the area of the last request */
     PREFILL_ROUNDS = 3,
-    MAX_LIST = 64,
     PREFILL_STREAM = 1 << 16
 };
-
-/* Numbers of an option; for --batches those of requests, each with the tokens that they hold. */
-typedef struct number_list {
-    uint32_t at[MAX_LIST], resident[MAX_LIST];
-    uint32_t n;
-} number_list;
-
-/* Reads a number from 1 to max at *p and moves *p after it. */
-static bool try_number(const char **p, uint32_t max, uint32_t *out)
-{
-    char *end;
-    errno = 0;
-    const unsigned long x = strtoul(*p, &end, 10);
-    if (end == *p || **p < '0' || **p > '9' || errno || x == 0 || x > max) return false;
-    *out = (uint32_t)x;
-    *p = end;
-    return true;
-}
-
-/* resident: that of a number without its own; 0: numbers have none. */
-static cn_status parse_list(const char *option, const char *text, uint32_t max, uint32_t resident,
-                            number_list *out)
-{
-    out->n = 0;
-    for (const char *p = text;; p++) {
-        if (out->n == MAX_LIST || !try_number(&p, max, &out->at[out->n]))
-            return cn_fail(CN_ERR_ARG, "--%s %s: expected numbers from 1 to %u, as in 1,8", option,
-                           text, max);
-        out->resident[out->n] = resident;
-        if (resident > 0 && *p == 'x' && (p++, !try_number(&p, UINT32_MAX, &out->resident[out->n])))
-            return cn_fail(CN_ERR_ARG, "--%s %s: expected resident tokens after the x, as in "
-                                       "8x4096",
-                           option, text);
-        out->n++;
-        if (*p == '\0') return CN_OK;
-        if (*p != ',')
-            return cn_fail(CN_ERR_ARG, "--%s %s: expected a comma at '%s'", option, text, p);
-    }
-}
 
 /* ---- decode ---- */
 
@@ -69,12 +27,14 @@ typedef struct decode {
     uint64_t *requests; /* [max_num_seqs] */
     uint32_t resident; /* of the current batch */
     double read_bytes_s; /* bytes per second; 0: unknown */
+    cn_bench_shares churns; /* n 0: scores decide */
     cn_exchange_clock *clock; /* NULL: no exchange has been timed */
 } decode;
 
 typedef struct batch_time {
     uint32_t batch;
     const char *arm; /* NULL: without --arms */
+    float churn;     /* that is forced; 0: scores decide */
     double resident; /* tokens that a request held, mean over the timed steps */
     double step_s, replay_s;
     /* Of the timed exchanges with a home. */
@@ -147,12 +107,21 @@ static cn_status choose_prompt(const decode *d, uint32_t batch, uint32_t *prompt
     return CN_OK;
 }
 
+/* Churns to time: one without --select-churn, or for a request without exchanges. */
+static uint32_t n_churns(const decode *d)
+{
+    return cn_kv_is_away(&d->b->kv) ? cn_max_u32(d->churns.n, 1) : 1;
+}
+
 /* Tokens of output until the timed steps have ended. */
 static uint32_t output_len_of(const decode *d, uint32_t batch, uint32_t prompt_len)
 {
-    const uint32_t steps = d->b->config->decode_steps;
-    const uint32_t timed = cn_kv_is_away(&d->b->kv) ? 2 * steps + FILL_STEPS : steps;
-    return prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
+    const uint32_t steps = d->b->config->decode_steps, n = n_churns(d);
+    const bool away = cn_kv_is_away(&d->b->kv);
+    const uint32_t each = REFILL_STEPS + (away ? 2 : 1) * steps;
+    const uint32_t between = (n - 1) * (cn_engine_block_tokens(d->b->engine) + FILL_STEPS);
+    return prefill_steps(d, batch, prompt_len) + LEAD_STEPS + (away ? FILL_STEPS : 0) + n * each +
+           between + 4;
 }
 
 static cn_status check_batch(const decode *d, uint32_t batch)
@@ -227,6 +196,22 @@ static cn_status time_exchanges(decode *d, uint32_t batch, batch_time *t)
     return CN_OK;
 }
 
+/* Steps until each request has had its next event and decodes again. So the area follows a churn
+ * that has changed, and no event is due in the steps that follow. */
+static cn_status pass_events(decode *d, uint32_t batch)
+{
+    cn_stats before, now;
+    uint64_t n = 0, said;
+    cn_engine_stats(d->b->engine, &before);
+    while (n < batch) {
+        CN_TRY(count_step(d, &said));
+        cn_engine_stats(d->b->engine, &now);
+        n = now.compressions - before.compressions;
+    }
+    while (said != batch) CN_TRY(count_step(d, &said));
+    return CN_OK;
+}
+
 static cn_status cancel_batch(decode *d, uint32_t batch)
 {
     for (uint32_t i = 0; i < batch; i++) cn_engine_cancel(d->b->engine, d->requests[i]);
@@ -260,6 +245,7 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
     cn_progress_end(&d->b->progress);
     printf("decode, batch %u, %.0f resident", t->batch, t->resident);
     if (t->arm) printf(", %s", t->arm);
+    if (t->churn > 0) printf(", churn %g", (double)t->churn);
     printf(": %.3f ms per step", step_s * 1e3);
     if (floor_s > 0) printf(", floor %.3f ms (%.1f %% of the step)", floor_s * 1e3,
                             100 * floor_s / step_s);
@@ -269,6 +255,7 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
                             t->resident, "ms_per_step", step_s * 1e3, "bytes_per_step", bytes);
     if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
     if (t->arm) json_object_set_new(row, "arm", json_string(t->arm));
+    if (t->churn > 0) json_object_set_new(row, "churn", json_real((double)t->churn));
     if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
     if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
     if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
@@ -278,30 +265,47 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
                                             : CN_OK;
 }
 
-static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *rows)
+/* Times steps of a batch that decodes. Sets the times, and the tokens that a request said between
+ * `began` and the middle of the timed steps. */
+static cn_status time_steps(decode *d, const cn_stats *began, batch_time *t, double *said)
 {
-    const uint32_t steps = d->b->config->decode_steps;
-    uint32_t prompt_len;
-    CN_TRY(choose_prompt(d, batch, &prompt_len));
-    cn_stats before, after;
-    cn_engine_stats(d->b->engine, &before);
-    CN_TRY(start_batch(d, batch, prompt_len));
-    cn_engine_stats(d->b->engine, &after);
+    const uint32_t steps = d->b->config->decode_steps, batch = t->batch;
     double first_s, last_s; /* replay times before and after the timed steps */
+    cn_stats now;
+    cn_engine_stats(d->b->engine, &now);
     CN_TRY(cn_engine_replay_time(d->b->engine, steps, &first_s));
     CN_TRY(run_batch(d, batch, REFILL_STEPS));
     const double began_s = cn_now_s();
     CN_TRY(run_batch(d, batch, steps));
-    batch_time t = {.batch = batch, .arm = arm, .step_s = (cn_now_s() - began_s) / steps};
+    t->step_s = (cn_now_s() - began_s) / steps;
     CN_TRY(cn_engine_replay_time(d->b->engine, steps, &last_s));
     const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
-    t.replay_s = first_s + middle * (last_s - first_s);
-    /* Requests that decoded while others' prompts were computed hold more tokens. */
-    const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
-    t.resident = prompt_len + said + REFILL_STEPS + steps / 2.0;
-    if (cn_kv_is_away(&d->b->kv)) CN_TRY(time_exchanges(d, batch, &t));
-    CN_TRY(cancel_batch(d, batch));
-    return report_batch(d, &t, rows);
+    t->replay_s = first_s + middle * (last_s - first_s);
+    /* Requests that decoded while others' prompts were computed said more. */
+    *said = (double)(now.generation_tokens - began->generation_tokens) / batch + REFILL_STEPS +
+            steps / 2.0;
+    return cn_kv_is_away(&d->b->kv) ? time_exchanges(d, batch, t) : CN_OK;
+}
+
+static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *rows)
+{
+    uint32_t prompt_len;
+    CN_TRY(choose_prompt(d, batch, &prompt_len));
+    cn_stats began;
+    cn_engine_stats(d->b->engine, &began);
+    const bool forced = d->churns.n > 0 && cn_kv_is_away(&d->b->kv);
+    if (forced) cn_engine_force_churn(d->b->engine, d->churns.at[0]);
+    CN_TRY(start_batch(d, batch, prompt_len));
+    for (uint32_t i = 0; i < n_churns(d); i++) {
+        batch_time t = {.batch = batch, .arm = arm, .churn = forced ? d->churns.at[i] : 0};
+        double said;
+        if (forced) cn_engine_force_churn(d->b->engine, t.churn);
+        if (i > 0) CN_TRY(pass_events(d, batch));
+        CN_TRY(time_steps(d, &began, &t, &said));
+        t.resident = prompt_len + said;
+        CN_TRY(report_batch(d, &t, rows));
+    }
+    return cancel_batch(d, batch);
 }
 
 /* Arm 0, full KV, is left out of a batch that it does not fit, unless --arms names it. */
@@ -334,7 +338,7 @@ static cn_status run_arms(decode *d, uint32_t batch, json_t *rows)
 }
 
 /* Checks or times all batches. rows: NULL checks. */
-static cn_status run_batches(decode *d, const number_list *batches, json_t *rows)
+static cn_status run_batches(decode *d, const cn_bench_numbers *batches, json_t *rows)
 {
     for (uint32_t i = 0; i < batches->n; i++) {
         d->resident = batches->resident[i];
@@ -343,17 +347,24 @@ static cn_status run_batches(decode *d, const number_list *batches, json_t *rows
     return CN_OK;
 }
 
-static cn_status parse_batches(const cn_bench *b, number_list *out)
+static cn_status parse_batches(const cn_bench *b, cn_bench_numbers *out)
 {
-    return parse_list("batches", b->config->batches, b->config->max_num_seqs, b->config->resident,
-                      out);
+    return cn_bench_parse_numbers(out, "batches", b->config->batches, b->config->max_num_seqs,
+                                  b->config->resident);
+}
+
+static cn_status parse_churns(decode *d)
+{
+    const char *text = d->b->config->select_churn;
+    return text ? cn_bench_parse_shares(&d->churns, "select-churn", text) : CN_OK;
 }
 
 static cn_status time_decode(cn_bench *b, json_t *json)
 {
     decode d = {.b = b};
-    number_list batches;
+    cn_bench_numbers batches;
     CN_TRY(parse_batches(b, &batches));
+    CN_TRY(parse_churns(&d));
     CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
     if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
     d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
@@ -404,15 +415,15 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
                : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
 }
 
-static cn_status parse_lengths(const cn_bench *b, number_list *out)
+static cn_status parse_lengths(const cn_bench *b, cn_bench_numbers *out)
 {
     const uint32_t most = cn_engine_max_model_len(b->engine) - 1;
-    return parse_list("prefill", b->config->prefill, most, 0, out);
+    return cn_bench_parse_numbers(out, "prefill", b->config->prefill, most, 0);
 }
 
 static cn_status time_prefill(cn_bench *b, json_t *json)
 {
-    number_list lengths;
+    cn_bench_numbers lengths;
     CN_TRY(parse_lengths(b, &lengths));
     cn_tokens tokens = {0};
     json_t *rows = json_array();
@@ -427,9 +438,10 @@ static cn_status time_prefill(cn_bench *b, json_t *json)
 cn_status cn_bench_check_steps(cn_bench *b)
 {
     decode d = {.b = b};
-    number_list list;
+    cn_bench_numbers list;
     if (b->config->resident) {
         CN_TRY(parse_batches(b, &list));
+        CN_TRY(parse_churns(&d));
         CN_TRY(run_batches(&d, &list, NULL));
     }
     return b->config->prefill ? parse_lengths(b, &list) : CN_OK;

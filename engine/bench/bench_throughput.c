@@ -8,6 +8,7 @@
 #include "engine/base/json.h"
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
+#include "engine/bench/bench_list.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
 
@@ -244,15 +245,27 @@ static cn_status open_arms(cn_bench *b)
     return cn_config_check_kv_readers(b->config, cn_compare_arms_rules(&b->arms));
 }
 
+/* --select-churn is read where requests have exchanges. */
+static cn_status check_churn(const cn_bench *b)
+{
+    const cn_compare_arms *arms = &b->arms;
+    bool away = arms->n == 0 && cn_kv_is_away(&b->config->kv);
+    for (uint32_t i = 0; i < arms->n; i++) away |= cn_kv_is_away(&arms->arms[i].kv);
+    if (!b->config->select_churn) return CN_OK;
+    cn_bench_shares shares;
+    CN_TRY(cn_bench_parse_shares(&shares, "select-churn", b->config->select_churn));
+    if (away) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--select-churn needs a home besides the device: %s",
+                   arms->n > 0 ? "no arm has home=peer or home=host"
+                               : "set --kv-home peer or host, or --arms");
+}
+
 static cn_status bench(cn_config *c)
 {
     cn_bench b = {.config = c, .stop_asked = &stop_asked};
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? open_arms(&b) : CN_OK;
-    if (status == CN_OK && c->select_churn > 0 && !cn_config_away(c))
-        status = cn_fail(CN_ERR_ARG,
-                         "--select-churn needs a home besides the device: --kv-home peer or host, "
-                         "or an arm with it");
+    if (status == CN_OK) status = check_churn(&b);
     if (status == CN_OK) status = run_engine(&b);
     cn_compare_arms_free(&b.arms);
     return status;

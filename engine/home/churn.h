@@ -11,7 +11,7 @@
 enum { CN_CHURN_BUFFERS = 2 * CN_MAX_PACKS + 1 }; /* two steps of all packs, and fills */
 
 typedef struct cn_churn {
-    float share; /* of the wanted set; 0: scores decide */
+    float share; /* of the wanted set */
     struct {
         uint16_t *at;
         size_t n;

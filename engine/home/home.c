@@ -69,6 +69,12 @@ cn_status cn_home_check_start(const cn_config *c)
     return CN_OK;
 }
 
+void cn_home_force_churn(cn_home *h, float share)
+{
+    h->churn.share = share;
+    h->env.churn = share > 0 ? &h->churn : NULL;
+}
+
 bool cn_homes_any(const cn_homes *hs) { return hs->at[CN_HOME_PEER].be || hs->at[CN_HOME_HOST].be; }
 
 uint64_t cn_homes_put_bytes(const cn_homes *hs)
@@ -163,8 +169,6 @@ static void describe(const cn_homes *hs, cn_home *h)
     h->env.chosen_stride = h->fill_rows.sizes.move_stride;
     h->env.cos = hs->o.cos;
     h->env.sin = hs->o.sin;
-    h->churn.share = hs->o.config->select_churn;
-    if (h->churn.share > 0) h->env.churn = &h->churn;
 }
 
 /* Describes the plane of dense layers: the blocks of each home, one home behind the other. */

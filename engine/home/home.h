@@ -107,6 +107,9 @@ typedef struct cn_homes {
     double stall_s; /* of the host, in the hook's `enter` */
 } cn_homes;
 
+/* Forces churn on the exchanges that are launched from now on. share: 0: scores decide. */
+void cn_home_force_churn(cn_home *h, float share);
+
 /* Returns true when a home besides the device is declared. */
 bool cn_homes_any(const cn_homes *hs);
 /* The home of a sequence, which is away. */

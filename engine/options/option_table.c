@@ -523,9 +523,10 @@ static const cn_option options[] = {
                 "and first with full KV; where that does not fit and is not named, it is left out"),
     ROW(BENCH_THROUGHPUT, "decode-steps", U32, decode_steps, "64", .min = 2, .max = TOKENS_MAX,
         .help = "with --resident: steps to time for each batch size"),
-    ROW(BENCH_THROUGHPUT, "select-churn", F32, select_churn, "0", .min = 0, .max = 1,
+    ROW(BENCH_THROUGHPUT, "select-churn", STRING, select_churn, NULL,
         .help = "with --resident, for a home besides the device: the entries that an exchange "
-                "wants advance by this share a step, whatever their scores; 0 ranks scores"),
+                "wants advance by this share a step, whatever their scores; 0.01,0.1 times each "
+                "batch with each share"),
     ROW(BENCH_THROUGHPUT, "prefill", STRING, prefill, NULL,
         .help = "time one prompt of each of these lengths, such as 4096,16384"),
     ROW(BENCH_THROUGHPUT, "timeline", STRING, timeline, NULL, .flags = WRITTEN,

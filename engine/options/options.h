@@ -225,7 +225,7 @@ struct cn_config {
     char *workload;                      /* path or NULL */
     uint32_t steady_steps, warmup_steps; /* steady_steps 0 = off */
     uint32_t resident, decode_steps;     /* resident 0 = off */
-    float select_churn;                  /* 0 = off */
+    char *select_churn;                  /* shares; NULL: scores decide */
     char *batches, *prefill;             /* lists of numbers; prefill NULL = off */
     char *decode_arms;                   /* as arms; NULL = the configured kv */
     char *timeline;                      /* path or NULL */
