@@ -38,7 +38,7 @@
  * hidden by the copies. Launches of several layers count nothing, and their scores leave the L2
  * cache last.
  *
- * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
+ * Bytes per candidate and kv head: as in score.cu.
  * Block: 256 threads, 128 registers; 96 for labels alone under rule max; 64 for labels of one layer
  * or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
@@ -54,15 +54,15 @@ enum {
     LINE_MAX_STAGES = 2, /* the same for labels of one layer under rule max */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
+    SHARES_AT_ONCE = 16, /* cn_share_scores */
     SHARE_BYTES = 1280 /* no less than half of what a block of a kernel behind takes for shares */
 };
 
-/* The dynamic shared memory of a block, in bytes: rings, queries, sums, what cn_score_divide needs,
- * then logits that are kept: score_ring_shares.cuh. */
+/* The dynamic shared memory of a block, in bytes: rings, queries, sums, then what cn_score_divide
+ * needs. */
 typedef struct ring_shape {
     cn_feed_shape feed;
-    uint32_t query_at, sums_at, seqs_at, kept_at, bytes;
-    uint32_t n_more;  /* cn_ring_memory.n_more */
+    uint32_t query_at, sums_at, seqs_at, bytes;
     bool is_line_max; /* labels of one layer, some under rule max */
 } ring_shape;
 
@@ -70,6 +70,13 @@ static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
 static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans and the like");
 
 /* ---- the kernel ---- */
+
+/* Returns the index of the part's first score. */
+__device__ static inline size_t first_of(const cn_score_part &x)
+{
+    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
+    return x.first + (start >> x.stage.entry_log2);
+}
 
 /* Returns how many candidates a part has. */
 __device__ static inline uint32_t candidates_of(const cn_score_part &x)
@@ -94,10 +101,8 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
 /* Adds a part to those whose shares score_share.cu computes. Called by one thread. */
 __device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
 {
-    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
-    p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {x.first + (start >> x.stage.entry_log2),
-                                                     candidates_of(x), x.at.index,
-                                                     {x.first_slot, x.n_slots}};
+    p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {
+        first_of(x), candidates_of(x), x.at.index, {x.first_slot, x.n_slots}};
 }
 
 /* Counts the scores of the part, and their high bytes, which have been in shared memory. */
@@ -117,7 +122,6 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
     const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.in_blocks;
-    const bool may_keep = has_shares && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     if (MAX) cn_feed_fill(f, p, number);
     cn_ring_load_query<!Feed::bulk>(p, x, m, key, ahead);
@@ -130,10 +134,10 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, false>(p, x, m, f, known);
         else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, DIGITS>(p, x, m, f, known);
         else if constexpr (!Feed::bulk)
-            cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known, false);
+            cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known);
         else if (p.label_bytes == 16)
-            cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known, may_keep);
-        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known, may_keep);
+            cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known);
+        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known);
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
@@ -144,27 +148,33 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     }
 }
 
+/* Computes the shares of a part, or leaves it to score_share.cu. All its logits are stored. */
+__device__ static inline void share_part(const cn_score_params &p, const cn_score_part &x,
+                                         const cn_ring_memory &m, int64_t *patience)
+{
+    const cn_score_unit unit = {x.first_slot, x.n_slots};
+    if (cn_share_heads<CN_LABEL_HEADS>(p, unit, m.fixed->heads, patience)) {
+        cn_share_scores<CN_LABEL_HEADS, SHARES_AT_ONCE>(p, first_of(x), candidates_of(x),
+                                                        m.fixed->heads, m.fixed->digits);
+        count_scores(p, x, m);
+    } else if (threadIdx.x == 0) {
+        add_late(p, x);
+    }
+}
+
 /* Computes the shares of the block's n parts (score_ring_shares.cuh): of the last one, then of the
  * others, which are found again. */
-template <typename Feed>
-__device__ static inline void compute_shares(const cn_score_params &p, cn_score_plan &plan,
-                                             const cn_ring_memory &m, const Feed &f, uint32_t n)
+__device__ static inline void share_parts(const cn_score_params &p, cn_score_plan &plan,
+                                          const cn_ring_memory &m, uint32_t n)
 {
     int64_t patience = p.patience;
     cn_score_parts *parts = &m.fixed->feed.parts;
     for (uint32_t i = 0; i < n; i++) {
-        const bool is_last = i == 0;
         const cn_score_part &x = parts->part[(n - 1 + i) % 2];
-        if (cn_score_is_max(x.stage)) {
-            const bool known =
-                p.label_bytes == 16 ? cn_share_part<4>(p, x, m, f, is_last, &patience)
-                                    : cn_share_part<2>(p, x, m, f, is_last, &patience);
-            if (known) count_scores(p, x, m);
-            else if (threadIdx.x == 0) add_late(p, x);
-        }
+        if (cn_score_is_max(x.stage)) share_part(p, x, m, &patience);
         if (i + 1 == n) break;
         __syncthreads(); /* all threads have seen that the last part is the last one */
-        if (is_last) cn_score_open(plan);
+        if (i == 0) cn_score_open(plan);
         cn_score_find(plan, p, n + i, parts);
         __syncthreads();
     }
@@ -180,8 +190,6 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.fixed = &fixed;
     m.table = (cn_bf16 *)(dynamic + shape.query_at);
     m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
-    m.kept = dynamic + shape.kept_at;
-    m.n_more = shape.n_more;
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
     cn_feed_init<cn_feed<KEY>::bulk>(&fixed.feed);
@@ -214,7 +222,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
         __syncthreads();
     }
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
-        if (p.shares.in_blocks) compute_shares(p, plan, m, f, i);
+        if (p.shares.in_blocks) share_parts(p, plan, m, i);
 }
 
 /* Registers of a thread. LINE: a launch of one layer, or under rule max, or of bounds, if all
@@ -265,15 +273,6 @@ static uint32_t most_stages(const cn_score_params &p)
     return is_line_max(p) ? (uint32_t)LINE_MAX_STAGES : (uint32_t)CN_FEED_STAGES;
 }
 
-/* Sets how many lots a warp may keep the logits of, besides those in its ring. room: bytes. */
-static void set_more(const cn_score_params &p, ring_shape *shape, uint32_t room)
-{
-    const uint32_t bytes = CN_FEED_WARPS * CN_RING_MORE_BYTES; /* of a lot of each warp */
-    const bool keeps = p.shares.in_blocks && shape->bytes < room;
-    shape->n_more = keeps ? cn_min_u32((room - shape->bytes) / bytes, CN_RING_MORE) : 0;
-    shape->bytes += shape->n_more * bytes;
-}
-
 /* Divides the shared memory that a block has if n_blocks run on a multiprocessor. Returns false if
  * it is too small for a ring. */
 static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_blocks,
@@ -313,9 +312,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     shape->query_at = shape->feed.n_stages * stage_bytes;
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
-    shape->kept_at = shape->seqs_at + (uint32_t)seqs;
-    shape->bytes = shape->kept_at;
-    set_more(p, shape, (uint32_t)share);
+    shape->bytes = shape->seqs_at + (uint32_t)seqs;
     return shape->feed.n_stages > 0;
 }
 

@@ -24,9 +24,7 @@ typedef struct cn_ring_memory {
         uint2 *labels;
     };
     cn_exp_sum *sums; /* [heads, n_workers] of the lots of each warp; rule max only */
-    unsigned char *kept; /* logits that the rings do not keep: score_ring_shares.cuh */
     uint32_t n_workers;
-    uint32_t n_more; /* lots of a warp that have room in `kept` */
 } cn_ring_memory;
 
 /* ---- queries ---- */

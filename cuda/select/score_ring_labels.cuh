@@ -4,11 +4,7 @@
 
 #include "cuda/select/score_ring.cuh"
 
-enum {
-    CN_RING_PAIRS = CN_LABEL_HEADS / 2, /* of heads, of a pass */
-    CN_RING_MORE = 2, /* lots of a warp whose logits are kept beside its ring, at most */
-    CN_RING_MORE_BYTES = CN_FEED_LABELS * CN_LABEL_HEADS * (int)sizeof(uint16_t) /* of a lot */
-};
+enum { CN_RING_PAIRS = CN_LABEL_HEADS / 2 /* of heads, of a pass */ };
 
 /* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
  * `lane` of the lot. The others are 32, 64, ... after it. */
@@ -19,7 +15,6 @@ typedef struct cn_ring_labels {
     uint32_t tile; /* in tiles: position of tile lane % 4 of the lot */
     uint16_t *score;
     uint16_t *row; /* rule max: of logits */
-    unsigned char *kept; /* where logits are kept as labels lie in a lot; NULL: in memory */
 } cn_ring_labels;
 
 /* Bytes of a label of N_WORDS words; with CN_SCORE_WIDE_WORDS of any size. */
@@ -54,16 +49,6 @@ __device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const 
         words[0] = two.x;
         words[1] = two.y;
     }
-}
-
-/* Returns where the warp keeps logits beside its ring, those of lot `number`. They lie as far apart
- * as labels do. So with labels of 16 bytes those of another warp are between them. */
-template <int N_WORDS>
-__device__ static inline unsigned char *cn_ring_more(const cn_ring_memory &m, uint32_t number)
-{
-    enum { ROW_WORDS = CN_LABEL_HEADS / 2, WARPS = N_WORDS / ROW_WORDS };
-    const uint32_t warp = threadIdx.x / CN_WARP, at = number + warp / WARPS * m.n_more;
-    return m.kept + (at * CN_FEED_LABELS * N_WORDS + warp % WARPS * ROW_WORDS) * sizeof(uint32_t);
 }
 
 /* Returns lot `number` of a part. */
@@ -158,10 +143,7 @@ __device__ static inline void cn_ring_label_heads(const cn_score_params &p, cons
             for (uint32_t h = 0; h < 2 * CN_RING_PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<WHOLE>(pass, logit, valid && !below, i + k == 0);
-            const uint2 stored = cn_label_words(logit);
-            if (ROW > 0 && lot.kept) /* in place of the label, which has been loaded */
-                *(uint2 *)(lot.kept + (i + k) * CN_WARP * N_WORDS * sizeof(uint32_t)) = stored;
-            else if (valid) cn_store_kept(row + k * stride, stored);
+            if (valid) cn_store_kept(row + k * stride, cn_label_words(logit));
         }
         scales += 2 * CN_WARP;
         row += 2 * stride;
@@ -236,29 +218,13 @@ __device__ static inline void cn_ring_wait_labels(const cn_score_params &p, cons
     lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * bytes) + lane;
 }
 
-/* Returns where the lane keeps the logits of its first candidate of a lot, of the block's last
- * part; NULL: nowhere. Those of a lot to whose stage no other one follows take the place of its
- * labels. */
-template <int N_WORDS, typename Feed>
-__device__ static inline unsigned char *cn_ring_kept(const cn_ring_memory &m, const Feed &f,
-                                                     const cn_score_part &x, uint32_t lot)
-{
-    const uint32_t place = threadIdx.x % CN_WARP * N_WORDS * sizeof(uint32_t);
-    const uint32_t in_ring = f.n_stages * f.n_workers;
-    if (lot + in_ring >= x.n_lots) return f.stages + f.get * f.stage_bytes + place;
-    if (lot + in_ring + m.n_more * f.n_workers < x.n_lots) return NULL;
-    static_assert(CN_RING_MORE == 2, "the last one or the one before");
-    return cn_ring_more<N_WORDS>(m, lot + in_ring + f.n_workers < x.n_lots) + place;
-}
-
-/* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. may_keep: the ring
- * keeps logits of the part. The sums are in shared memory, because they would make the compiler
- * spill other registers in this loop. A spill there takes long, since the L1 cache is small beside
- * so much shared memory. */
+/* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. The
+ * sums are in shared memory, because they would make the compiler spill other registers in this
+ * loop. A spill there takes long, since the L1 cache is small beside so much shared memory. */
 template <int N_WORDS, uint32_t ROW, typename Feed>
 __device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m, Feed &f,
-                                                  uint32_t known, bool may_keep)
+                                                  uint32_t known)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
@@ -266,7 +232,6 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
     cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
-        lot.kept = may_keep ? cn_ring_kept<N_WORDS>(m, f, x, i) : NULL;
         cn_ring_wait_labels<N_WORDS>(p, f, lot);
         cn_ring_label_max<N_WORDS, ROW>(p, x, m, lot, whole, q);
         cn_feed_release(f, p, known);
@@ -301,13 +266,13 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
 template <int N_WORDS, bool MAX, bool DIGITS, typename Feed>
 __device__ static inline void
 cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
-                       Feed &f, uint32_t known, bool may_keep)
+                       Feed &f, uint32_t known)
 {
     constexpr uint32_t ROW = CN_LABEL_HEADS; /* the most frequent one */
     if (MAX && x.stage.group == CN_GROUP_MAX && p.row == ROW)
-        cn_ring_compute_max<N_WORDS, ROW>(p, x, m, f, known, may_keep);
+        cn_ring_compute_max<N_WORDS, ROW>(p, x, m, f, known);
     else if (MAX && x.stage.group == CN_GROUP_MAX)
-        cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known, false);
+        cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known);
     else
         cn_ring_compute_mean<N_WORDS, DIGITS>(p, x, m, f, known);
 }

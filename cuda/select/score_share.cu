@@ -14,49 +14,8 @@ enum {
     BLOCKS = 4, /* of a multiprocessor */
     PIECES = 2, /* of a part: one each for as many blocks as run at once */
     MAX_ROW = 64,
-    AT_ONCE = 8 /* candidates that a thread loads before it uses the first */
+    AT_ONCE = 8 /* cn_share_scores */
 };
-
-/* Stores the scores of candidates c, c + THREADS, ... best: of the even and of the odd heads.
- * digits: counts the high bytes; NULL: they are not counted. */
-__device__ static inline void store_scores(uint16_t *out, uint32_t c, uint32_t end,
-                                           const uint32_t best[AT_ONCE], uint32_t *digits)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; i++) {
-        if (c + i * THREADS >= end) continue;
-        const uint32_t score = cn_scores_of_shares(best[i], best[i]) & 0xffff;
-        out[c + i * THREADS] = (uint16_t)score;
-        if (digits) atomicAdd(&digits[score >> 8], 1u);
-    }
-}
-
-/* Computes the scores of candidates [start, end) of a part. heads: cn_share_heads. */
-__device__ static inline void score_piece(const cn_score_params &p, const cn_score_late &part,
-                                          uint32_t start, uint32_t end, const uint32_t *heads,
-                                          uint32_t *digits)
-{
-    const uint32_t n_words = p.row / CN_LABEL_HEADS; /* of four heads */
-    const uint2 *rows = (const uint2 *)cn_score_rows(p, part.first);
-#pragma unroll 1
-    for (uint32_t c = start + threadIdx.x; c < end; c += AT_ONCE * THREADS) {
-        uint32_t best[AT_ONCE];
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CN_NAN_F16X2;
-#pragma unroll 1
-        for (uint32_t at = 0; at < n_words; at++) {
-            uint2 logits[AT_ONCE] = {};
-#pragma unroll
-            for (uint32_t i = 0; i < AT_ONCE; i++)
-                if (c + i * THREADS < end)
-                    logits[i] = rows[(size_t)(c + i * THREADS) * n_words + at];
-#pragma unroll
-            for (uint32_t i = 0; i < AT_ONCE; i++)
-                best[i] = cn_f16x2_max(best[i], cn_share_of(logits[i], heads + 2 * at));
-        }
-        store_scores(p.args.out + part.first, c, end, best, digits);
-    }
-}
 
 /* Empties the list, and clears the sums for which blocks wait. If parts were late, the last block
  * does it, because others may still read them. n_slots: of sums that may have been used. */
@@ -91,10 +50,9 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
         const uint32_t each = (part.n + PIECES - 1) / PIECES;
         const uint32_t start = i % PIECES * each, end = min(start + each, part.n);
         cn_share_heads<0>(p, part.slots, heads, NULL); /* has a barrier */
-        score_piece(p, part, start, end, heads, p.counts ? digits : NULL);
-        if (p.counts)
-            cn_count_scores(p.counts + (size_t)part.unit * CN_COUNTS, digits,
-                            start < end ? end - start : 0);
+        const uint32_t n = start < end ? end - start : 0;
+        cn_share_scores<0, AT_ONCE>(p, part.first + start, n, heads, p.counts ? digits : NULL);
+        if (p.counts) cn_count_scores(p.counts + (size_t)part.unit * CN_COUNTS, digits, n);
         else
             __syncthreads(); /* heads have been read */
     }
