@@ -126,7 +126,6 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     p.early = early;
-    p.by_lot = s->cuda->opts.batch_invariant;
     p.bulk = cn_score_has_bulk(s, p);
     p.query_words = p.bulk ? p.label_bytes / 4 : (uint32_t)CN_SCORE_WIDE_WORDS;
     p.patience = s->cuda->switches.impatient ? 0 : PATIENCE;

@@ -69,7 +69,6 @@ typedef struct cn_score_params {
     uint32_t keys; /* cn_route_keys */
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
     bool bulk;    /* keys are copied in bulk: compute capability 9.0, and a shape that has it */
-    bool by_lot;  /* rule max adds up lot by lot, so that sums do not depend on other requests */
     uint32_t *counts; /* [n_units, CN_COUNTS], or NULL: nothing is counted */
     cn_score_shares shares;
     int64_t patience; /* clocks for which a block waits for the sums of others */
@@ -582,79 +581,6 @@ typedef struct cn_lot_weights {
     float sum;
     uint32_t top;
 } cn_lot_weights;
-
-/* ---- logits of rows and bounds under rule max: a lot is 16 or 8 candidates ---- */
-
-/* The head of which a lane gets the weights, of the 8 of a pass. 8 or more: none. */
-__device__ static inline uint32_t cn_key_head()
-{
-    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4;
-    return g < 2 ? 2 * (lane % 4) + g : 8;
-}
-
-/* The weights of a lane's candidates, of the heads 2 t and 2 t + 1 (t = lane % 4), and to what they
- * are relative. They may be those of several lots. */
-typedef struct cn_key_sums {
-    float sum[2], offset[2];
-    uint32_t top[2];
-    bool is_open; /* offset and top are known */
-} cn_key_sums;
-
-/* Returns the sums, over the lanes, of head cn_key_head(), and begins new ones. */
-__device__ static inline cn_lot_weights cn_key_close(cn_key_sums &s)
-{
-    cn_lot_weights own = {0, CN_EXPONENT_BASE};
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        float sum = s.sum[i];
-#pragma unroll
-        for (int step = CN_WARP / 2; step >= 4; step /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        const bool is_own = s.is_open && threadIdx.x % CN_WARP / 4 == i;
-        own.sum = is_own ? sum : own.sum;
-        own.top = is_own ? s.top[i] : own.top;
-    }
-    s = {};
-    return own;
-}
-
-/* Makes the weights relative to the largest logits of two candidates a lane. */
-__device__ static inline void cn_key_open(cn_key_sums &s, const float logit[2][2], bool has_share,
-                                          bool next_has_share)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const float low = has_share ? logit[i][0] : CUDART_NAN_F;
-        const float high = next_has_share ? logit[i][1] : CUDART_NAN_F;
-        s.top[i] = cn_weight_exponent(cn_column_max(fmaxf(low, high)));
-        s.offset[i] = cn_weight_offset(s.top[i]);
-    }
-    s.is_open = true;
-}
-
-/* Adds the weights of two candidates a lane. has_share: whether these have weights; equal for equal
- * lane / 4. Returns true if the sums are of weights so large that later ones may not fit: then the
- * candidates are not added, and the caller closes the sums and calls this again. */
-__device__ static inline bool cn_key_add(cn_key_sums &s, const float logit[2][2], bool has_share,
-                                         bool next_has_share)
-{
-    const float most = -1.0995116e12f; /* -2^40; new sums have weights up to -2^2 */
-    const bool opens = !s.is_open;
-    float more[2];
-    if (opens) {
-        if (!__any_sync(0xffffffffu, has_share || next_has_share)) return false;
-        cn_key_open(s, logit, has_share, next_has_share);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        more[i] = has_share ? cn_weight(logit[i][0], s.offset[i]) : 0.0f;
-        more[i] += next_has_share ? cn_weight(logit[i][1], s.offset[i]) : 0.0f;
-    }
-    if (!opens && __any_sync(0xffffffffu, more[0] + more[1] < most)) return true;
-    s.sum[0] += more[0];
-    s.sum[1] += more[1];
-    return false;
-}
 
 /* ---- on the host ---- */
 

@@ -1,7 +1,5 @@
 /* score_ring.cu - the kernel of the op `score`. Keys and heads are compared by the tensor cores,
- * all heads of the group at once, so keys are read once. Under rule max the weights of a warp's
- * lots of rows and bounds are added up together, except with --batch-invariant, because the lots of
- * a warp depend on other requests.
+ * all heads of the group at once, so keys are read once.
  *
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each (score_feed.cuh):

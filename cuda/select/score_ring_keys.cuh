@@ -186,6 +186,33 @@ __device__ static inline void cn_ring_store_mean(uint16_t *out, uint32_t bits,
     if (DIGITS && (bits & CN_LANE_EXISTS)) atomicAdd(&digits[words >> 8 & 0xff], 1u);
 }
 
+/* The head of which a lane gets the weights, of the 8 of a pass. 8 or more: none. */
+__device__ static inline uint32_t cn_ring_key_head()
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4;
+    return g < 2 ? 2 * (lane % 4) + g : 8;
+}
+
+/* Returns the weights of a lot, of head cn_ring_key_head(). logit: of a lane's candidates, for the
+ * heads 2 t and 2 t + 1 (t = lane % 4). */
+__device__ static inline cn_lot_weights cn_ring_key_weights(const float logit[2][2], uint32_t bits)
+{
+    const bool has[2] = {(bits & CN_LANE_SCORED) != 0, (bits & CN_LANE_SCORED << 1) != 0};
+    cn_lot_weights own = {0, CN_EXPONENT_BASE};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) { /* logits without a score are NaN, which fmaxf ignores */
+        const uint32_t top = cn_weight_exponent(cn_column_max(fmaxf(logit[i][0], logit[i][1])));
+        const float offset = cn_weight_offset(top);
+        float sum = has[0] ? cn_weight(logit[i][0], offset) : 0.0f;
+        sum += has[1] ? cn_weight(logit[i][1], offset) : 0.0f;
+#pragma unroll
+        for (int step = CN_WARP / 2; step >= 4; step /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (threadIdx.x % CN_WARP / 4 == i) own = {sum, top};
+    }
+    return own;
+}
+
 /* ---- a part ---- */
 
 /* sums: of a lot with row g of a table, at q. */
@@ -227,8 +254,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
     }
 }
 
-/* The same under rule max. Lanes keep the weights until the end, if all heads are computed at once
- * and p.by_lot is not set. */
+/* The same under rule max. */
 template <bool IS_ROWS, typename Feed>
 __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const cn_score_part &x,
                                                const cn_ring_memory &m, Feed &f, uint32_t known)
@@ -236,14 +262,11 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
     const float factor = cn_score_scale_of(p, x);
     const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
     const uint32_t stride = cn_ring_table_stride_of(p, x);
-    const bool keeps = group <= CN_RING_HEADS && !p.by_lot;
     const cn_bf16 *q = cn_ring_query_row(m, 0, group, stride);
     cn_key_lots l =
         cn_ring_first_lot<IS_ROWS>(x, m.n_workers, cn_score_rows(p, x.first) + own, row);
-    cn_key_sums weights = {};
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
-        const bool has[2] = {(bits & CN_LANE_SCORED) != 0, (bits & CN_LANE_SCORED << 1) != 0};
         const unsigned char *keys = cn_feed_wait(f);
 #pragma unroll 1
         for (uint32_t first = 0; first < group; first += CN_RING_HEADS) {
@@ -253,17 +276,12 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
             if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
             const uint32_t exists = first + own < row ? bits : 0;
             cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
-            const bool full = cn_key_add(weights, logit, has[0], has[1]);
-            if (!full && keeps) continue;
-            const cn_lot_weights lot = cn_key_close(weights);
-            const uint32_t head = first + cn_key_head();
-            if (head < min(first + CN_RING_HEADS, group)) cn_ring_add_lot(m, head, lot);
-            if (full) cn_key_add(weights, logit, has[0], has[1]);
+            const cn_lot_weights weights = cn_ring_key_weights(logit, bits);
+            const uint32_t head = cn_ring_key_head();
+            if (head < min((uint32_t)CN_RING_HEADS, group - first))
+                cn_ring_add_lot(m, first + head, weights);
         }
     }
-    if (!keeps) return;
-    const cn_lot_weights lot = cn_key_close(weights);
-    if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
 }
 
 template <bool IS_ROWS, bool DIGITS, typename Feed>

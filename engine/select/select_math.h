@@ -144,8 +144,7 @@ CN_HOST_DEVICE static inline float cn_score_scale(uint32_t head_dim, bool is_max
  * alone. Its weights are floats relative to a power of two. Those of labels are added up in this
  * order: a lot has lanes; lane i of n adds up the lot's tokens i, i + n, ...; then lane i adds the
  * sum of lane i + n / 2, and so on with half as many lanes. The sums of lots are added up in
- * cn_exp_sum, as integers, so their order does not matter. (On a GPU, sums of K rows and bounds may
- * be those of several lots: score_ring.cu.) */
+ * cn_exp_sum, as integers, so their order does not matter. */
 
 enum {
     CN_LOT_MAX_LOG2 = 8,       /* the most candidates of a lot are 2^8 */
