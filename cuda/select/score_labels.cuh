@@ -12,22 +12,19 @@ enum {
     CN_LABEL_HEADS = 4 /* of a pass under rule max */
 };
 
-/* Quantises the label channels of a query. value: of this lane's channels lane and lane + 32, 0 for
- * those that do not exist. Returns the scale, and stores n bytes as the products need them: of
+/* Quantises the n label channels of a query. value: of this lane's channels lane and lane + 32, 0
+ * for those that do not exist. Returns the scale, and stores n bytes as the products need them: of
  * eight channels the even ones, then the odd ones. A warp calls it. */
-template <int N>
-__device__ static inline float cn_label_quantise(int8_t *bytes, const float value[N], uint32_t n)
+__device__ static inline float cn_label_quantise(int8_t *bytes, const float value[2], uint32_t n)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
-    float largest = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) largest = fmaxf(largest, fabsf(value[i]));
+    float largest = fmaxf(fabsf(value[0]), fabsf(value[1]));
 #pragma unroll
     for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     const float scale = cn_query_scale(largest);
 #pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < 2; i++) {
         const uint32_t c = i * CN_WARP + lane;
         if (c < n) bytes[c / 8 * 8 + c % 2 * 4 + c % 8 / 2] = (int8_t)cn_query_of(value[i], scale);
     }

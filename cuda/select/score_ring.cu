@@ -10,9 +10,9 @@
  * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
  * kernel waits for the query (`early`), except in the first layer of a step. Some stages are
  * therefore filled before that wait. Not all are, because the load of the query would wait behind
- * their copies. The others are filled after this load has been issued. Without rule max, where the
- * first lot takes little time, they are filled when the query is ready. For a stage in tiles the
- * rings are filled after the wait, because `select` of stage one writes the list of tiles.
+ * their copies. The others are filled when the query is ready, or, for labels under rule max, whose
+ * first lot takes longer, as soon as this load has been issued. For a stage in tiles the rings are
+ * filled after the wait, because `select` of stage one writes the list of tiles.
  *
  * Labels of one layer under rule max take longer to compute than to copy. So fewer copies are in
  * flight, and other loads wait less behind them: a ring has two stages, and the second block of a
@@ -120,9 +120,11 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
     const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.in_blocks;
-    const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
-    if (MAX) cn_feed_fill(f, p, number);
-    cn_ring_load_query<!Feed::bulk>(p, x, m, key, ahead);
+    float ahead = 0;
+    if (key == CN_KEY_LABELS)
+        ahead = cn_ring_label_value(p, x, m, warp, threadIdx.x % CN_WARP);
+    if (MAX && Feed::bulk) cn_feed_fill(f, p, number);
+    cn_ring_load_query(p, x, m, key, ahead);
     __syncthreads(); /* the query is ready */
     cn_feed_fill(f, p, number + 1);
     if (key == CN_KEY_HASH) {

@@ -50,20 +50,6 @@ __device__ static inline uint32_t cn_ring_query_rows(const cn_score_params &p,
     return x.stage.group == CN_GROUP_MAX ? p.group : 1;
 }
 
-/* Values of the table that a thread loads before most keys are copied: later loads wait behind the
- * keys. */
-typedef struct cn_ring_ahead {
-    float first, second;
-} cn_ring_ahead;
-
-/* Returns value `at` of a part's table of rows or bounds. */
-__device__ static inline float cn_ring_table_value(const cn_score_params &p, const cn_score_part &x,
-                                                   uint32_t width, uint32_t at)
-{
-    if (at >= cn_ring_query_rows(p, x) * width) return 0;
-    return cn_score_query_value(p, x, cn_score_query_of(p, x), at / width, at % width);
-}
-
 /* Returns label channel c of row r. */
 __device__ static inline float cn_ring_label_value(const cn_score_params &p, const cn_score_part &x,
                                                    const cn_ring_memory &m, uint32_t r, uint32_t c)
@@ -94,38 +80,17 @@ __device__ static inline uint32_t cn_ring_table_stride_of(const cn_score_params 
     return cn_ring_table_stride(p.args.pools.layout.head_dim, x.stage.key == CN_KEY_BOUNDS);
 }
 
-__device__ static inline cn_ring_ahead cn_ring_load_ahead(const cn_score_params &p,
-                                                          const cn_score_part &x,
-                                                          const cn_ring_memory &m, uint32_t key)
-{
-    cn_ring_ahead ahead = {};
-    if (key == CN_KEY_HASH) return ahead;
-    if (key == CN_KEY_LABELS) {
-        const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
-        ahead.first = cn_ring_label_value(p, x, m, warp, lane);
-        ahead.second = cn_ring_label_value(p, x, m, warp + CN_FEED_WARPS, lane);
-    } else {
-        const uint32_t width = cn_ring_query_width(p, x);
-        ahead.first = cn_ring_table_value(p, x, width, threadIdx.x);
-        ahead.second = cn_ring_table_value(p, x, width, threadIdx.x + CN_FEED_THREADS);
-    }
-    return ahead;
-}
-
 /* Fills the table of rows or bounds. */
 __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const cn_score_part &x,
-                                                 const cn_ring_memory &m,
-                                                 const cn_ring_ahead &ahead)
+                                                 const cn_ring_memory &m)
 {
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     const uint32_t width = cn_ring_query_width(p, x), n = cn_ring_query_rows(p, x) * width;
     const uint32_t stride = cn_ring_table_stride_of(p, x);
 #pragma unroll 1
-    for (uint32_t k = 0, at = threadIdx.x; at < n; k++, at += CN_FEED_THREADS) {
+    for (uint32_t at = threadIdx.x; at < n; at += CN_FEED_THREADS) {
         const uint32_t row = at / width, i = at % width;
-        const float value = k == 0   ? ahead.first
-                            : k == 1 ? ahead.second
-                                     : cn_ring_table_value(p, x, width, at);
+        const float value = cn_score_query_value(p, x, cn_score_query_of(p, x), row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
         const uint32_t place = x.stage.key == CN_KEY_ROWS ? cn_ring_value_at(i) : i;
         cn_bf16 *to = m.table + row * stride + place;
@@ -134,25 +99,19 @@ __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const
     }
 }
 
-/* Quantises the label channels of the queries, one a warp. WIDE: they may be more than 32. */
-template <bool WIDE>
+/* Quantises the label channels of the queries, one a warp. ahead: this lane's first channel of the
+ * warp's first query, loaded before most keys are copied. Later loads wait behind the keys. */
 __device__ static inline void cn_ring_fill_labels(const cn_score_params &p, const cn_score_part &x,
-                                                  const cn_ring_memory &m,
-                                                  const cn_ring_ahead &ahead)
+                                                  const cn_ring_memory &m, float ahead)
 {
-    const uint32_t n_rows = cn_ring_query_rows(p, x), lane = threadIdx.x % CN_WARP;
+    const uint32_t n_rows = cn_ring_query_rows(p, x), warp = threadIdx.x / CN_WARP;
+    const uint32_t lane = threadIdx.x % CN_WARP;
 #pragma unroll 1
-    for (uint32_t k = 0, r = threadIdx.x / CN_WARP; r < n_rows; k++, r += CN_FEED_WARPS) {
-        int8_t *bytes = (int8_t *)(m.labels + r * p.query_words);
-        float scale, value[2] = {k == 0   ? ahead.first
-                                 : k == 1 ? ahead.second
-                                          : cn_ring_label_value(p, x, m, r, lane)};
-        if constexpr (WIDE) {
-            value[1] = cn_ring_label_value(p, x, m, r, CN_WARP + lane);
-            scale = cn_label_quantise<2>(bytes, value, 2 * CN_WARP);
-        } else {
-            scale = cn_label_quantise<1>(bytes, value, p.args.pools.digest.n_channels);
-        }
+    for (uint32_t r = warp; r < n_rows; r += CN_FEED_WARPS) {
+        const float value[2] = {r == warp ? ahead : cn_ring_label_value(p, x, m, r, lane),
+                                cn_ring_label_value(p, x, m, r, CN_WARP + lane)};
+        const float scale = cn_label_quantise((int8_t *)(m.labels + r * p.query_words), value,
+                                              p.args.pools.digest.n_channels);
         if (lane == 0) cn_ring_label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
     }
 }
@@ -169,15 +128,11 @@ __device__ static inline uint8_t cn_ring_load_channel(const cn_score_params &p,
 }
 
 /* Prepares the queries of a part, whose channels have been loaded. Clears the sums of rule max. */
-template <bool WIDE>
 __device__ static inline void cn_ring_load_query(const cn_score_params &p, const cn_score_part &x,
-                                                 const cn_ring_memory &m, uint32_t key,
-                                                 const cn_ring_ahead &ahead)
+                                                 const cn_ring_memory &m, uint32_t key, float ahead)
 {
-    if (key == CN_KEY_LABELS)
-        cn_ring_fill_labels<WIDE>(p, x, m, ahead);
-    else if (key != CN_KEY_HASH)
-        cn_ring_fill_table(p, x, m, ahead);
+    if (key == CN_KEY_LABELS) cn_ring_fill_labels(p, x, m, ahead);
+    else if (key != CN_KEY_HASH) cn_ring_fill_table(p, x, m);
     if (cn_score_is_max(x.stage))
         for (uint32_t i = threadIdx.x; i < p.group * m.n_workers; i += CN_FEED_THREADS)
             m.sums[i] = {};

@@ -157,8 +157,8 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     if (warp >= (cn_score_is_max(x.stage) ? p.group : 1)) return;
     const cn_bf16 *q = cn_score_query_of(p, x);
-    const float value[1] = {cn_score_query_value(p, x, q, warp, shared->channels[lane])};
-    const float scale = cn_label_quantise<1>((int8_t *)shared->labels[warp], value, CN_WARP);
+    const float value[2] = {cn_score_query_value(p, x, q, warp, shared->channels[lane]), 0};
+    const float scale = cn_label_quantise((int8_t *)shared->labels[warp], value, CN_WARP);
     if (lane == 0) shared->factor[warp] = cn_score_scale_of(p, x) * scale;
 }
 
