@@ -8,7 +8,8 @@
  *
  * A long prompt goes home chunk by chunk. A put holds no references: the blocks of a sequence that
  * leaves are free at once, and after_puts orders what uses them next behind the puts. So what can
- * be admitted does not depend on how fast the puts are. */
+ * be admitted does not depend on how fast the puts are. The puts of a step are bounded, so that
+ * this wait is short also after a prompt of which most was in the prefix cache. */
 #include "scheduler/sched_state.h"
 
 cn_status cn_sched_home_init(cn_scheduler *s)
@@ -67,11 +68,14 @@ void cn_sched_release_home(cn_seq *q)
 
 void cn_sched_plan_puts(cn_scheduler *s)
 {
+    uint32_t left = cn_sched_step_puts(&s->o);
     s->n_puts = 0;
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         cn_seq_sched *st = q->sched;
-        const uint32_t n = cn_seq_puttable(q, s->o.block_tokens), first = st->n_put;
+        const uint32_t first = st->n_put;
+        const uint32_t n = cn_min_u32(cn_seq_puttable(q, s->o.block_tokens), first + left);
         if (q->state != CN_SEQ_RUNNING || n <= first) continue;
+        left -= n - first;
         for (uint32_t i = first; i < n; i++)
             st->puts[i] = (cn_block_copy){q->table[i], q->home_table[i]};
         s->puts[s->n_puts++] = (cn_sched_put){q, st->puts + first, n - first};

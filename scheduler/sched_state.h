@@ -390,6 +390,11 @@ bool cn_sched_lacks_home(const cn_seq *q);
 bool cn_sched_try_home(cn_scheduler *s, cn_seq *q);
 void cn_sched_release_home(cn_seq *q);
 
+/* Most blocks of prompts that a step puts: about those that a step can compute. */
+static inline uint32_t cn_sched_step_puts(const cn_sched_opts *o)
+{
+    return o->max_batched_tokens / o->block_tokens + 1;
+}
 /* Plans the puts of this step. */
 void cn_sched_plan_puts(cn_scheduler *s);
 

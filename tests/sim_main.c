@@ -58,8 +58,10 @@ int main(int argc, char **argv)
     printf("%llu and %llu away events counted more queries than the window, %llu sequences all\n",
            (unsigned long long)r.observed[0], (unsigned long long)r.observed[1],
            (unsigned long long)r.count_all);
-    printf("%llu blocks of prompts went home before an event; %llu puts when a sequence left\n",
-           (unsigned long long)r.early_puts, (unsigned long long)r.puts_left);
+    printf("%llu blocks of prompts went home before an event, in %llu steps as many as may; %llu "
+           "puts when a sequence left\n",
+           (unsigned long long)r.early_puts, (unsigned long long)r.full_puts,
+           (unsigned long long)r.puts_left);
     printf("%llu away sequences: %llu blocks put, %llu areas filled, %llu exchanges of %llu "
            "entries, %llu returns from swap space for a home\n",
            (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,

@@ -27,7 +27,7 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0, chosen[3] = {0, 0, 0};
-    uint64_t early_puts = 0, puts_left = 0;
+    uint64_t early_puts = 0, full_puts = 0, puts_left = 0;
     uint64_t auto_moves = 0, sources = 0, new_sharers = 0, observed[2] = {0, 0}, count_all = 0;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
@@ -46,6 +46,7 @@ static void short_runs_hold_every_invariant(void **state)
         away += r.away;
         puts += r.puts;
         early_puts += r.early_puts;
+        full_puts += r.full_puts;
         puts_left += r.puts_left;
         fills += r.fills;
         exchanges += r.exchanges;
@@ -65,7 +66,7 @@ static void short_runs_hold_every_invariant(void **state)
     assert_true(sources > 1000 && new_sharers > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
     assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
-    assert_true(early_puts > 1000 && puts_left > 20);
+    assert_true(early_puts > 1000 && full_puts > 100 && puts_left > 20);
     assert_true(observed[0] > 500 && observed[1] > 300 && count_all > 100);
     assert_true(chosen[0] > 100 && chosen[1] > 100 && chosen[2] > 5 && auto_moves > 0);
 }
@@ -260,6 +261,13 @@ static void a_put_that_does_not_count_is_caught(void **state)
     is_caught(SIM_FAULT_UNCOUNTED_PUT, true, "is put again");
 }
 
+static void a_step_that_puts_too_much_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_MANY_PUTS, false, "but at most");
+    is_caught(SIM_FAULT_MANY_PUTS, true, "but at most");
+}
+
 static void a_first_event_that_does_not_wait_for_puts_is_caught(void **state)
 {
     (void)state;
@@ -303,6 +311,7 @@ int main(void)
         cmocka_unit_test(device_blocks_without_home_blocks_are_caught),
         cmocka_unit_test(a_put_of_a_block_that_is_not_full_is_caught),
         cmocka_unit_test(a_put_that_does_not_count_is_caught),
+        cmocka_unit_test(a_step_that_puts_too_much_is_caught),
         cmocka_unit_test(a_first_event_that_does_not_wait_for_puts_is_caught),
         cmocka_unit_test(a_block_written_before_its_put_is_caught),
         cmocka_unit_test(a_home_block_given_back_during_a_prompt_is_caught),

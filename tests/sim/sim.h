@@ -54,6 +54,7 @@ typedef enum sim_fault {
     SIM_FAULT_UNCOUNTED_PUT,  /* a block of a prompt that was put and counts as not put */
     SIM_FAULT_NO_PUT_WAIT,    /* a first event that does not wait for the puts of its prompt */
     SIM_FAULT_UNORDERED_PUT,  /* a block written again before a put that reads it */
+    SIM_FAULT_MANY_PUTS,      /* more blocks put in a step than it may */
     SIM_FAULT_EARLY_PROMPT    /* a home block freed while the prompt goes home */
 } sim_fault;
 
@@ -75,6 +76,7 @@ typedef struct sim_result {
     uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
     uint64_t early_puts; /* blocks of prompts before the first event */
+    uint64_t full_puts;  /* steps that put as many of them as they may */
     uint64_t puts_left;  /* puts of prompts that waited when one of their sequences left */
     uint64_t observed[2];  /* events that count more queries than the window; of away requests */
     uint64_t count_all;    /* sequences whose first event counts every query */

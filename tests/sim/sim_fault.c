@@ -178,17 +178,31 @@ static bool add_partial(sim_world *w, cn_sched_put *p)
     return true;
 }
 
+/* Adds the next full block to a put, which the bound of a step has left. */
+static bool add_left(cn_sched_put *p, uint32_t block_tokens)
+{
+    const cn_seq *seq = p->seq;
+    cn_seq_sched *st = seq->sched;
+    if (st->n_put >= cn_seq_puttable(seq, block_tokens)) return false;
+    st->puts[st->n_put] = (cn_block_copy){seq->table[st->n_put], seq->home_table[st->n_put]};
+    st->n_put++;
+    p->n_blocks++;
+    return true;
+}
+
 /* Without cancellations the sequence comes to put its other blocks, or to its first event. */
 void sim_strike_prompt(sim_world *w)
 {
     const bool partial = is_time(w, SIM_FAULT_PARTIAL_PUT);
-    if (!partial && !is_time(w, SIM_FAULT_UNCOUNTED_PUT)) return;
+    const bool many = is_time(w, SIM_FAULT_MANY_PUTS);
+    if (!partial && !many && !is_time(w, SIM_FAULT_UNCOUNTED_PUT)) return;
     for (uint32_t i = 0; i < w->s->n_puts && !w->r->fault_struck; i++) {
         cn_sched_put *p = &w->s->puts[i];
         const cn_seq_sched *st = p->seq->sched;
         const sim_seq *q = sim_find(p->seq);
         if (partial) w->r->fault_struck = add_partial(w, p);
-        if (partial || !goes_on(w, q) || st->hold != CN_HOLD_GRANTED) continue;
+        if (many) w->r->fault_struck = add_left(p, w->engine.block_tokens);
+        if (partial || many || !goes_on(w, q) || st->hold != CN_HOLD_GRANTED) continue;
         if (q->n_stop <= st->trigger + 1) continue;
         p->seq->sched->n_put--;
         w->r->fault_struck = true;
