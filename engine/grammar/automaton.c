@@ -90,7 +90,7 @@ struct cn_automaton {
     mask_walk walk;
 };
 
-static cn_status too_large(void)
+static cn_status automaton_too_large(void)
 {
     return cn_fail(
         CN_ERR_ARG,
@@ -106,7 +106,7 @@ static cn_status too_slow(void)
                    "alternatives or smaller bounds");
 }
 
-static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar"); }
+static cn_status no_room(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar"); }
 
 /* ---- hash tables ---- */
 
@@ -116,7 +116,7 @@ static cn_status table_grow(index_table *t)
 {
     const uint32_t cap = t->cap ? 2 * t->cap : FIRST_TABLE;
     uint32_t *slots = cn_calloc(cap, sizeof *slots);
-    if (!slots) return no_memory();
+    if (!slots) return no_room();
     cn_free(t->slots);
     *t = (index_table){slots, cap, 0};
     return CN_OK;
@@ -130,13 +130,13 @@ static void table_put(index_table *t, uint64_t hash, uint32_t value)
     t->n++;
 }
 
-static bool is_full(const index_table *t) { return 2 * (t->n + 1) > t->cap; }
+static bool is_index_full(const index_table *t) { return 2 * (t->n + 1) > t->cap; }
 
 /* ---- frames ---- */
 
 static cn_status intern_frame(tables *t, place around, bool in_unique, uint32_t *out)
 {
-    if (is_full(&t->frame_index)) {
+    if (is_index_full(&t->frame_index)) {
         CN_TRY(table_grow(&t->frame_index));
         t->bytes += t->frame_index.cap / 2 * sizeof(uint32_t);
         for (uint32_t i = 1; i < t->n_frames; i++)
@@ -152,7 +152,7 @@ static cn_status intern_frame(tables *t, place around, bool in_unique, uint32_t 
     if (t->n_frames == t->cap_frames) {
         const uint32_t cap = 2 * t->cap_frames;
         frame *frames = cn_realloc(t->frames, cap, sizeof *frames);
-        if (!frames) return no_memory();
+        if (!frames) return no_room();
         t->bytes += (cap - t->cap_frames) * sizeof *frames;
         t->frames = frames;
         t->cap_frames = cap;
@@ -182,13 +182,13 @@ static cn_status add_state(tables *t, const state *s, uint32_t *out)
     if (t->n_states == t->cap_states) {
         const uint32_t cap = 2 * t->cap_states;
         state *states = cn_realloc(t->states, cap, sizeof *states);
-        if (!states) return no_memory();
+        if (!states) return no_room();
         t->bytes += (cap - t->cap_states) * sizeof *states;
         t->states = states;
         t->cap_states = cap;
     }
     place *copy = cn_calloc(s->n + 1, sizeof *copy);
-    if (!copy) return no_memory();
+    if (!copy) return no_room();
     if (s->n > 0) memcpy(copy, s->places, s->n * sizeof *copy);
     t->bytes += (s->n + 1) * sizeof *copy;
     *out = t->n_states++;
@@ -204,7 +204,7 @@ static cn_status intern_state(tables *t, const state *s, uint32_t *out)
     *out = CN_STATE_NONE;
     if (s->n == 0 && !s->accepts) return CN_OK;
     qsort(s->places, s->n, sizeof *s->places, compare_places);
-    if (is_full(&t->state_index)) {
+    if (is_index_full(&t->state_index)) {
         CN_TRY(table_grow(&t->state_index));
         t->bytes += t->state_index.cap / 2 * sizeof(uint32_t);
         for (uint32_t i = 1; i < t->n_states; i++)
@@ -249,7 +249,7 @@ static cn_status make_tables(tables *t)
     if (!t->frames || !t->states) {
         t->n_states = 0;
         free_tables(t);
-        return no_memory();
+        return no_room();
     }
     t->bytes = FIRST_TABLE * (sizeof *t->frames + sizeof *t->states);
     return CN_OK;
@@ -259,24 +259,24 @@ static cn_status make_tables(tables *t)
 
 static cn_status grow_work(cn_automaton *a)
 {
-    if (a->cap_work >= MAX_WORK) return too_large();
+    if (a->cap_work >= MAX_WORK) return automaton_too_large();
     const uint32_t cap = a->cap_work ? 2 * a->cap_work : FIRST_TABLE;
     place *work = cn_realloc(a->work, cap, sizeof *work);
-    if (!work) return no_memory();
+    if (!work) return no_room();
     a->work = work;
     place *kernel = cn_realloc(a->kernel, cap, sizeof *kernel);
-    if (!kernel) return no_memory();
+    if (!kernel) return no_room();
     a->kernel = kernel;
     a->cap_work = cap;
     return CN_OK;
 }
 
 /* Adds a place to the closure, unless it has it or cannot be completed. */
-static cn_status meet(cn_automaton *a, place p)
+static cn_status meet_place(cn_automaton *a, place p)
 {
     a->n_worked++;
     if (a->net.nodes[p.node].height + a->t.frames[p.frame].depth > CN_NET_MAX_DEPTH) return CN_OK;
-    if (is_full(&a->met)) {
+    if (is_index_full(&a->met)) {
         CN_TRY(table_grow(&a->met));
         for (uint32_t i = 0; i < a->n_work; i++) table_put(&a->met, hash_place(a->work[i]), i + 1);
     }
@@ -303,15 +303,15 @@ static cn_status enter_call(cn_automaton *a, const cn_net_edge *e, uint32_t arou
         CN_TRY(intern_frame(&a->t, (place){e->to, around},
                             after->ends_unique || a->t.frames[around].in_unique, &inside));
     }
-    return meet(a, (place){a->net.rules[e->rule].start, inside});
+    return meet_place(a, (place){a->net.rules[e->rule].start, inside});
 }
 
-static cn_status follow(cn_automaton *a, place p)
+static cn_status follow_place(cn_automaton *a, place p)
 {
     const cn_net_node *node = &a->net.nodes[p.node];
     a->opens |= node->unique;
     if (node->end) {
-        if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
+        if (p.frame != NO_FRAME) return meet_place(a, a->t.frames[p.frame].around);
         a->accepts = true;
     }
     bool reads = false;
@@ -319,7 +319,7 @@ static cn_status follow(cn_automaton *a, place p)
         const cn_net_edge *e = &a->net.edges[i];
         a->n_worked++;
         if (e->kind == CN_EDGE_BYTE) reads = true;
-        if (e->kind == CN_EDGE_EMPTY) CN_TRY(meet(a, (place){e->to, p.frame}));
+        if (e->kind == CN_EDGE_EMPTY) CN_TRY(meet_place(a, (place){e->to, p.frame}));
         if (e->kind == CN_EDGE_CALL) CN_TRY(enter_call(a, e, p.frame));
     }
     if (reads) a->kernel[a->n_kernel++] = p;
@@ -344,11 +344,11 @@ static void open_closure(cn_automaton *a)
 static cn_status close_closure(cn_automaton *a, uint64_t began, uint32_t *out)
 {
     for (uint32_t i = 0; i < a->n_work; i++) {
-        CN_TRY(follow(a, a->work[i]));
+        CN_TRY(follow_place(a, a->work[i]));
         if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
     }
     a->n_worked += SORT_WORK * a->n_kernel;
-    if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
+    if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return automaton_too_large();
     if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
     const state s = {
         .places = a->kernel, .n = a->n_kernel, .accepts = a->accepts, .opens = a->opens};
@@ -361,7 +361,7 @@ static cn_status ensure_moves(tables *t, uint32_t id)
 {
     if (t->states[id].moves) return CN_OK;
     move *m = cn_calloc(BYTES, sizeof *m);
-    if (!m) return no_memory();
+    if (!m) return no_room();
     for (uint32_t i = 0; i < BYTES; i++) m[i].to = UNKNOWN;
     t->states[id].moves = m;
     t->bytes += BYTES * sizeof *m;
@@ -379,7 +379,7 @@ static cn_status make_move(cn_automaton *a, uint32_t from, uint8_t byte)
             const cn_net_edge *e = &a->net.edges[k];
             a->n_worked++;
             if (e->kind == CN_EDGE_BYTE && e->lo <= byte && byte <= e->hi)
-                CN_TRY(meet(a, (place){e->to, p.frame}));
+                CN_TRY(meet_place(a, (place){e->to, p.frame}));
         }
         if (a->n_worked - began > MAX_MOVE_WORK) return too_slow();
     }
@@ -400,7 +400,7 @@ static cn_status find_move(cn_automaton *a, uint32_t from, uint8_t byte)
     return status;
 }
 
-static cn_status step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+static cn_status step_automaton(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
 {
     const move *moves = a->t.states[from].moves;
     if (!moves || moves[byte].to == UNKNOWN) CN_TRY(find_move(a, from, byte));
@@ -437,7 +437,7 @@ static cn_status begin_walk(cn_automaton *a, uint32_t from)
 {
     mask_walk *w = &a->walk;
     w->mask = cn_calloc(a->vocabulary->mask_words, sizeof *w->mask);
-    if (!w->mask) return no_memory();
+    if (!w->mask) return no_room();
     w->from = w->at_depth[0] = from;
     w->at = 0;
     w->cost = 0;
@@ -445,7 +445,7 @@ static cn_status begin_walk(cn_automaton *a, uint32_t from)
     return CN_OK;
 }
 
-static void allow(uint32_t *mask, uint32_t id) { mask[id / 32] |= 1u << id % 32; }
+static void allow_id(uint32_t *mask, uint32_t id) { mask[id / 32] |= 1u << id % 32; }
 
 /* Walks until the end of the trie, or until n_worked reaches `until`. `at` has the transitions of
  * the states at_depth, or NULL: siblings share them. */
@@ -478,7 +478,7 @@ static cn_status walk_trie(cn_automaton *a, uint64_t until)
         }
         w->at_depth[depth] = to;
         at[depth] = a->t.states[to].moves;
-        for (uint32_t k = 0; k < node->n_ids; k++) allow(w->mask, trie->ids[node->first_id + k]);
+        for (uint32_t k = 0; k < node->n_ids; k++) allow_id(w->mask, trie->ids[node->first_id + k]);
         i++;
     }
     w->at = i;
@@ -493,7 +493,7 @@ static void keep_mask(cn_automaton *a)
     mask_walk *w = &a->walk;
     const cn_vocabulary *v = a->vocabulary;
     state *s = &a->t.states[w->from];
-    for (uint32_t i = 0; s->accepts && i < v->n_eos; i++) allow(w->mask, v->eos[i]);
+    for (uint32_t i = 0; s->accepts && i < v->n_eos; i++) allow_id(w->mask, v->eos[i]);
     s->mask = w->mask;
     s->mask_cost = w->cost;
     w->mask = NULL;
@@ -579,7 +579,7 @@ cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
     for (size_t i = 0; i < n; i++) {
         uint32_t to = CN_STATE_NONE;
         const uint32_t from = m->state;
-        const cn_status status = step(m->automaton, from, (uint8_t)bytes[i], &to);
+        const cn_status status = step_automaton(m->automaton, from, (uint8_t)bytes[i], &to);
         m->state = to;
         CN_TRY(status);
         if (to == CN_STATE_NONE)
@@ -612,7 +612,7 @@ const cn_vocabulary *cn_automaton_vocabulary(const cn_automaton *a) { return a->
 cn_status cn_automaton_step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *to,
                             uint64_t *steps)
 {
-    CN_TRY(step(a, from, byte, to));
+    CN_TRY(step_automaton(a, from, byte, to));
     *steps += 1 + (uint64_t)a->t.states[from].moves[byte].cost * COST_UNIT;
     return CN_OK;
 }
@@ -727,7 +727,7 @@ cn_status cn_automaton_shrink(cn_automaton *a)
     uint32_t start;
     CN_TRY(make_tables(&fresh));
     uint32_t *states = cn_calloc(a->matchers.n + 1, sizeof *states);
-    const cn_status status = states ? move_all(a, &fresh, &start, states) : no_memory();
+    const cn_status status = states ? move_all(a, &fresh, &start, states) : no_room();
     if (status == CN_OK)
         take_tables(a, &fresh, start, states);
     else
@@ -743,7 +743,7 @@ static cn_status make_state(cn_automaton *a, uint32_t node, uint32_t *out)
 {
     const uint64_t before = a->t.bytes, began = a->n_worked;
     open_closure(a);
-    cn_status status = meet(a, (place){node, NO_FRAME});
+    cn_status status = meet_place(a, (place){node, NO_FRAME});
     if (status == CN_OK) status = close_closure(a, began, out);
     *a->total_bytes += a->t.bytes - before;
     return status;
@@ -766,7 +766,7 @@ cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabula
     cn_automaton *a = cn_calloc(1, sizeof *a);
     if (!a) {
         cn_net_free(net);
-        return no_memory();
+        return no_room();
     }
     a->net = *net;
     *net = (cn_net){0};

@@ -72,7 +72,7 @@ static cn_status emit_json(const cn_structure *s, cn_net *net)
     return status;
 }
 
-static cn_status emit_regex(const char *text, cn_net *net)
+static cn_status emit_form_regex(const char *text, cn_net *net)
 {
     const cn_net_rule r = net->rules[0];
     const size_t n = strlen(text);
@@ -94,7 +94,7 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     case CN_STRUCTURE_SCHEMA:
     case CN_STRUCTURE_CALLS:
     case CN_STRUCTURE_CHOICE: return emit_json(s, net);
-    case CN_STRUCTURE_REGEX: return emit_regex(s->text, net);
+    case CN_STRUCTURE_REGEX: return emit_form_regex(s->text, net);
     case CN_STRUCTURE_GRAMMAR:
         return strstr(s->text, "::=") ? cn_gbnf_emit(s->text, strlen(s->text), net)
                                       : cn_lark_emit(s->text, strlen(s->text), net);
@@ -157,7 +157,7 @@ static void do_job(const cn_compiler *c, cn_compile_job *job)
     job->error = job->status == CN_OK ? NULL : cn_strdup(cn_last_error());
 }
 
-static void *thread_main(void *arg)
+static void *form_thread_main(void *arg)
 {
     cn_compiler *c = arg;
     pthread_mutex_lock(&c->lock);
@@ -183,7 +183,7 @@ static bool try_start(cn_compiler *c)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = pthread_create(&c->thread, NULL, thread_main, c) == 0;
+    const bool started = pthread_create(&c->thread, NULL, form_thread_main, c) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
 }

@@ -62,7 +62,7 @@ static cn_status parse_class(cn_productions *p, uint32_t *out)
 
 static cn_status parse_gbnf_either(cn_productions *p, uint32_t depth, uint32_t *out);
 
-static cn_status parse_group(cn_productions *p, uint32_t depth, uint32_t *out)
+static cn_status parse_gbnf_group(cn_productions *p, uint32_t depth, uint32_t *out)
 {
     const char *begin = p->at++;
     if (depth == CN_GRAMMAR_MAX_GROUPS)
@@ -74,14 +74,14 @@ static cn_status parse_group(cn_productions *p, uint32_t depth, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status parse_atom(cn_productions *p, uint32_t depth, uint32_t *out)
+static cn_status parse_gbnf_atom(cn_productions *p, uint32_t depth, uint32_t *out)
 {
     cn_charset all = {.n = 0};
     uint32_t production;
     switch (*p->at) {
     case '"': return cn_productions_literal(p, out);
     case '[': return parse_class(p, out);
-    case '(': return parse_group(p, depth, out);
+    case '(': return parse_gbnf_group(p, depth, out);
     case '.':
         p->at++;
         cn_charset_try_add(&all, 0, CN_LAST_CHAR);
@@ -98,7 +98,7 @@ static cn_status parse_atom(cn_productions *p, uint32_t depth, uint32_t *out)
 }
 
 /* {m}, {m,}, {,n} or {m,n} */
-static cn_status parse_counts(cn_productions *p, uint32_t *least, uint32_t *most)
+static cn_status parse_gbnf_counts(cn_productions *p, uint32_t *least, uint32_t *most)
 {
     p->at = skip(p->at + 1, p->end);
     *least = 0;
@@ -116,9 +116,9 @@ static cn_status parse_counts(cn_productions *p, uint32_t *least, uint32_t *most
     return CN_OK;
 }
 
-static cn_status parse_repeat(cn_productions *p, uint32_t depth, uint32_t *out)
+static cn_status parse_gbnf_repeat(cn_productions *p, uint32_t depth, uint32_t *out)
 {
-    CN_TRY(parse_atom(p, depth, out));
+    CN_TRY(parse_gbnf_atom(p, depth, out));
     for (uint32_t n = 0;; n++) {
         uint32_t least = 0, most = UINT32_MAX;
         p->at = skip(p->at, p->end);
@@ -126,7 +126,7 @@ static cn_status parse_repeat(cn_productions *p, uint32_t depth, uint32_t *out)
         case '*': p->at++; break;
         case '+': p->at++, least = 1; break;
         case '?': p->at++, most = 1; break;
-        case '{': CN_TRY(parse_counts(p, &least, &most)); break;
+        case '{': CN_TRY(parse_gbnf_counts(p, &least, &most)); break;
         default: return CN_OK;
         }
         CN_TRY(cn_productions_check_marks(p, n));
@@ -134,13 +134,13 @@ static cn_status parse_repeat(cn_productions *p, uint32_t depth, uint32_t *out)
     }
 }
 
-static cn_status parse_then(cn_productions *p, uint32_t depth, uint32_t *out)
+static cn_status parse_gbnf_then(cn_productions *p, uint32_t depth, uint32_t *out)
 {
     CN_TRY(cn_item_new(p, (cn_item){.kind = CN_ITEM_THEN}, out));
     p->at = skip(p->at, p->end);
     while (p->at < p->end && *p->at != '|' && *p->at != ')' && !definition(p)) {
         uint32_t next;
-        CN_TRY(parse_repeat(p, depth, &next));
+        CN_TRY(parse_gbnf_repeat(p, depth, &next));
         cn_item_add(p, *out, next);
     }
     return CN_OK;
@@ -151,7 +151,7 @@ static cn_status parse_gbnf_either(cn_productions *p, uint32_t depth, uint32_t *
     CN_TRY(cn_item_new(p, (cn_item){.kind = CN_ITEM_EITHER}, out));
     for (bool more = true; more;) {
         uint32_t next;
-        CN_TRY(parse_then(p, depth, &next));
+        CN_TRY(parse_gbnf_then(p, depth, &next));
         cn_item_add(p, *out, next);
         more = is_at(p, '|');
         p->at += more;

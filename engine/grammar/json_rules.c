@@ -46,7 +46,7 @@ static uint32_t surrogate(cn_net *n, uint32_t from, const char *digits, const ch
 }
 
 /* One character of a string, as it is or escaped. */
-static void add_character(cn_net *n, cn_net_rule r)
+static void add_json_character(cn_net *n, cn_net_rule r)
 {
     static const char escapes[] = "\"\\/bfnrt";
     cn_charset plain = {.n = 0};
@@ -76,7 +76,7 @@ static void add_character(cn_net *n, cn_net_rule r)
     cn_net_empty(n, surrogate(n, low, "", "cf"), r.end);
 }
 
-static void add_string(cn_net *n, cn_net_rule r, uint32_t character)
+static void add_json_string(cn_net *n, cn_net_rule r, uint32_t character)
 {
     const uint32_t open = cn_net_text(n, r.start, "\"", 1);
     cn_net_call(n, open, open, character);
@@ -309,7 +309,7 @@ static void add_object(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
     cn_net_byte(n, cn_json_space(n, r, behind), rule.end, '}', '}');
 }
 
-static void add_value(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
+static void add_json_value(cn_net *n, cn_net_rule rule, const cn_json_rules *r)
 {
     static const char *const words[] = {"true", "false", "null"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -334,13 +334,13 @@ cn_status cn_json_rules_add(cn_net *n, const char *whitespace, cn_json_rules *ou
     };
     CN_TRY(n->status);
     CN_TRY(add_space(n, whitespace, out));
-    add_character(n, n->rules[out->character]);
-    add_string(n, n->rules[out->any_string], out->character);
+    add_json_character(n, n->rules[out->character]);
+    add_json_string(n, n->rules[out->any_string], out->character);
     add_fraction(n, n->rules[out->fraction]);
     add_number(n, n->rules[out->number], out->fraction);
     cn_json_integer_range(n, n->rules[out->integer].start, n->rules[out->integer].end,
                           -CN_JSON_LARGEST, CN_JSON_LARGEST);
-    add_value(n, n->rules[out->any_value], out);
+    add_json_value(n, n->rules[out->any_value], out);
     add_object(n, n->rules[out->any_object], out);
     add_array(n, n->rules[out->any_array], out);
     return n->status;

@@ -51,7 +51,7 @@ typedef struct parser {
 /* ---- scanning ---- */
 
 /* Leaves out white space, line breaks and comments. */
-static const char *skip(const char *at, const char *end)
+static const char *skip_lark(const char *at, const char *end)
 {
     while (at < end) {
         const bool comment = *at == '#' || (end - at >= 2 && at[0] == '/' && at[1] == '/');
@@ -62,8 +62,8 @@ static const char *skip(const char *at, const char *end)
     return at;
 }
 
-static void skip_blank(parser *l) { l->p.at = skip(l->p.at, l->p.end); }
-static bool is_at(const parser *l, char c) { return l->p.at < l->p.end && *l->p.at == c; }
+static void skip_blank(parser *l) { l->p.at = skip_lark(l->p.at, l->p.end); }
+static bool is_lark_at(const parser *l, char c) { return l->p.at < l->p.end && *l->p.at == c; }
 
 static bool try_take(parser *l, const char *word)
 {
@@ -94,7 +94,7 @@ static bool try_definition(parser *l, const char **name, size_t *len)
     at += *len;
     if (*len > 0 && end - at >= 2 && *at == '.' && at[1] != '.')
         at += 1 + cn_productions_name(at + 1, end, "-");
-    at = skip(skip_attributes(at, end), end);
+    at = skip_lark(skip_attributes(at, end), end);
     if (*len == 0 || at == end || *at != ':') return false;
     l->p.at = at + 1;
     return true;
@@ -122,7 +122,7 @@ static cn_status parse_range(parser *l, uint32_t low, uint32_t *out)
     cn_productions *p = &l->p;
     uint32_t high, bounds[2];
     const char *at = p->at;
-    if (!is_at(l, '"')) return cn_productions_wrong(p, at, "expected a literal after ..");
+    if (!is_lark_at(l, '"')) return cn_productions_wrong(p, at, "expected a literal after ..");
     CN_TRY(cn_productions_literal(p, &high));
     for (int i = 0; i < 2; i++) {
         const cn_item *text = &p->items[i ? high : low];
@@ -162,7 +162,7 @@ static cn_status add_other_case(cn_buf *out, char lo, char hi)
 }
 
 /* Bytes of the character, escape or range that begins at `at`. */
-static size_t unit_bytes(const char *at, size_t left, bool in_class)
+static size_t lark_unit_bytes(const char *at, size_t left, bool in_class)
 {
     size_t n = 1;
     if (*at == '\\') n = left > 1 && at[1] == 'x' ? 4 : left > 1 && at[1] == 'u' ? 6 : 2;
@@ -176,7 +176,7 @@ static cn_status add_regex(cn_buf *out, const char *at, const char *end, bool an
 {
     bool in_class = false;
     while (at < end) {
-        const size_t n = unit_bytes(at, (size_t)(end - at), in_class);
+        const size_t n = lark_unit_bytes(at, (size_t)(end - at), in_class);
         const bool escape = *at == '\\';
         if (!in_class && *at == '.' && dot_all)
             CN_TRY(cn_buf_add(out, "[^]", 3));
@@ -218,7 +218,8 @@ static cn_status parse_regex(parser *l, uint32_t *out)
     bool any_case = false, dot_all = false;
     while (p->at < p->end && *p->at != '/' && *p->at != '\n')
         p->at += *p->at == '\\' && p->end - p->at > 1 ? 2 : 1;
-    if (!is_at(l, '/')) return cn_productions_wrong(p, slash, "the expression has no closing /");
+    if (!is_lark_at(l, '/'))
+        return cn_productions_wrong(p, slash, "the expression has no closing /");
     const char *end = p->at++;
     for (; p->at < p->end && *p->at && strchr("imslux", *p->at); p->at++) {
         any_case |= *p->at == 'i';
@@ -242,7 +243,7 @@ static cn_status parse_regex(parser *l, uint32_t *out)
 
 static cn_status parse_lark_either(parser *l, uint32_t depth, uint32_t *out);
 
-static cn_status parse_group(parser *l, uint32_t depth, uint32_t *out)
+static cn_status parse_lark_group(parser *l, uint32_t depth, uint32_t *out)
 {
     cn_productions *p = &l->p;
     const char *begin = p->at++;
@@ -251,13 +252,13 @@ static cn_status parse_group(parser *l, uint32_t depth, uint32_t *out)
         return cn_productions_wrong(p, begin, "expected at most %d groups inside one another",
                                     CN_GRAMMAR_MAX_GROUPS);
     CN_TRY(parse_lark_either(l, depth + 1, out));
-    if (!is_at(l, close))
+    if (!is_lark_at(l, close))
         return cn_productions_wrong(p, begin, "the group has no closing %c", close);
     p->at++;
     return close == ']' ? cn_item_repeat(p, *out, 0, 1, out) : CN_OK;
 }
 
-static cn_status parse_name(parser *l, uint32_t *out)
+static cn_status parse_lark_name(parser *l, uint32_t *out)
 {
     cn_productions *p = &l->p;
     uint32_t production;
@@ -276,21 +277,21 @@ static cn_status parse_name(parser *l, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status parse_atom(parser *l, uint32_t depth, uint32_t *out)
+static cn_status parse_lark_atom(parser *l, uint32_t depth, uint32_t *out)
 {
     switch (*l->p.at) {
     case '(':
-    case '[': return parse_group(l, depth, out);
+    case '[': return parse_lark_group(l, depth, out);
     case '"': CN_TRY(parse_literal(l, out)); break;
     case '/': CN_TRY(parse_regex(l, out)); break;
-    default: return parse_name(l, out);
+    default: return parse_lark_name(l, out);
     }
     l->p.items[*out].token = l->in_rule;
     return CN_OK;
 }
 
 /* n or n..m, after the ~. */
-static cn_status parse_counts(parser *l, uint32_t *least, uint32_t *most)
+static cn_status parse_lark_counts(parser *l, uint32_t *least, uint32_t *most)
 {
     skip_blank(l);
     CN_TRY(cn_productions_number(&l->p, least));
@@ -303,18 +304,18 @@ static cn_status parse_braces(parser *l, uint32_t *least, uint32_t *most)
 {
     l->p.at++;
     *least = 0;
-    if (!is_at(l, ',')) CN_TRY(cn_productions_number(&l->p, least));
+    if (!is_lark_at(l, ',')) CN_TRY(cn_productions_number(&l->p, least));
     *most = *least;
     if (try_take(l, ",")) {
         *most = UINT32_MAX;
-        if (!is_at(l, '}')) CN_TRY(cn_productions_number(&l->p, most));
+        if (!is_lark_at(l, '}')) CN_TRY(cn_productions_number(&l->p, most));
     }
     return try_take(l, "}") ? CN_OK : cn_productions_wrong(&l->p, l->p.at, "expected }");
 }
 
-static cn_status parse_repeat(parser *l, uint32_t depth, uint32_t *out)
+static cn_status parse_lark_repeat(parser *l, uint32_t depth, uint32_t *out)
 {
-    CN_TRY(parse_atom(l, depth, out));
+    CN_TRY(parse_lark_atom(l, depth, out));
     for (uint32_t n = 0;; n++) {
         uint32_t least = 0, most = UINT32_MAX;
         skip_blank(l);
@@ -325,7 +326,7 @@ static cn_status parse_repeat(parser *l, uint32_t depth, uint32_t *out)
         case '{': CN_TRY(parse_braces(l, &least, &most)); break;
         case '~':
             l->p.at++;
-            CN_TRY(parse_counts(l, &least, &most));
+            CN_TRY(parse_lark_counts(l, &least, &most));
             break;
         default: return CN_OK;
         }
@@ -334,12 +335,12 @@ static cn_status parse_repeat(parser *l, uint32_t depth, uint32_t *out)
     }
 }
 
-static cn_status parse_then(parser *l, uint32_t depth, uint32_t *out)
+static cn_status parse_lark_then(parser *l, uint32_t depth, uint32_t *out)
 {
     CN_TRY(cn_item_new(&l->p, (cn_item){.kind = CN_ITEM_THEN}, out));
     for (skip_blank(l); l->p.at < l->p.end && !strchr("|)]%-", *l->p.at) && !is_definition(l);) {
         uint32_t next;
-        CN_TRY(parse_repeat(l, depth, &next));
+        CN_TRY(parse_lark_repeat(l, depth, &next));
         cn_item_add(&l->p, *out, next);
     }
     if (!try_take(l, "->")) return CN_OK;
@@ -354,7 +355,7 @@ static cn_status parse_lark_either(parser *l, uint32_t depth, uint32_t *out)
     CN_TRY(cn_item_new(&l->p, (cn_item){.kind = CN_ITEM_EITHER}, out));
     for (bool more = true; more;) {
         uint32_t next;
-        CN_TRY(parse_then(l, depth, &next));
+        CN_TRY(parse_lark_then(l, depth, &next));
         cn_item_add(&l->p, *out, next);
         more = try_take(l, "|");
     }
@@ -388,7 +389,7 @@ static cn_status define_common(parser *l, const char *terminal, size_t len, cons
 }
 
 /* A name here, with its length; refused if there is none. */
-static cn_status take_name(parser *l, const char **name, size_t *len)
+static cn_status take_lark_name(parser *l, const char **name, size_t *len)
 {
     skip_blank(l);
     *name = l->p.at;
@@ -407,17 +408,17 @@ static cn_status parse_import(parser *l)
     if (!try_take(l, "common"))
         return cn_productions_wrong(&l->p, module, "%%import: only common is supported");
     if (try_take(l, ".")) {
-        CN_TRY(take_name(l, &name, &len));
+        CN_TRY(take_lark_name(l, &name, &len));
         as = name, as_len = len;
         skip_blank(l);
-        if (try_take(l, "->")) CN_TRY(take_name(l, &as, &as_len));
+        if (try_take(l, "->")) CN_TRY(take_lark_name(l, &as, &as_len));
         return define_common(l, name, len, as, as_len);
     }
     skip_blank(l);
     if (!try_take(l, "("))
         return cn_productions_wrong(&l->p, l->p.at, "%%import: expected common.NAME");
     do {
-        CN_TRY(take_name(l, &name, &len));
+        CN_TRY(take_lark_name(l, &name, &len));
         CN_TRY(define_common(l, name, len, name, len));
         skip_blank(l);
     } while (try_take(l, ","));
@@ -464,7 +465,7 @@ static cn_status check_attributes(const parser *l, const char *at)
 {
     const char *end = skip_attributes(at, l->p.end);
     while (at < end && at + 1 < end) {
-        const char *name = skip(at + 1, end);
+        const char *name = skip_lark(at + 1, end);
         const size_t n = name_at(name, end);
         const bool known = (n == 7 && memcmp(name, "capture", n) == 0) ||
                            (n == 11 && memcmp(name, "temperature", n) == 0);
@@ -511,7 +512,7 @@ static cn_status define_ignored(parser *l)
     return cn_production_define(p, p->ignore, p->begin, either);
 }
 
-static cn_status parse_all(parser *l)
+static cn_status parse_lark_all(parser *l)
 {
     for (skip_blank(l); l->p.at < l->p.end; skip_blank(l))
         CN_TRY(*l->p.at == '%' ? parse_directive(l) : parse_definition(l));
@@ -522,7 +523,7 @@ cn_status cn_lark_emit(const char *text, size_t len, cn_net *net)
 {
     parser l = {.ignored = 0};
     cn_status status = cn_productions_begin(&l.p, text, len, net);
-    if (status == CN_OK) status = parse_all(&l);
+    if (status == CN_OK) status = parse_lark_all(&l);
     if (status == CN_OK) status = cn_productions_emit(&l.p, "start");
     cn_productions_free(&l.p);
     return status;

@@ -53,7 +53,7 @@ cn_status cn_productions_wrong(const cn_productions *p, const char *at, const ch
 
 /* ---- items ---- */
 
-static cn_status make_room(void **array, uint32_t n, uint32_t *cap, size_t size)
+static cn_status make_rule_room(void **array, uint32_t n, uint32_t *cap, size_t size)
 {
     if (n < *cap) return CN_OK;
     const uint32_t grown = *cap ? 2 * *cap : FIRST_CAPACITY;
@@ -66,7 +66,7 @@ static cn_status make_room(void **array, uint32_t n, uint32_t *cap, size_t size)
 
 cn_status cn_item_new(cn_productions *p, cn_item item, uint32_t *out)
 {
-    CN_TRY(make_room((void **)&p->items, p->n_items, &p->cap_items, sizeof *p->items));
+    CN_TRY(make_rule_room((void **)&p->items, p->n_items, &p->cap_items, sizeof *p->items));
     item.at = p->at;
     p->items[p->n_items] = item;
     *out = p->n_items++;
@@ -87,7 +87,7 @@ void cn_item_add(cn_productions *p, uint32_t parent, uint32_t child)
 cn_status cn_item_set(cn_productions *p, cn_charset *set, uint32_t *out)
 {
     if (set->n == 0) return cn_productions_wrong(p, p->at, "expected a class with a character");
-    CN_TRY(make_room((void **)&p->sets, p->n_sets, &p->cap_sets, sizeof *p->sets));
+    CN_TRY(make_rule_room((void **)&p->sets, p->n_sets, &p->cap_sets, sizeof *p->sets));
     p->sets[p->n_sets] = *set;
     return cn_item_new(p, (cn_item){.kind = CN_ITEM_SET, .value = p->n_sets++}, out);
 }
@@ -117,13 +117,13 @@ cn_status cn_production_find(cn_productions *p, const char *name, size_t len, ui
         *out = i;
         if (p->list[i].len == len && memcmp(p->list[i].name, name, len) == 0) return CN_OK;
     }
-    CN_TRY(make_room((void **)&p->list, p->n, &p->cap, sizeof *p->list));
+    CN_TRY(make_rule_room((void **)&p->list, p->n, &p->cap, sizeof *p->list));
     p->list[p->n] = (cn_production){.name = name, .len = (uint32_t)len};
     *out = p->n++;
     return CN_OK;
 }
 
-static int shown(uint32_t len) { return (int)cn_min_u32(len, SHOWN_NAME); }
+static int shown_rule(uint32_t len) { return (int)cn_min_u32(len, SHOWN_NAME); }
 
 /* Whether an alternative begins with the production. */
 static bool begins_with(const cn_productions *p, uint32_t alternative, uint32_t production)
@@ -164,7 +164,7 @@ cn_status cn_production_define(cn_productions *p, uint32_t production, const cha
     cn_production *of = &p->list[production];
     if (of->item)
         return cn_productions_wrong(p, name, "rule %.*s: expected one definition, got two",
-                                    shown(of->len), of->name);
+                                    shown_rule(of->len), of->name);
     of->name = name;
     of->item = item;
     return CN_OK;
@@ -194,7 +194,7 @@ cn_status cn_productions_number(cn_productions *p, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status read_hex(cn_productions *p, int digits, uint32_t *out)
+static cn_status read_rule_hex(cn_productions *p, int digits, uint32_t *out)
 {
     static const char all[] = "0123456789abcdef";
     *out = 0;
@@ -215,7 +215,7 @@ cn_status cn_productions_escape(cn_productions *p, uint32_t *out)
     const char c = *p->at;
     if (c == 'x' || c == 'u' || c == 'U') {
         p->at++;
-        return read_hex(p, c == 'x' ? 2 : c == 'u' ? 4 : 8, out);
+        return read_rule_hex(p, c == 'x' ? 2 : c == 'u' ? 4 : 8, out);
     }
     if (c && strchr(from, c)) {
         *out = (uint8_t)to[strchr(from, c) - from];
@@ -324,16 +324,16 @@ static cn_status expect_property(cn_productions *p, property what, const char *e
     for (uint32_t i = 0; i < p->n && p->net->status == CN_OK; i++)
         at = find_lacking(p, p->list[at].item, what);
     CN_TRY(p->net->status);
-    return cn_productions_wrong(p, p->list[at].name, "rule %.*s %s", shown(p->list[at].len),
+    return cn_productions_wrong(p, p->list[at].name, "rule %.*s %s", shown_rule(p->list[at].len),
                                 p->list[at].name, expected);
 }
 
-static cn_status check(cn_productions *p)
+static cn_status check_rule(cn_productions *p)
 {
     for (uint32_t i = 0; i < p->n; i++)
         if (!p->list[i].item)
             return cn_productions_wrong(p, p->list[i].name, "rule %.*s is not defined",
-                                        shown(p->list[i].len), p->list[i].name);
+                                        shown_rule(p->list[i].len), p->list[i].name);
     CN_TRY(expect_property(p, ENDS, "never ends: expected an alternative without it"));
     CN_TRY(find_property(p, EMPTY));
     return expect_property(p, SETTLES,
@@ -356,7 +356,7 @@ static uint32_t rule_of(cn_productions *p, uint32_t production)
 
 static void emit_item(cn_productions *p, uint32_t item, uint32_t from, uint32_t to);
 
-static void emit_text(const cn_productions *p, const cn_item *it, uint32_t from, uint32_t to)
+static void emit_rule_text(const cn_productions *p, const cn_item *it, uint32_t from, uint32_t to)
 {
     if (it->len == 0) cn_net_empty(p->net, from, to);
     for (uint32_t i = 0; i < it->len && p->net->status == CN_OK; i++) {
@@ -385,7 +385,7 @@ static void emit_set(cn_productions *p, cn_item *it, uint32_t from, uint32_t to)
     cn_net_call(p->net, from, to, it->rule);
 }
 
-static void emit_counted(cn_productions *p, cn_item *it, uint32_t from, uint32_t to)
+static void emit_rule_counted(cn_productions *p, cn_item *it, uint32_t from, uint32_t to)
 {
     it->rule = cn_net_rule_new(p->net);
     if (p->net->status != CN_OK) return;
@@ -399,7 +399,7 @@ static void emit_counted(cn_productions *p, cn_item *it, uint32_t from, uint32_t
 static void emit_repeat(cn_productions *p, cn_item *it, uint32_t from, uint32_t to)
 {
     if (it->least > 1 || (it->most > 1 && it->most != UINT32_MAX)) {
-        emit_counted(p, it, from, to);
+        emit_rule_counted(p, it, from, to);
         return;
     }
     if (it->most > 1) {
@@ -414,7 +414,7 @@ static void emit_repeat(cn_productions *p, cn_item *it, uint32_t from, uint32_t 
     if (it->least == 0) cn_net_empty(p->net, from, to);
 }
 
-static void emit_regex(cn_productions *p, const cn_item *it, uint32_t from, uint32_t to)
+static void emit_rule_regex(cn_productions *p, const cn_item *it, uint32_t from, uint32_t to)
 {
     const char *at = it->at;
     const cn_status status =
@@ -436,9 +436,9 @@ static void emit_item(cn_productions *p, uint32_t item, uint32_t from, uint32_t 
         to = after;
     }
     switch (it->kind) {
-    case CN_ITEM_TEXT: emit_text(p, it, from, to); break;
+    case CN_ITEM_TEXT: emit_rule_text(p, it, from, to); break;
     case CN_ITEM_SET: emit_set(p, it, from, to); break;
-    case CN_ITEM_REGEX: emit_regex(p, it, from, to); break;
+    case CN_ITEM_REGEX: emit_rule_regex(p, it, from, to); break;
     case CN_ITEM_RULE: cn_net_call(net, from, to, rule_of(p, it->value)); break;
     case CN_ITEM_REPEAT: emit_repeat(p, it, from, to); break;
     case CN_ITEM_EITHER:
@@ -462,7 +462,7 @@ cn_status cn_productions_emit(cn_productions *p, const char *root)
                              memcmp(p->list[start].name, root, strlen(root)) == 0))
         start++;
     if (start == p->n) return cn_productions_wrong(p, p->end, "expected a rule %s, got none", root);
-    CN_TRY(check(p));
+    CN_TRY(check_rule(p));
     p->made = cn_calloc(p->n, sizeof *p->made);
     if (!p->made) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
     rule_of(p, start);

@@ -38,7 +38,7 @@ static cn_status wrong(const parser *p, const char *what)
                    what);
 }
 
-static cn_status new_item(parser *p, item value, uint32_t *out)
+static cn_status new_regex_item(parser *p, item value, uint32_t *out)
 {
     if (p->n_items == p->cap_items) {
         const uint32_t cap = p->cap_items ? 2 * p->cap_items : 32;
@@ -68,7 +68,7 @@ static cn_status new_set(parser *p, const cn_charset *set, uint32_t *out)
         if (p->sets[p->n_sets].n == 0)
             return wrong(p, "expected spaces, tabs and line breaks only, between values of JSON");
     }
-    return new_item(p, (item){.kind = SET, .set = p->n_sets++}, out);
+    return new_regex_item(p, (item){.kind = SET, .set = p->n_sets++}, out);
 }
 
 /* ---- characters and classes ---- */
@@ -109,7 +109,7 @@ static bool add_named(cn_charset *set, char name, bool wide)
     return true;
 }
 
-static cn_status read_hex(parser *p, int digits, uint32_t *out)
+static cn_status read_regex_hex(parser *p, int digits, uint32_t *out)
 {
     *out = 0;
     for (int i = 0; i < digits; i++, p->at++) {
@@ -134,8 +134,8 @@ static cn_status read_char(parser *p, uint32_t *out)
 
 /* The part of an escape after the backslash. *named: it was a class, which was added to set. wide:
  * as in the parser, but of the set. */
-static cn_status read_escape(parser *p, bool in_class, bool wide, cn_charset *set, bool *named,
-                             uint32_t *out)
+static cn_status read_regex_escape(parser *p, bool in_class, bool wide, cn_charset *set,
+                                   bool *named, uint32_t *out)
 {
     static const char from[] = "nrtfv0", to[] = "\n\r\t\f\v";
     *named = false;
@@ -153,7 +153,7 @@ static cn_status read_escape(parser *p, bool in_class, bool wide, cn_charset *se
     }
     if (c == 'x' || c == 'u') {
         p->at++;
-        CN_TRY(read_hex(p, c == 'x' ? 2 : 4, out));
+        CN_TRY(read_regex_hex(p, c == 'x' ? 2 : 4, out));
         if (*out >= 0xd800 && *out <= 0xdfff) return wrong(p, "a surrogate is not supported");
         return CN_OK;
     }
@@ -167,16 +167,17 @@ static cn_status read_escape(parser *p, bool in_class, bool wide, cn_charset *se
     return read_char(p, out);
 }
 
-static cn_status read_class_char(parser *p, bool wide, cn_charset *set, bool *named, uint32_t *out)
+static cn_status read_regex_class_char(parser *p, bool wide, cn_charset *set, bool *named,
+                                       uint32_t *out)
 {
     *named = false;
     if (*p->at != '\\') return read_char(p, out);
     p->at++;
-    return read_escape(p, true, wide, set, named, out);
+    return read_regex_escape(p, true, wide, set, named, out);
 }
 
 /* Behind the opening bracket. */
-static cn_status parse_class(parser *p, uint32_t *out)
+static cn_status parse_regex_class(parser *p, uint32_t *out)
 {
     cn_charset set = {.n = 0};
     const bool negated = p->at < p->end && *p->at == '^', wide = p->wide != negated;
@@ -185,13 +186,13 @@ static cn_status parse_class(parser *p, uint32_t *out)
     while (p->at < p->end && *p->at != ']') {
         bool named;
         uint32_t lo = 0, hi;
-        CN_TRY(read_class_char(p, wide, &set, &named, &lo));
+        CN_TRY(read_regex_class_char(p, wide, &set, &named, &lo));
         any_named |= named;
         if (named) continue;
         hi = lo;
         if (p->end - p->at >= 2 && p->at[0] == '-' && p->at[1] != ']') {
             p->at++;
-            CN_TRY(read_class_char(p, wide, &set, &named, &hi));
+            CN_TRY(read_regex_class_char(p, wide, &set, &named, &hi));
             if (named || hi < lo) return wrong(p, "expected a range of characters");
         }
         if (!cn_charset_try_add(&set, lo, hi)) return wrong(p, "the class has too many ranges");
@@ -220,7 +221,7 @@ static const char *skip_group_kind(const parser *p)
     return at < p->end && *at == '>' ? at + 1 : NULL;
 }
 
-static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
+static cn_status parse_regex_group(parser *p, uint32_t depth, uint32_t *out)
 {
     if (depth == MAX_GROUPS_INSIDE) return wrong(p, "too many groups inside one another");
     if (p->at < p->end && *p->at == '?') {
@@ -235,14 +236,14 @@ static cn_status parse_group(parser *p, uint32_t depth, uint32_t *out)
     return CN_OK;
 }
 
-static cn_status parse_atom(parser *p, uint32_t depth, uint32_t *out)
+static cn_status parse_regex_atom(parser *p, uint32_t depth, uint32_t *out)
 {
     cn_charset set = {.n = 0};
     uint32_t c = 0;
     bool named = false;
     switch (*p->at) {
-    case '(': p->at++; return parse_group(p, depth, out);
-    case '[': p->at++; return parse_class(p, out);
+    case '(': p->at++; return parse_regex_group(p, depth, out);
+    case '[': p->at++; return parse_regex_class(p, out);
     case '^':
     case '$': return wrong(p, "^ and $ are supported at the ends of the expression only");
     case '*':
@@ -258,7 +259,7 @@ static cn_status parse_atom(parser *p, uint32_t depth, uint32_t *out)
         return new_set(p, &set, out);
     case '\\':
         p->at++;
-        CN_TRY(read_escape(p, false, p->wide, &set, &named, &c));
+        CN_TRY(read_regex_escape(p, false, p->wide, &set, &named, &c));
         break;
     default: CN_TRY(read_char(p, &c)); break;
     }
@@ -267,7 +268,7 @@ static cn_status parse_atom(parser *p, uint32_t depth, uint32_t *out)
     return new_set(p, &set, out);
 }
 
-static cn_status read_count(parser *p, uint32_t *out)
+static cn_status read_regex_count(parser *p, uint32_t *out)
 {
     if (p->at == p->end || *p->at < '0' || *p->at > '9') return wrong(p, "expected a number");
     *out = 0;
@@ -279,23 +280,23 @@ static cn_status read_count(parser *p, uint32_t *out)
 }
 
 /* {least}, {least,} or {least,most}, after the brace. */
-static cn_status parse_counts(parser *p, item *repeat)
+static cn_status parse_regex_counts(parser *p, item *repeat)
 {
-    CN_TRY(read_count(p, &repeat->least));
+    CN_TRY(read_regex_count(p, &repeat->least));
     repeat->most = repeat->least;
     if (p->at < p->end && *p->at == ',') {
         p->at++;
         repeat->most = UINT32_MAX;
-        if (p->at < p->end && *p->at != '}') CN_TRY(read_count(p, &repeat->most));
+        if (p->at < p->end && *p->at != '}') CN_TRY(read_regex_count(p, &repeat->most));
     }
     if (p->at == p->end || *p->at != '}') return wrong(p, "expected }");
     p->at++;
     return repeat->most >= repeat->least ? CN_OK : wrong(p, "the repetition's bounds are swapped");
 }
 
-static cn_status parse_repeat(parser *p, uint32_t depth, uint32_t *out)
+static cn_status parse_regex_repeat(parser *p, uint32_t depth, uint32_t *out)
 {
-    CN_TRY(parse_atom(p, depth, out));
+    CN_TRY(parse_regex_atom(p, depth, out));
     for (bool first = true; p->at < p->end; first = false) {
         item repeat = {.kind = REPEAT, .a = *out, .most = UINT32_MAX};
         switch (*p->at) {
@@ -307,20 +308,20 @@ static cn_status parse_repeat(parser *p, uint32_t depth, uint32_t *out)
         }
         if (!first) return wrong(p, "this repetition is not supported");
         const bool counted = *p->at++ == '{';
-        if (counted) CN_TRY(parse_counts(p, &repeat));
+        if (counted) CN_TRY(parse_regex_counts(p, &repeat));
         if (p->at < p->end && *p->at == '?') p->at++; /* lazy: the same texts match */
-        CN_TRY(new_item(p, repeat, out));
+        CN_TRY(new_regex_item(p, repeat, out));
     }
     return CN_OK;
 }
 
 /* At the top, ^ and $ at the ends of an alternative are its anchors. */
-static cn_status parse_then(parser *p, uint32_t depth, uint32_t *out)
+static cn_status parse_regex_then(parser *p, uint32_t depth, uint32_t *out)
 {
     const bool top = depth == 0;
     bool begins = false, ends = false;
     if (top && p->at < p->end && *p->at == '^') begins = true, p->at++;
-    CN_TRY(new_item(p, (item){.kind = EMPTY}, out));
+    CN_TRY(new_regex_item(p, (item){.kind = EMPTY}, out));
     while (p->at < p->end && *p->at != '|' && *p->at != ')') {
         if (top && *p->at == '$' && (p->at + 1 == p->end || p->at[1] == '|')) {
             ends = true;
@@ -328,35 +329,35 @@ static cn_status parse_then(parser *p, uint32_t depth, uint32_t *out)
             break;
         }
         uint32_t next;
-        CN_TRY(parse_repeat(p, depth, &next));
-        CN_TRY(new_item(p, (item){.kind = THEN, .a = *out, .b = next}, out));
+        CN_TRY(parse_regex_repeat(p, depth, &next));
+        CN_TRY(new_regex_item(p, (item){.kind = THEN, .a = *out, .b = next}, out));
     }
     if (!top || !p->anywhere || (begins && ends)) return CN_OK;
     if (p->any == NO_ITEM) {
         cn_charset all = {.n = 0};
         cn_charset_try_add(&all, 0, CN_LAST_CHAR);
         CN_TRY(new_set(p, &all, &p->any));
-        CN_TRY(new_item(p, (item){.kind = REPEAT, .a = p->any, .most = UINT32_MAX}, &p->any));
+        CN_TRY(new_regex_item(p, (item){.kind = REPEAT, .a = p->any, .most = UINT32_MAX}, &p->any));
     }
-    if (!begins) CN_TRY(new_item(p, (item){.kind = THEN, .a = p->any, .b = *out}, out));
-    return ends ? CN_OK : new_item(p, (item){.kind = THEN, .a = *out, .b = p->any}, out);
+    if (!begins) CN_TRY(new_regex_item(p, (item){.kind = THEN, .a = p->any, .b = *out}, out));
+    return ends ? CN_OK : new_regex_item(p, (item){.kind = THEN, .a = *out, .b = p->any}, out);
 }
 
 static cn_status parse_regex_either(parser *p, uint32_t depth, uint32_t *out)
 {
-    CN_TRY(parse_then(p, depth, out));
+    CN_TRY(parse_regex_then(p, depth, out));
     while (p->at < p->end && *p->at == '|') {
         uint32_t next;
         p->at++;
-        CN_TRY(parse_then(p, depth, &next));
-        CN_TRY(new_item(p, (item){.kind = EITHER, .a = *out, .b = next}, out));
+        CN_TRY(parse_regex_then(p, depth, &next));
+        CN_TRY(new_regex_item(p, (item){.kind = EITHER, .a = *out, .b = next}, out));
     }
     return CN_OK;
 }
 
 /* ---- emission ---- */
 
-static void emit_set(parser *p, item *set, uint32_t from, uint32_t to)
+static void emit_regex_set(parser *p, item *set, uint32_t from, uint32_t to)
 {
     const cn_charset *c = &p->sets[set->set];
     const bool ascii = c->n > 0 && c->range[c->n - 1].hi < 0x80;
@@ -375,7 +376,7 @@ static void emit_set(parser *p, item *set, uint32_t from, uint32_t to)
 
 static uint32_t emit_node(parser *p, uint32_t at, uint32_t from);
 
-static uint32_t emit_repeat(parser *p, const item *r, uint32_t from)
+static uint32_t emit_regex_repeat(parser *p, const item *r, uint32_t from)
 {
     cn_net *net = p->net;
     const uint32_t least = r->least, most = r->most, what = r->a;
@@ -408,7 +409,7 @@ static uint32_t emit_node(parser *p, uint32_t at, uint32_t from)
     case EMPTY: break;
     case SET:
         to = cn_net_node_new(p->net);
-        emit_set(p, &p->items[at], from, to);
+        emit_regex_set(p, &p->items[at], from, to);
         break;
     case THEN: to = emit_node(p, it.b, emit_node(p, it.a, from)); break;
     case EITHER: {
@@ -418,7 +419,7 @@ static uint32_t emit_node(parser *p, uint32_t at, uint32_t from)
         cn_net_empty(p->net, b, to);
         break;
     }
-    case REPEAT: to = emit_repeat(p, &it, from); break;
+    case REPEAT: to = emit_regex_repeat(p, &it, from); break;
     }
     if (p->net->status != CN_OK && p->failed_at == 0) p->failed_at = it.offset;
     return to;

@@ -10,7 +10,7 @@ enum { MAX_DEPTH = 8, KEY_STEPS = 32 /* what a key of a value costs */ };
 static bool disjoint(const cn_schema_job *job, json_t *a, json_t *b, uint32_t depth);
 
 /* Follows $ref and an allOf of one schema that stand alone. NULL: nothing to follow, or no end. */
-static json_t *follow(const cn_schema_job *job, json_t *schema)
+static json_t *follow_disjoint(const cn_schema_job *job, json_t *schema)
 {
     for (uint32_t n = 0; n < MAX_DEPTH && schema; n++) {
         json_t *ref = json_object_get(schema, "$ref"), *all = json_object_get(schema, "allOf");
@@ -25,7 +25,7 @@ static json_t *follow(const cn_schema_job *job, json_t *schema)
 }
 
 /* The types that values of a schema may have; an integer is a number. */
-static unsigned types_of(const json_t *schema)
+static unsigned disjoint_types_of(const json_t *schema)
 {
     const unsigned types = cn_schema_types(schema), number = 1U << CN_JSON_NUMBER;
     const unsigned whole = 1U << CN_JSON_INTEGER;
@@ -83,7 +83,7 @@ static bool try_add_values(const cn_schema_job *job, json_t *set, const json_t *
 /* Returns whether no value of a's const or enum, which it has, is valid under b. */
 static bool values_disjoint(const cn_schema_job *job, json_t *a, json_t *b)
 {
-    const unsigned types = types_of(a) & types_of(b);
+    const unsigned types = disjoint_types_of(a) & disjoint_types_of(b);
     json_t *v;
     if (!value_at(b, 0)) {
         for (size_t i = 0; (v = value_at(a, i)) != NULL; i++)
@@ -140,14 +140,14 @@ static json_t *alternatives_of(json_t *schema)
 
 static bool disjoint(const cn_schema_job *job, json_t *a, json_t *b, uint32_t depth)
 {
-    a = follow(job, a);
-    b = follow(job, b);
+    a = follow_disjoint(job, a);
+    b = follow_disjoint(job, b);
     if (json_is_false(a) || json_is_false(b)) return true;
     if (!cn_net_spend(job->net, 1)) return false;
     if (depth == MAX_DEPTH || !json_is_object(a) || !json_is_object(b)) return false;
     if (alternatives_of(a)) return list_disjoint(job, alternatives_of(a), b, depth);
     if (alternatives_of(b)) return list_disjoint(job, alternatives_of(b), a, depth);
-    const unsigned both = types_of(a) & types_of(b);
+    const unsigned both = disjoint_types_of(a) & disjoint_types_of(b);
     if (both == 0) return true;
     if (value_at(a, 0)) return values_disjoint(job, a, b);
     if (value_at(b, 0)) return values_disjoint(job, b, a);
@@ -172,7 +172,8 @@ static bool is_object(const alternative *a)
 /* The constants of a member; NULL: none. */
 static json_t *tag_of(const cn_schema_job *job, const alternative *a, const char *name)
 {
-    json_t *of = follow(job, json_object_get(json_object_get(a->schema, "properties"), name));
+    json_t *of =
+        follow_disjoint(job, json_object_get(json_object_get(a->schema, "properties"), name));
     return is_object(a) && !alternatives_of(of) && value_at(of, 0) ? of : NULL;
 }
 
@@ -186,7 +187,7 @@ static bool mark_tagged(const cn_schema_job *job, alternative *list, size_t n, c
     *complete = true;
     for (size_t i = 0; i < n && apart; i++) {
         const json_t *tag = tag_of(job, &list[i], name);
-        if (tag) apart = try_add_values(job, set, tag, types_of(tag));
+        if (tag) apart = try_add_values(job, set, tag, disjoint_types_of(tag));
         if (!tag) continue;
         cn_net_spend(job->net, json_array_size(json_object_get(list[i].schema, "required")));
         *complete &= cn_schema_requires(list[i].schema, name);
@@ -258,9 +259,9 @@ bool cn_schema_are_disjoint(const cn_schema_job *job, json_t *schemas, const cha
     *a = *b = 0;
     if (!list) return false;
     for (size_t i = 0; i < n; i++) {
-        json_t *schema = follow(job, json_array_get(schemas, i));
+        json_t *schema = follow_disjoint(job, json_array_get(schemas, i));
         list[i] = (alternative){.schema = schema ? schema : json_array_get(schemas, i),
-                                .types = types_of(schema)};
+                                .types = disjoint_types_of(schema)};
     }
     mark_listed(job, list, n);
     *tag = find_tag(job, list, n);

@@ -109,7 +109,7 @@ static const struct keyword *find_keyword(const char *name)
 /* ---- types ---- */
 
 /* The bits of a type's name; 0: no type has it. */
-static unsigned type_of_name(const char *name)
+static unsigned schema_type_of_name(const char *name)
 {
     static const struct {
         const char *name;
@@ -130,8 +130,8 @@ unsigned cn_schema_types(const json_t *schema)
     size_t i;
     json_t *name;
     if (!v) return UINT32_MAX;
-    if (!json_is_array(v)) return type_of_name(json_string_value(v));
-    json_array_foreach((json_t *)v, i, name) types |= type_of_name(json_string_value(name));
+    if (!json_is_array(v)) return schema_type_of_name(json_string_value(v));
+    json_array_foreach((json_t *)v, i, name) types |= schema_type_of_name(json_string_value(name));
     return types;
 }
 
@@ -201,8 +201,9 @@ static cn_status check_types(const cn_schema_job *job, uint32_t part, json_t *v)
     json_t *list = json_is_array(v) ? v : NULL, *name;
     char shown[CN_SCHEMA_SHOWN_BYTES];
     size_t i;
-    json_t *wrong = !list && !type_of_name(json_string_value(v)) ? v : NULL;
-    json_array_foreach(list, i, name) if (!type_of_name(json_string_value(name))) wrong = name;
+    json_t *wrong = !list && !schema_type_of_name(json_string_value(v)) ? v : NULL;
+    json_array_foreach(list, i, name) if (!schema_type_of_name(json_string_value(name))) wrong =
+        name;
     if (!wrong) return CN_OK;
     return cn_schema_wrong(job, part, "type: expected the name of a JSON type, got %s",
                            cn_json_describe(wrong, shown, sizeof shown));
@@ -232,8 +233,8 @@ cn_status cn_schema_check_keywords(const cn_schema_job *job, uint32_t part,
 /* ---- counts ---- */
 
 /* Reads a keyword of one term. *found: it is there. What no text reaches is UINT32_MAX. */
-static cn_status read_count(const cn_schema_job *job, uint32_t part, const json_t *schema,
-                            const char *key, bool *found, uint32_t *out)
+static cn_status read_schema_count(const cn_schema_job *job, uint32_t part, const json_t *schema,
+                                   const char *key, bool *found, uint32_t *out)
 {
     const json_t *v = json_object_get(schema, key);
     const double x = json_number_value(v);
@@ -253,7 +254,7 @@ cn_status cn_schema_least(const cn_schema_job *job, uint32_t part, const char *k
     for (uint32_t i = 0; i < terms->n; i++) {
         bool found;
         uint32_t n = 0;
-        CN_TRY(read_count(job, part, terms->list[i].schema, key, &found, &n));
+        CN_TRY(read_schema_count(job, part, terms->list[i].schema, key, &found, &n));
         if (found) *io = cn_max_u32(*io, n);
     }
     return CN_OK;
@@ -265,7 +266,7 @@ cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *ke
     for (uint32_t i = 0; i < terms->n; i++) {
         bool found;
         uint32_t n = 0;
-        CN_TRY(read_count(job, part, terms->list[i].schema, key, &found, &n));
+        CN_TRY(read_schema_count(job, part, terms->list[i].schema, key, &found, &n));
         if (found) *io = cn_min_u32(*io, n);
     }
     return CN_OK;

@@ -33,7 +33,10 @@ typedef struct finder {
     bool is_closed, is_open;  /* other members are excluded, or asked for */
 } finder;
 
-static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a schema"); }
+static cn_status no_object_memory(void)
+{
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+}
 
 static bool may_drop(const finder *f, cn_status status)
 {
@@ -65,7 +68,7 @@ static cn_status read_required(finder *f, const json_t *schema)
     {
         const char *name = json_string_value(v);
         if (!name) return cn_schema_wrong(f->job, f->part, "required: expected an array of names");
-        if (json_object_set_new(f->required, name, json_null()) != 0) return no_memory();
+        if (json_object_set_new(f->required, name, json_null()) != 0) return no_object_memory();
     }
     return CN_OK;
 }
@@ -153,8 +156,8 @@ static cn_status read_terms(finder *f)
 
 /* ---- values ---- */
 
-static cn_status add_value(finder *f, const char *keyword, const char *name, json_t *schema,
-                           cn_schema_terms *io)
+static cn_status add_object_value(finder *f, const char *keyword, const char *name, json_t *schema,
+                                  cn_schema_terms *io)
 {
     const cn_schema_place place = {f->part, keyword, name, CN_SCHEMA_NO_INDEX};
     return cn_schema_add_terms(f->job, place, schema, io);
@@ -168,22 +171,22 @@ static cn_status add_term_value(finder *f, uint32_t i, const char *name,
     json_t *own = name ? json_object_get(json_object_get(s, "properties"), name) : NULL;
     json_t *others = json_object_get(s, "additionalProperties");
     bool found = own != NULL;
-    if (own) CN_TRY(add_value(f, "properties", name, own, io));
+    if (own) CN_TRY(add_object_value(f, "properties", name, own, io));
     for (uint32_t k = 0; k < f->n_patterns; k++) {
         const name_pattern *p = &f->patterns[k];
         if (!cn_net_spend(f->job->net, name ? strlen(name) : 1)) return f->job->net->status;
         const bool matches = name ? cn_dfa_matches(&p->names, name, strlen(name)) : p == pattern;
         if (p->term != i || !matches) continue;
         found = true;
-        CN_TRY(add_value(f, "patternProperties", p->text, p->schema, io));
+        CN_TRY(add_object_value(f, "patternProperties", p->text, p->schema, io));
     }
     if (!found && others)
-        CN_TRY(add_value(f, "additionalProperties", name && own ? name : NULL, others, io));
+        CN_TRY(add_object_value(f, "additionalProperties", name && own ? name : NULL, others, io));
     return CN_OK;
 }
 
-static cn_status value_rule(finder *f, const char *name, const name_pattern *pattern,
-                            uint32_t *rule)
+static cn_status object_value_rule(finder *f, const char *name, const name_pattern *pattern,
+                                   uint32_t *rule)
 {
     cn_schema_terms terms = {0};
     cn_status status = CN_OK;
@@ -210,24 +213,24 @@ static cn_status add_member(finder *f, const char *name)
     if (m->n == m->cap) {
         const size_t cap = 2 * m->cap + 8;
         cn_schema_member *list = cn_realloc(m->list, cap, sizeof *list);
-        if (!list) return no_memory();
+        if (!list) return no_object_memory();
         m->list = list;
         m->cap = cap;
     }
     uint32_t value;
-    CN_TRY(value_rule(f, name, NULL, &value));
+    CN_TRY(object_value_rule(f, name, NULL, &value));
     const bool required = json_object_get(f->required, name) != NULL;
     if (f->job->never && value == f->job->never && !required) /* it is never there */
-        return json_object_set_new(f->named, name, json_null()) == 0 ? CN_OK : no_memory();
+        return json_object_set_new(f->named, name, json_null()) == 0 ? CN_OK : no_object_memory();
     json_t *string = json_string(name);
     char *text = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
     json_decref(string);
-    if (!text) return no_memory();
+    if (!text) return no_object_memory();
     m->list[m->n++] = (cn_schema_member){text, value, required};
-    return json_object_set_new(f->named, name, json_null()) == 0 ? CN_OK : no_memory();
+    return json_object_set_new(f->named, name, json_null()) == 0 ? CN_OK : no_object_memory();
 }
 
-static cn_status add_named(finder *f)
+static cn_status add_object_named(finder *f)
 {
     const char *name;
     json_t *v;
@@ -253,7 +256,7 @@ static cn_status plain_name_rule(finder *f, uint32_t *rule)
 {
     cn_net_word *names = cn_calloc(json_object_size(f->named) + 1, sizeof *names);
     char **texts = cn_calloc(json_object_size(f->named) + 1, sizeof *texts);
-    cn_status status = names && texts ? CN_OK : no_memory();
+    cn_status status = names && texts ? CN_OK : no_object_memory();
     const char *name;
     json_t *v;
     size_t n = 0;
@@ -266,7 +269,7 @@ static cn_status plain_name_rule(finder *f, uint32_t *rule)
             texts[n] = text;
             names[n++] = (cn_net_word){text + 1, strlen(text) - 2};
         } else if (status == CN_OK) {
-            status = no_memory();
+            status = no_object_memory();
         }
     }
     if (status == CN_OK) status = cn_schema_other_names(f->job, f->part, names, n, rule);
@@ -284,7 +287,7 @@ static cn_status remove_named(finder *f, cn_dfa *io)
     json_t *v;
     size_t n = 0;
     cn_dfa named;
-    if (!words) return no_memory();
+    if (!words) return no_object_memory();
     json_object_foreach(f->named, name, v) words[n++] = (cn_net_word){name, strlen(name)};
     cn_status status = cn_dfa_from_words(&named, words, n, f->job->net);
     if (status == CN_OK) status = cn_dfa_narrow(io, &named, true, f->job->net);
@@ -329,7 +332,7 @@ static cn_status add_group(finder *f, const name_pattern *pattern)
 {
     cn_schema_group g;
     const bool plain = f->n_patterns == 0 && f->any_name;
-    CN_TRY(value_rule(f, NULL, pattern, &g.value));
+    CN_TRY(object_value_rule(f, NULL, pattern, &g.value));
     if (f->job->never && g.value == f->job->never) return CN_OK;
     const cn_status status =
         plain ? plain_name_rule(f, &g.name) : group_name_rule(f, pattern, &g.name);
@@ -364,11 +367,11 @@ static cn_status bound_least(finder *f)
 
 static cn_status find_all(finder *f)
 {
-    if (!f->required || !f->named) return no_memory();
+    if (!f->required || !f->named) return no_object_memory();
     CN_TRY(cn_schema_least(f->job, f->part, "minProperties", &f->out->least));
     CN_TRY(cn_schema_most(f->job, f->part, "maxProperties", &f->out->most));
     CN_TRY(read_terms(f));
-    CN_TRY(add_named(f));
+    CN_TRY(add_object_named(f));
     CN_TRY(add_groups(f));
     return bound_least(f);
 }

@@ -120,7 +120,8 @@ static void emit_members(object_job *o, cn_net_rule rule)
         emit_unlimited(o);
 }
 
-static cn_status emit_counted(cn_schema_job *job, const cn_schema_members *m, cn_net_rule rule)
+static cn_status emit_object_counted(cn_schema_job *job, const cn_schema_members *m,
+                                     cn_net_rule rule)
 {
     uint32_t n_required = 0, n = (uint32_t)m->n;
     for (size_t i = 0; i < m->n; i++) n_required += m->list[i].required;
@@ -144,7 +145,7 @@ cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule r
 {
     cn_schema_members m = {0};
     cn_status status = cn_schema_find_members(job, part, &m);
-    if (status == CN_OK) status = emit_counted(job, &m, rule);
+    if (status == CN_OK) status = emit_object_counted(job, &m, rule);
     cn_schema_members_free(&m);
     return status;
 }

@@ -81,7 +81,7 @@ static cn_status read_conditions(const cn_schema_job *job, uint32_t part, condit
 /* ---- machines ---- */
 
 /* CN_ERR_ARG, after which the condition is left out. */
-static bool may_drop(const cn_schema_job *job, cn_status status)
+static bool may_drop_condition(const cn_schema_job *job, cn_status status)
 {
     return status == CN_ERR_ARG && job->net->status == CN_OK;
 }
@@ -103,7 +103,7 @@ static cn_status combine(const cn_schema_job *job, uint32_t part, conditions *c,
             continue;
         }
         cn_dfa_free(&one);
-        if (may_drop(job, status))
+        if (may_drop_condition(job, status))
             status = cn_schema_drop(job, part, "%s: %s", at->keyword, cn_last_error());
         CN_TRY(status);
     }
@@ -177,7 +177,7 @@ static cn_status emit_machine(cn_schema_job *job, uint32_t part, conditions *c, 
     if (free && is_plain(c)) return emit_one(job, part, &c->list[0], from, to);
     if (!free) {
         const cn_status status = cn_dfa_emit_counted(d, c->least, c->most, job->net, from, to);
-        if (!may_drop(job, status)) return status;
+        if (!may_drop_condition(job, status)) return status;
         CN_TRY(cn_schema_drop(job, part, "a length beside %s: %s", c->list[0].keyword,
                               cn_last_error()));
     }
@@ -220,7 +220,7 @@ cn_status cn_schema_emit_string(cn_schema_job *job, uint32_t part, cn_net_rule r
 /* ---- names ---- */
 
 /* Narrows *io, or begins it. */
-static cn_status join(const cn_schema_job *job, cn_dfa *io, bool *any, cn_dfa *one)
+static cn_status join_schema(const cn_schema_job *job, cn_dfa *io, bool *any, cn_dfa *one)
 {
     if (*any) {
         *io = *one;
@@ -238,7 +238,7 @@ static cn_status join_regex(const cn_schema_job *job, const char *text, bool any
     cn_dfa one;
     if (!text || !*text) return CN_OK;
     CN_TRY(cn_dfa_from_regex(&one, text, strlen(text), anywhere, job->net));
-    return join(job, io, any, &one);
+    return join_schema(job, io, any, &one);
 }
 
 static cn_status join_words(const cn_schema_job *job, const json_t *values, cn_dfa *io, bool *any)
@@ -251,7 +251,7 @@ static cn_status join_words(const cn_schema_job *job, const json_t *values, cn_d
     json_array_foreach((json_t *)values, i, v) if (json_is_string(v)) words[n++] =
         (cn_net_word){json_string_value(v), json_string_length(v)};
     cn_status status = cn_dfa_from_words(&one, words, n, job->net);
-    if (status == CN_OK) status = join(job, io, any, &one);
+    if (status == CN_OK) status = join_schema(job, io, any, &one);
     cn_free(words);
     return status;
 }
@@ -270,7 +270,7 @@ static cn_status join_term(const cn_schema_job *job, const json_t *s, cn_dfa *io
     if (lo < 0 || hi < 0) return cn_fail(CN_ERR_ARG, "expected a length of at least 0");
     CN_TRY(cn_dfa_from_length(&one, lo < UINT32_MAX ? (uint32_t)lo : UINT32_MAX,
                               hi < UINT32_MAX ? (uint32_t)hi : UINT32_MAX, job->net));
-    return join(job, io, any, &one);
+    return join_schema(job, io, any, &one);
 }
 
 cn_status cn_schema_text_dfa(const cn_schema_job *job, const cn_schema_terms *terms, cn_dfa *out,

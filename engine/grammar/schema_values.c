@@ -239,7 +239,7 @@ json_t *cn_schema_values(const cn_schema_job *job, const cn_schema_terms *terms,
 /* ---- emission ---- */
 
 /* The text of a value, with as few digits as give the same doubles. */
-static char *text_of(const json_t *v)
+static char *constant_text_of(const json_t *v)
 {
     for (size_t digits = 15; digits <= 17; digits++) {
         char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
@@ -260,7 +260,7 @@ cn_status cn_schema_emit_values(cn_schema_job *job, const json_t *values, cn_net
     json_t *v;
     json_array_foreach((json_t *)values, i, v)
     {
-        char *text = status == CN_OK ? text_of(v) : NULL;
+        char *text = status == CN_OK ? constant_text_of(v) : NULL;
         if (text)
             words[n++] = (cn_net_word){text, strlen(text)};
         else if (status == CN_OK)

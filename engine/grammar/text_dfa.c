@@ -19,9 +19,12 @@ void cn_dfa_free(cn_dfa *d)
     *d = (cn_dfa){0};
 }
 
-static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a pattern"); }
+static cn_status no_dfa_memory(void)
+{
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a pattern");
+}
 
-static cn_status too_large(void)
+static cn_status dfa_too_large(void)
 {
     return cn_fail(CN_ERR_ARG, "these conditions on one string need more than %d states together",
                    CN_DFA_MAX_STATES);
@@ -31,20 +34,20 @@ static cn_status too_large(void)
 static cn_status spend(cn_net *net, uint64_t begun, uint64_t steps)
 {
     if (!cn_net_spend(net, steps)) return net->status;
-    return net->steps - begun <= CN_DFA_MAX_STEPS ? CN_OK : too_large();
+    return net->steps - begun <= CN_DFA_MAX_STEPS ? CN_OK : dfa_too_large();
 }
 
 /* The states are complete when the next one begins. */
 static cn_status begin_state(cn_dfa *d, bool accepts)
 {
-    if (d->n_states == CN_DFA_MAX_STATES) return too_large();
+    if (d->n_states == CN_DFA_MAX_STATES) return dfa_too_large();
     if (d->n_states + 1 >= d->cap_states) {
         const uint32_t cap = 2 * d->cap_states + 64;
         uint32_t *first = cn_realloc(d->first, cap, sizeof *first);
         if (first) d->first = first;
         bool *accept = cn_realloc(d->accepts, cap, sizeof *accept);
         if (accept) d->accepts = accept;
-        if (!first || !accept) return no_memory();
+        if (!first || !accept) return no_dfa_memory();
         d->cap_states = cap;
     }
     d->first[d->n_states] = d->n_edges;
@@ -54,7 +57,7 @@ static cn_status begin_state(cn_dfa *d, bool accepts)
 }
 
 /* Adds an edge of the last state; edges come in the order of their bytes. */
-static cn_status add_edge(cn_dfa *d, uint8_t lo, uint8_t hi, uint32_t to)
+static cn_status add_dfa_edge(cn_dfa *d, uint8_t lo, uint8_t hi, uint32_t to)
 {
     cn_dfa_edge *last = d->n_edges > d->first[d->n_states - 1] ? &d->edges[d->n_edges - 1] : NULL;
     if (last && last->to == to && last->hi + 1 == lo) {
@@ -65,7 +68,7 @@ static cn_status add_edge(cn_dfa *d, uint8_t lo, uint8_t hi, uint32_t to)
     if (d->n_edges == d->cap_edges) {
         const uint32_t cap = 2 * d->cap_edges + 64;
         cn_dfa_edge *edges = cn_realloc(d->edges, cap, sizeof *edges);
-        if (!edges) return no_memory();
+        if (!edges) return no_dfa_memory();
         d->edges = edges;
         d->cap_edges = cap;
     }
@@ -91,11 +94,11 @@ static cn_status find_alive(const cn_dfa *d, bool *alive, cn_net *net)
 }
 
 /* Removes edges into states from which no text ends, and then those states. */
-static cn_status trim(cn_dfa *d, cn_net *net)
+static cn_status trim_dfa(cn_dfa *d, cn_net *net)
 {
     bool *alive = cn_calloc(d->n_states, sizeof *alive);
     uint32_t *moved = cn_calloc(d->n_states, sizeof *moved);
-    cn_status status = alive && moved ? find_alive(d, alive, net) : no_memory();
+    cn_status status = alive && moved ? find_alive(d, alive, net) : no_dfa_memory();
     uint32_t n = 0, n_edges = 0;
     for (uint32_t i = 0; i < d->n_states && status == CN_OK; i++)
         if (alive[i] || i == 0) moved[i] = n++;
@@ -186,7 +189,7 @@ static cn_status step_set(subsets *s, const uint32_t *set, uint32_t n, uint8_t b
             if (s->n_targets == s->cap_targets) {
                 s->cap_targets = 2 * s->cap_targets + 64;
                 uint32_t *grown = cn_realloc(s->targets, s->cap_targets, sizeof *grown);
-                if (!grown) return no_memory();
+                if (!grown) return no_dfa_memory();
                 s->targets = grown;
             }
             s->targets[s->n_targets++] = edge->to;
@@ -200,7 +203,7 @@ static cn_status expand_set(subsets *s, uint32_t state)
     const uint32_t n = s->index.at[state + 1] - s->index.at[state];
     bool cut[BYTES + 1] = {true}, accepts = false;
     uint32_t *set = cn_calloc(n + 1, sizeof *set);
-    if (!set) return no_memory();
+    if (!set) return no_dfa_memory();
     memcpy(set, s->index.data + s->index.at[state], n * sizeof *set);
     for (uint32_t i = 0; i < n; i++) accepts |= s->nfa->nodes[set[i]].end;
     const uint32_t n_edges = find_cuts(s, set, n, cut);
@@ -212,7 +215,7 @@ static cn_status expand_set(subsets *s, uint32_t state)
         status = spend(s->net, s->begun, n + n_edges);
         if (status == CN_OK) status = step_set(s, set, n, (uint8_t)lo, &to);
         if (status == CN_OK && to != NO_STATE)
-            status = add_edge(s->out, (uint8_t)lo, (uint8_t)(next - 1), to);
+            status = add_dfa_edge(s->out, (uint8_t)lo, (uint8_t)(next - 1), to);
         lo = next;
     }
     cn_free(set);
@@ -227,9 +230,9 @@ cn_status cn_dfa_from_net(cn_dfa *out, const cn_net *nfa, cn_net *net)
     s.set = cn_calloc(nfa->n_nodes, sizeof *s.set);
     s.seen = cn_calloc(nfa->n_nodes, sizeof *s.seen);
     cn_status status =
-        s.set && s.seen ? close_set(&s, &nfa->rules[0].start, 1, &start) : no_memory();
+        s.set && s.seen ? close_set(&s, &nfa->rules[0].start, 1, &start) : no_dfa_memory();
     for (uint32_t i = 0; i < s.index.n && status == CN_OK; i++) status = expand_set(&s, i);
-    if (status == CN_OK) status = trim(out, net);
+    if (status == CN_OK) status = trim_dfa(out, net);
     if (status != CN_OK) cn_dfa_free(out);
     cn_key_index_free(&s.index);
     cn_free(s.set);
@@ -272,7 +275,7 @@ cn_status cn_dfa_from_length(cn_dfa *out, uint32_t least, uint32_t most, cn_net 
     const uint32_t n = most == UINT32_MAX ? least : most;
     cn_net scratch;
     *out = (cn_dfa){0};
-    if (n > CN_DFA_MAX_STATES / 4) return too_large(); /* a character has up to 4 bytes */
+    if (n > CN_DFA_MAX_STATES / 4) return dfa_too_large(); /* a character has up to 4 bytes */
     cn_status status = begin_scratch(&scratch, net);
     uint32_t at = status == CN_OK ? scratch.rules[0].start : 0;
     for (uint32_t i = 0; i < n && status == CN_OK; i++) {
@@ -336,7 +339,7 @@ static cn_status expand_pair(pairs *p, uint32_t i)
             CN_TRY(spend(p->net, p->begun, 8 + edges_of_b));
             if (other || p->minus) {
                 CN_TRY(cn_key_index_number(&p->index, next, 2, &to));
-                CN_TRY(add_edge(p->out, (uint8_t)lo, (uint8_t)last, to));
+                CN_TRY(add_dfa_edge(p->out, (uint8_t)lo, (uint8_t)last, to));
             }
             lo = last + 1;
         }
@@ -352,7 +355,7 @@ static cn_status combine_dfas(cn_dfa *out, const cn_dfa *a, const cn_dfa *b, boo
     pairs p = {.a = a, .b = b, .minus = minus, .net = net, .begun = net->steps, .out = out};
     cn_status status = cn_key_index_number(&p.index, start, 2, &number);
     for (uint32_t i = 0; i < p.index.n && status == CN_OK; i++) status = expand_pair(&p, i);
-    if (status == CN_OK) status = trim(out, net);
+    if (status == CN_OK) status = trim_dfa(out, net);
     if (status != CN_OK) cn_dfa_free(out);
     cn_key_index_free(&p.index);
     return status;
@@ -596,7 +599,7 @@ void cn_dfa_emit(const cn_dfa *d, cn_text_form form, cn_net *net, uint32_t from,
 {
     uint32_t *nodes = cn_calloc(d->n_states + 1, sizeof *nodes), escaped = 0;
     if (!nodes) {
-        if (net->status == CN_OK) net->status = no_memory();
+        if (net->status == CN_OK) net->status = no_dfa_memory();
         return;
     }
     for (uint32_t i = 0; i < d->n_states; i++) nodes[i] = cn_net_node_new(net);

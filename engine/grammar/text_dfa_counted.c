@@ -5,19 +5,22 @@
 
 enum { NO_STATE = UINT32_MAX, MAX_NODES = 60000 };
 
-static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a pattern"); }
+static cn_status no_counted_memory(void)
+{
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a pattern");
+}
 
-static cn_status too_large(void)
+static cn_status counted_too_large(void)
 {
     return cn_fail(CN_ERR_ARG, "these conditions on one string need more than %d nodes together",
                    MAX_NODES);
 }
 
 /* Fails when this work exceeds its part of the budget, or all work the whole. */
-static cn_status spend(cn_net *net, uint64_t begun, uint64_t steps)
+static cn_status spend_counted(cn_net *net, uint64_t begun, uint64_t steps)
 {
     if (!cn_net_spend(net, steps)) return net->status;
-    return net->steps - begun <= CN_DFA_MAX_STEPS ? CN_OK : too_large();
+    return net->steps - begun <= CN_DFA_MAX_STEPS ? CN_OK : counted_too_large();
 }
 
 typedef struct char_range {
@@ -46,10 +49,10 @@ typedef struct char_machine {
     uint32_t cap_rules;
 } char_machine;
 
-static cn_status add_range(char_machine *m, uint32_t lo, uint32_t hi, uint32_t to)
+static cn_status add_counted_range(char_machine *m, uint32_t lo, uint32_t hi, uint32_t to)
 {
     const uint32_t n = m->n_ranges;
-    CN_TRY(spend(m->net, m->begun, 1));
+    CN_TRY(spend_counted(m->net, m->begun, 1));
     if (n > 0 && m->targets[n - 1] == to && m->ranges[n - 1].hi + 1 == lo) {
         m->ranges[n - 1].hi = hi;
         return CN_OK;
@@ -60,7 +63,7 @@ static cn_status add_range(char_machine *m, uint32_t lo, uint32_t hi, uint32_t t
         if (ranges) m->ranges = ranges;
         uint32_t *targets = cn_realloc(m->targets, cap, sizeof *targets);
         if (targets) m->targets = targets;
-        if (!ranges || !targets) return no_memory();
+        if (!ranges || !targets) return no_counted_memory();
         m->cap_ranges = cap;
     }
     m->ranges[n] = (char_range){lo, hi};
@@ -69,7 +72,7 @@ static cn_status add_range(char_machine *m, uint32_t lo, uint32_t hi, uint32_t t
 }
 
 /* The characters with these first bits whose last `left` bytes are read from a state. */
-static cn_status read_rest(char_machine *m, uint32_t state, uint32_t bits, uint32_t left)
+static cn_status read_counted_rest(char_machine *m, uint32_t state, uint32_t bits, uint32_t left)
 {
     for (uint32_t e = m->d->first[state]; e < m->d->first[state + 1]; e++) {
         const cn_dfa_edge *edge = &m->d->edges[e];
@@ -77,10 +80,11 @@ static cn_status read_rest(char_machine *m, uint32_t state, uint32_t bits, uint3
         const uint32_t lo = edge->lo < 0x80 ? 0 : edge->lo - 0x80u;
         const uint32_t hi = edge->hi > 0xbf ? 0x3f : edge->hi - 0x80u;
         if (left == 1) {
-            CN_TRY(add_range(m, bits << 6 | lo, bits << 6 | hi, edge->to));
+            CN_TRY(add_counted_range(m, bits << 6 | lo, bits << 6 | hi, edge->to));
             continue;
         }
-        for (uint32_t b = lo; b <= hi; b++) CN_TRY(read_rest(m, edge->to, bits << 6 | b, left - 1));
+        for (uint32_t b = lo; b <= hi; b++)
+            CN_TRY(read_counted_rest(m, edge->to, bits << 6 | b, left - 1));
     }
     return CN_OK;
 }
@@ -93,13 +97,13 @@ static cn_status find_ranges(char_machine *m, uint32_t state)
         const cn_dfa_edge *edge = &m->d->edges[e];
         for (uint32_t b = edge->lo; b <= edge->hi; b++) {
             if (b < 0x80)
-                CN_TRY(add_range(m, b, b, edge->to));
+                CN_TRY(add_counted_range(m, b, b, edge->to));
             else if (b >= 0xf0)
-                CN_TRY(read_rest(m, edge->to, b & 7, 3));
+                CN_TRY(read_counted_rest(m, edge->to, b & 7, 3));
             else if (b >= 0xe0)
-                CN_TRY(read_rest(m, edge->to, b & 15, 2));
+                CN_TRY(read_counted_rest(m, edge->to, b & 15, 2));
             else if (b >= 0xc0)
-                CN_TRY(read_rest(m, edge->to, b & 31, 1));
+                CN_TRY(read_counted_rest(m, edge->to, b & 31, 1));
         }
     }
     return CN_OK;
@@ -119,7 +123,7 @@ static cn_status set_rule(char_machine *m, uint32_t to, uint32_t *out)
 {
     uint32_t *key = cn_calloc(2 * (size_t)m->n_ranges, sizeof *key), n = 0, number = 0;
     const uint32_t known = m->sets.n;
-    if (!key) return no_memory();
+    if (!key) return no_counted_memory();
     for (uint32_t i = 0; i < m->n_ranges; i++) {
         if (m->targets[i] != to) continue;
         key[n++] = m->ranges[i].lo;
@@ -132,7 +136,7 @@ static cn_status set_rule(char_machine *m, uint32_t to, uint32_t *out)
         if (rules)
             m->rules = rules;
         else
-            status = no_memory();
+            status = no_counted_memory();
     }
     if (status == CN_OK && m->sets.n > known) {
         m->rules[number] = cn_net_rule_new(m->net);
@@ -153,11 +157,11 @@ static cn_status add_char_edges(char_machine *m, uint32_t state)
         while (k < m->n_edges && m->edges[k].to != m->targets[i]) k++;
         if (k < m->n_edges) continue;
         CN_TRY(set_rule(m, m->targets[i], &rule));
-        CN_TRY(spend(m->net, m->begun, m->n_ranges + m->n_edges - m->first[state]));
+        CN_TRY(spend_counted(m->net, m->begun, m->n_ranges + m->n_edges - m->first[state]));
         if (m->n_edges == m->cap_edges) {
             m->cap_edges = 2 * m->cap_edges + 64;
             char_edge *edges = cn_realloc(m->edges, m->cap_edges, sizeof *edges);
-            if (!edges) return no_memory();
+            if (!edges) return no_counted_memory();
             m->edges = edges;
         }
         m->edges[m->n_edges++] = (char_edge){state, m->targets[i], rule};
@@ -172,7 +176,7 @@ static cn_status find_ends(char_machine *m)
     for (uint32_t i = 0; i < m->d->n_states; i++) m->to_end[i] = m->d->accepts[i] ? 0 : NO_STATE;
     for (bool changed = true; changed;) {
         changed = false;
-        CN_TRY(spend(m->net, m->begun, m->n_edges));
+        CN_TRY(spend_counted(m->net, m->begun, m->n_edges));
         for (uint32_t e = m->n_edges; e-- > 0;) {
             const uint32_t after = m->to_end[m->edges[e].to];
             if (after == NO_STATE || after + 1 >= m->to_end[m->edges[e].from]) continue;
@@ -203,7 +207,7 @@ static cn_status step_count(counted *c, uint32_t count, uint32_t *next)
     const char_machine *m = c->m;
     for (uint32_t i = 0; i < m->d->n_states; i++) {
         if (c->now[i] == NO_STATE) continue;
-        CN_TRY(spend(m->net, m->begun, 1 + m->first[i + 1] - m->first[i]));
+        CN_TRY(spend_counted(m->net, m->begun, 1 + m->first[i + 1] - m->first[i]));
         if (count >= c->least && m->d->accepts[i] && !c->counts_only)
             cn_net_empty(m->net, c->now[i], c->to);
         for (uint32_t e = m->first[i]; next && e < m->first[i + 1]; e++) {
@@ -215,7 +219,7 @@ static cn_status step_count(counted *c, uint32_t count, uint32_t *next)
             if (!c->counts_only) cn_net_call(m->net, c->now[i], next[to], m->edges[e].rule);
         }
     }
-    return c->n <= MAX_NODES ? m->net->status : too_large();
+    return c->n <= MAX_NODES ? m->net->status : counted_too_large();
 }
 
 /* The texts of `least` characters at least have no count. */
@@ -236,7 +240,7 @@ static cn_status count_all(counted *c, uint32_t from)
     c->now[0] = from;
     for (uint32_t count = 0; count < last; count++) {
         for (uint32_t i = 0; i < n_states; i++) c->next[i] = NO_STATE;
-        CN_TRY(spend(c->m->net, c->m->begun, n_states / 4));
+        CN_TRY(spend_counted(c->m->net, c->m->begun, n_states / 4));
         CN_TRY(step_count(c, count, c->next));
         uint32_t *swapped = c->now;
         c->now = c->next;
@@ -254,7 +258,7 @@ static cn_status emit_counted(char_machine *m, uint32_t least, uint32_t most, ui
     m->to_end = cn_calloc(n + 1, sizeof *m->to_end);
     c.now = cn_calloc(n + 1, sizeof *c.now);
     c.next = cn_calloc(n + 1, sizeof *c.next);
-    cn_status status = m->first && m->to_end && c.now && c.next ? CN_OK : no_memory();
+    cn_status status = m->first && m->to_end && c.now && c.next ? CN_OK : no_counted_memory();
     for (uint32_t i = 0; i < n && status == CN_OK; i++) status = add_char_edges(m, i);
     if (status == CN_OK) status = find_ends(m);
     if (status == CN_OK) status = count_all(&c, 0);

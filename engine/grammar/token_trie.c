@@ -6,7 +6,7 @@
 
 #define MAX_IDS 0x3fffu /* tokens with the same bytes */
 
-static int compare(const void *pa, const void *pb)
+static int compare_trie(const void *pa, const void *pb)
 {
     const cn_token_bytes *a = pa, *b = pb;
     const int order = memcmp(a->bytes, b->bytes, cn_min_u32(a->n, b->n));
@@ -62,7 +62,7 @@ cn_status cn_token_trie_make(cn_token_trie *out, cn_token_bytes *tokens, uint32_
         cn_token_trie_free(out);
         return cn_fail(CN_ERR_MEMORY, "out of memory for the trie of the vocabulary");
     }
-    qsort(tokens, n, sizeof *tokens, compare);
+    qsort(tokens, n, sizeof *tokens, compare_trie);
     uint32_t path[CN_TRIE_MAX_DEPTH + 1], n_path = 0;
     const cn_token_bytes *before = NULL;
     for (uint32_t i = 0; i < n; i++) {

@@ -33,7 +33,7 @@ static uint64_t begin_hash(const cn_unique_items *u) { return extend(u->at.base,
 static uint64_t whole(uint64_t hash) { return ~extend(hash, '\0'); }
 
 /* The slot that has the hash, which is not 0, or a free one. */
-static uint64_t *find_slot(cn_unique_items *u, uint64_t hash)
+static uint64_t *find_unique_slot(cn_unique_items *u, uint64_t hash)
 {
     uint32_t i = (uint32_t)hash & (u->n_slots - 1);
     while (u->slots[i] && u->slots[i] != hash) i = (i + 1) & (u->n_slots - 1);
@@ -43,11 +43,11 @@ static uint64_t *find_slot(cn_unique_items *u, uint64_t hash)
 static bool is_known(cn_unique_items *u, uint64_t hash)
 {
     u->steps++;
-    return u->n_slots > 0 && *find_slot(u, hash | 1);
+    return u->n_slots > 0 && *find_unique_slot(u, hash | 1);
 }
 
 /* Twice as many slots. */
-static cn_status grow(cn_unique_items *u)
+static cn_status grow_unique(cn_unique_items *u)
 {
     const uint32_t cap = u->cap_known ? 2 * u->cap_known : FIRST_KNOWN, n_slots = 2 * cap;
     uint64_t *known = cn_realloc(u->known, cap, sizeof *known);
@@ -61,22 +61,23 @@ static cn_status grow(cn_unique_items *u)
     u->slots = slots;
     u->n_slots = n_slots;
     u->cap_known = cap;
-    for (uint32_t i = 0; i < u->at.n_known; i++) *find_slot(u, u->known[i]) = u->known[i];
+    for (uint32_t i = 0; i < u->at.n_known; i++) *find_unique_slot(u, u->known[i]) = u->known[i];
     return CN_OK;
 }
 
 static cn_status add_known(cn_unique_items *u, uint64_t hash)
 {
     if (is_known(u, hash)) return CN_OK;
-    if (u->at.n_known == u->cap_known) CN_TRY(grow(u));
-    *find_slot(u, hash | 1) = hash | 1;
+    if (u->at.n_known == u->cap_known) CN_TRY(grow_unique(u));
+    *find_unique_slot(u, hash | 1) = hash | 1;
     u->known[u->at.n_known++] = hash | 1;
     return CN_OK;
 }
 
 void cn_unique_items_back(cn_unique_items *u, const cn_items_mark *mark)
 {
-    for (uint32_t i = u->at.n_known; i > mark->n_known; i--) *find_slot(u, u->known[i - 1]) = 0;
+    for (uint32_t i = u->at.n_known; i > mark->n_known; i--)
+        *find_unique_slot(u, u->known[i - 1]) = 0;
     u->at = *mark;
     u->text.len = mark->len;
     if (u->text.data) u->text.data[mark->len] = '\0';
@@ -106,7 +107,7 @@ static cn_status begin_item(cn_unique_items *u, cn_items_place place, char c)
 }
 
 /* The item in progress has ended: its text is as it is compared. */
-static cn_status end_item(cn_unique_items *u, bool *same)
+static cn_status end_unique_item(cn_unique_items *u, bool *same)
 {
     const bool is_string = u->at.place == CN_ITEMS_STRING;
     uint64_t hash = begin_hash(u);
@@ -130,7 +131,7 @@ static bool is_word_byte(uint8_t c)
 }
 
 /* Writes the text of a number by which it is compared. False: the word stays as it is. */
-static bool try_number(const char *word, char *out)
+static bool try_unique_number(const char *word, char *out)
 {
     const bool is_number = *word == '-' || (*word >= '0' && *word <= '9');
     if (!is_number || (!strpbrk(word, ".eE") && strcmp(word, "-0") != 0)) return false;
@@ -140,21 +141,21 @@ static bool try_number(const char *word, char *out)
 }
 
 /* The compared text follows that of the word, to which the text may go back. */
-static cn_status end_word(cn_unique_items *u, bool *same)
+static cn_status end_unique_word(cn_unique_items *u, bool *same)
 {
     char number[NUMBER_BYTES];
     const uint32_t begin = u->at.begin;
-    const bool changed = try_number(u->text.data + begin, number);
+    const bool changed = try_unique_number(u->text.data + begin, number);
     if (changed) {
         u->at.begin = (uint32_t)u->text.len;
         CN_TRY(add_item_bytes(u, number, strlen(number)));
     }
-    return end_item(u, same);
+    return end_unique_item(u, same);
 }
 
 /* ---- strings ---- */
 
-static cn_status add_text(cn_unique_items *u, const char *bytes, size_t n)
+static cn_status add_unique_text(cn_unique_items *u, const char *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) u->at.hash = extend(u->at.hash, bytes[i]);
     if (!u->at.is_new) u->at.is_new = !is_known(u, u->at.hash);
@@ -169,7 +170,7 @@ static uint32_t hex_unit(const char *digits)
 }
 
 /* Takes a byte of an escape sequence. */
-static cn_status add_escaped(cn_unique_items *u, char c)
+static cn_status add_unique_escaped(cn_unique_items *u, char c)
 {
     static const char codes[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
     cn_items_mark *at = &u->at;
@@ -178,7 +179,7 @@ static cn_status add_escaped(cn_unique_items *u, char c)
     if (at->n_escape == 2 && c != 'u') {
         const char *code = strchr(codes, c);
         at->n_escape = 0;
-        return code ? add_text(u, &bytes[code - codes], 1) : CN_OK;
+        return code ? add_unique_text(u, &bytes[code - codes], 1) : CN_OK;
     }
     if (at->n_escape != 6 && at->n_escape != CN_ITEM_ESCAPE_BYTES) return CN_OK;
     uint32_t character = hex_unit(at->escape + 2);
@@ -187,14 +188,14 @@ static cn_status add_escaped(cn_unique_items *u, char c)
     if (is_half)
         character = 0x10000 + ((character & 0x3ff) << 10) + (hex_unit(at->escape + 8) & 0x3ff);
     at->n_escape = 0;
-    return add_text(u, text, cn_utf8_write(text, character));
+    return add_unique_text(u, text, cn_utf8_write(text, character));
 }
 
-static cn_status read_string(cn_unique_items *u, char c, bool *same)
+static cn_status read_unique_string(cn_unique_items *u, char c, bool *same)
 {
-    if (u->at.n_escape > 0) return add_escaped(u, c);
-    if (c == '"') return end_item(u, same);
-    if (c != '\\') return add_text(u, &c, 1);
+    if (u->at.n_escape > 0) return add_unique_escaped(u, c);
+    if (c == '"') return end_unique_item(u, same);
+    if (c != '\\') return add_unique_text(u, &c, 1);
     u->at.escape[u->at.n_escape++] = c;
     return CN_OK;
 }
@@ -224,10 +225,10 @@ cn_status cn_unique_items_read(cn_unique_items *u, uint8_t byte, bool opens, boo
         if (byte == '[' && opens) begin_array(u);
         return CN_OK;
     case CN_ITEMS_BEFORE: return read_before(u, byte, opens);
-    case CN_ITEMS_STRING: return read_string(u, (char)byte, same);
+    case CN_ITEMS_STRING: return read_unique_string(u, (char)byte, same);
     case CN_ITEMS_WORD:
         if (is_word_byte(byte)) return add_item_bytes(u, (const char *)&byte, 1);
-        CN_TRY(end_word(u, same));
+        CN_TRY(end_unique_word(u, same));
         break;
     case CN_ITEMS_AFTER: break;
     }

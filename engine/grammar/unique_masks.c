@@ -89,10 +89,13 @@ static walk *make_walk(cn_automaton *a, cn_unique_items *items, uint64_t max_ste
 
 /* ---- searches ---- */
 
-static bool is_too_costly(const walk *w) { return w->steps + w->items->steps > w->max_steps; }
+static bool is_unique_too_costly(const walk *w)
+{
+    return w->steps + w->items->steps > w->max_steps;
+}
 
 /* A text is its state and what was added to the items since the walk began. */
-static uint64_t key_of(const walk *w, uint32_t state)
+static uint64_t unique_key_of(const walk *w, uint32_t state)
 {
     const cn_items_mark *at = &w->items->at;
     const bool is_old = at->begin < w->begin_len; /* the item in progress was there at first */
@@ -156,8 +159,8 @@ static uint8_t next_byte(const walk *w, level *l)
 
 /* Reads a byte after a text. *to is CN_STATE_NONE if it does not follow; *same: because it ends an
  * item that is not new. */
-static cn_status read_byte(walk *w, uint32_t from, const cn_items_mark *mark, uint8_t byte,
-                           uint32_t *to, bool *same)
+static cn_status read_unique_byte(walk *w, uint32_t from, const cn_items_mark *mark, uint8_t byte,
+                                  uint32_t *to, bool *same)
 {
     *same = w->left = false;
     CN_TRY(cn_automaton_step(w->automaton, from, byte, to, &w->steps));
@@ -187,9 +190,9 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
     cn_unique_items *u = w->items;
     const uint32_t n_before = u->at.n;
     uint32_t depth = 0, to;
-    w->levels[0] = (level){.mark = u->at, .state = *state, .key = key_of(w, *state)};
+    w->levels[0] = (level){.mark = u->at, .state = *state, .key = unique_key_of(w, *state)};
     *out = recall(w, w->levels[0].key);
-    while (*out == UNKNOWN && !is_too_costly(w)) {
+    while (*out == UNKNOWN && !is_unique_too_costly(w)) {
         level *l = &w->levels[depth];
         bool same;
         if (l->n_tried == BYTES - 1) { /* no byte 0 */
@@ -198,14 +201,14 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
             continue;
         }
         const uint8_t byte = next_byte(w, l);
-        CN_TRY(read_byte(w, l->state, &l->mark, byte, &to, &same));
+        CN_TRY(read_unique_byte(w, l->state, &l->mark, byte, &to, &same));
         if (to == CN_STATE_NONE) continue;
         *state = to;
         if (is_end(u, n_before, exact)) {
             *out = FOUND;
             break;
         }
-        const uint64_t key = key_of(w, to);
+        const uint64_t key = unique_key_of(w, to);
         const outcome known = recall(w, key);
         if (known == FOUND) *out = FOUND;
         if (known != UNKNOWN) continue;
@@ -238,7 +241,8 @@ static bool is_of_interest(const cn_unique_items *u, const cn_trie_node *node)
 }
 
 /* Bans the tokens of a node if the text after them cannot go on to a new item or the end. */
-static cn_status check_tokens(walk *w, const cn_trie_node *node, uint32_t state, uint32_t *mask)
+static cn_status check_unique_tokens(walk *w, const cn_trie_node *node, uint32_t state,
+                                     uint32_t *mask)
 {
     const cn_token_trie *trie = &cn_automaton_vocabulary(w->automaton)->trie;
     const cn_items_mark mark = w->items->at;
@@ -254,10 +258,10 @@ static cn_status check_tokens(walk *w, const cn_trie_node *node, uint32_t state,
     return CN_OK;
 }
 
-static cn_status walk_trie(walk *w, uint32_t *mask)
+static cn_status walk_unique_trie(walk *w, uint32_t *mask)
 {
     const cn_token_trie *trie = &cn_automaton_vocabulary(w->automaton)->trie;
-    for (uint32_t i = 0; i < trie->n_nodes && !is_too_costly(w);) {
+    for (uint32_t i = 0; i < trie->n_nodes && !is_unique_too_costly(w);) {
         const cn_trie_node *node = &trie->nodes[i];
         const uint32_t depth = node->depth;
         const cn_items_mark *mark = &w->mark_at[depth - 1];
@@ -270,7 +274,7 @@ static cn_status walk_trie(walk *w, uint32_t *mask)
             i = node->skip;
             continue;
         }
-        CN_TRY(read_byte(w, w->state_at[depth - 1], mark, node->byte, &to, &same));
+        CN_TRY(read_unique_byte(w, w->state_at[depth - 1], mark, node->byte, &to, &same));
         if (to == CN_STATE_NONE) {
             for (; (same || left) && i < node->skip; i++) ban(trie, &trie->nodes[i], mask);
             i = node->skip;
@@ -279,7 +283,7 @@ static cn_status walk_trie(walk *w, uint32_t *mask)
         w->left_at[depth] = left || w->left;
         w->state_at[depth] = to;
         w->mark_at[depth] = w->items->at;
-        CN_TRY(check_tokens(w, node, to, mask));
+        CN_TRY(check_unique_tokens(w, node, to, mask));
         i++;
     }
     return CN_OK;
@@ -293,9 +297,9 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps)
     if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
     w->mark_at[0] = mark;
     w->state_at[0] = m->state;
-    cn_status status = walk_trie(w, mask);
+    cn_status status = walk_unique_trie(w, mask);
     cn_unique_items_back(&m->items, &mark);
-    if (status == CN_OK && is_too_costly(w))
+    if (status == CN_OK && is_unique_too_costly(w))
         status = cn_fail(CN_ERR_ARG,
                          "uniqueItems: the tokens that may follow take more than %d "
                          "automaton steps",

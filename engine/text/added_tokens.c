@@ -21,7 +21,7 @@ cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t)
     return CN_OK;
 }
 
-static int compare_tokens(const void *a, const void *b)
+static int compare_added_tokens(const void *a, const void *b)
 {
     const cn_added_token *x = a, *y = b;
     int order = memcmp(x->text, y->text, x->n < y->n ? x->n : y->n);
@@ -30,10 +30,10 @@ static int compare_tokens(const void *a, const void *b)
 
 cn_status cn_added_set_seal(cn_added_set *s)
 {
-    if (s->len) qsort(s->tokens, s->len, sizeof *s->tokens, compare_tokens);
+    if (s->len) qsort(s->tokens, s->len, sizeof *s->tokens, compare_added_tokens);
     for (size_t i = 0; i < s->len; i++) {
         const cn_added_token *t = &s->tokens[i];
-        if (i && compare_tokens(t - 1, t) == 0)
+        if (i && compare_added_tokens(t - 1, t) == 0)
             return cn_fail(CN_ERR_MODEL, "added tokens %u and %u have the same text", t[-1].id,
                            t->id);
         s->starts[(unsigned char)t->text[0]] = true;

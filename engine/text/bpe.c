@@ -97,7 +97,7 @@ static uint64_t load64(const char *p)
 /* Packs a word of 1 to CACHE_WORD_BYTES bytes into 8-byte parts; the last part may overlap the one
  * before. Two words of the same length are equal if and only if their keys are. From 8 bytes on,
  * every load has 8 bytes, so that no load size depends on the length. */
-static inline word_key make_key(const char *word, size_t n)
+static inline word_key make_merge_key(const char *word, size_t n)
 {
     word_key k = {{0}};
     if (n >= 8) {
@@ -285,7 +285,7 @@ cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
     CN_ASSERT(n > 0 && n < (size_t)1 << 30);
     if (n > CN_BPE_LONG_BYTES) return encode_long(b, word, n, out);
     if (n > CACHE_WORD_BYTES) return encode_anew(b, word, n, out);
-    word_key key = make_key(word, n);
+    word_key key = make_merge_key(word, n);
     cache_line *line = &b->cache[key_line(&key, n)];
     if (line->n_bytes == n && same_key(&line->key, &key)) {
         if (out->cap - out->len < CACHE_IDS) return cn_tokens_add(out, line->ids, line->n_ids);

@@ -116,7 +116,7 @@ static size_t usual_part(size_t longest)
     return want < MAX_PART_BYTES ? want : MAX_PART_BYTES;
 }
 
-static cn_status find_cuts(cn_bpe *b)
+static cn_status find_bpe_cuts(cn_bpe *b)
 {
     measures m = {0};
     const cn_status status = open_measures(b, &m);
@@ -131,7 +131,7 @@ static cn_status find_cuts(cn_bpe *b)
 
 /* Reads the symbols of word[0 .. end) into b->work.ids. False when they may not be the first ones
  * of the word, because what an unknown byte becomes depends on the bytes after it. */
-static bool read_window(cn_bpe *b, const char *word, size_t end, size_t n, size_t *n_symbols)
+static bool read_bpe_window(cn_bpe *b, const char *word, size_t end, size_t n, size_t *n_symbols)
 {
     cn_bpe_reader r = {.ids = b->work.ids};
     for (size_t i = 0; i < end; i++) cn_bpe_read_byte(&b->bytes, &r, word[i]);
@@ -190,7 +190,7 @@ static cn_status find_cut(cn_bpe *b, const char *word, size_t end, size_t e, uin
 cn_status cn_bpe_encode_part(cn_bpe *b, const char *word, size_t n, cn_tokens *out, size_t *used)
 {
     CN_ASSERT(n > 0 && n < (size_t)1 << 30);
-    if (b->cuts == CN_BPE_CUTS_UNKNOWN) CN_TRY(find_cuts(b));
+    if (b->cuts == CN_BPE_CUTS_UNKNOWN) CN_TRY(find_bpe_cuts(b));
     const size_t usual = b->cuts == CN_BPE_CUTS_FOUND ? b->part_bytes : n;
     uint32_t cut = CN_BPE_NOWHERE;
     size_t e = 0;
@@ -198,7 +198,7 @@ cn_status cn_bpe_encode_part(cn_bpe *b, const char *word, size_t n, cn_tokens *o
     for (size_t end = usual; *used == 0; end *= 2) {
         if (end > n) end = n;
         CN_TRY(cn_bpe_reserve(&b->work, b->most_symbols * end));
-        const bool is_whole = read_window(b, word, end, n, &e);
+        const bool is_whole = read_bpe_window(b, word, end, n, &e);
         if (!is_whole) continue;
         if (e > 0) cn_bpe_merge_symbols(b, &b->work, b->work.ids, e);
         if (end == n) *used = n;

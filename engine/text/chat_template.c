@@ -28,7 +28,7 @@ struct cn_chat_template {
 
 /* ---- rendering ---- */
 
-static cn_status out_of_memory(void)
+static cn_status chat_out_of_memory(void)
 {
     return cn_fail(CN_ERR_MEMORY, "out of memory for the variables of the chat template");
 }
@@ -40,7 +40,7 @@ static bool is_text_part(const json_t *part)
 }
 
 /* The texts of a content, one per line, as vLLM joins them. NULL: a part is not text. */
-static json_t *join_parts(const json_t *parts)
+static json_t *join_chat_parts(const json_t *parts)
 {
     cn_buf text = {0};
     bool ok = cn_buf_add(&text, "", 0) == CN_OK;
@@ -61,7 +61,7 @@ static json_t *plain_messages(json_t *messages)
     for (size_t i = 0; i < json_array_size(messages); i++) {
         json_t *message = json_array_get(messages, i);
         const json_t *content = json_object_get(message, "content");
-        json_t *joined = json_is_array(content) ? join_parts(content) : NULL;
+        json_t *joined = json_is_array(content) ? join_chat_parts(content) : NULL;
         json_t *copy = joined ? json_copy(message) : json_incref(message);
         if (joined) json_object_set_new(copy, "content", joined);
         json_array_append_new(out, copy);
@@ -71,12 +71,12 @@ static json_t *plain_messages(json_t *messages)
 
 static cn_status set_default(json_t *all, const char *key, json_t *value)
 {
-    if (!value) return out_of_memory();
+    if (!value) return chat_out_of_memory();
     if (json_object_get(all, key)) {
         json_decref(value);
         return CN_OK;
     }
-    return json_object_set_new(all, key, value) == 0 ? CN_OK : out_of_memory();
+    return json_object_set_new(all, key, value) == 0 ? CN_OK : chat_out_of_memory();
 }
 
 static cn_status add_variables(const cn_chat_template *t, const cn_jinja *program, json_t *all)
@@ -86,7 +86,7 @@ static cn_status add_variables(const cn_chat_template *t, const cn_jinja *progra
         return cn_fail(CN_ERR_ARG, "a chat needs at least one message");
     if (!cn_jinja_loops_over(program, "content") &&
         json_object_set_new(all, "messages", plain_messages(messages)) != 0)
-        return out_of_memory();
+        return chat_out_of_memory();
     CN_TRY(set_default(all, "tools", json_null()));
     CN_TRY(set_default(all, "documents", json_null()));
     CN_TRY(set_default(all, "add_generation_prompt", json_true()));
@@ -130,7 +130,7 @@ static cn_status cut_after_final(const json_t *messages, cn_buf *out, size_t sta
     return CN_OK;
 }
 
-static void cut(cn_buf *out, size_t len)
+static void cut_chat(cn_buf *out, size_t len)
 {
     out->len = len;
     if (out->data) out->data[len] = '\0';
@@ -151,7 +151,7 @@ static cn_status change_arguments(json_t *function)
     cn_jinja_free(program);
     if (status == CN_OK && json_object_set_new(function, "arguments",
                                                json_stringn_nocheck(text.data, text.len)) != 0)
-        status = out_of_memory();
+        status = chat_out_of_memory();
     cn_buf_free(&text);
     return status;
 }
@@ -167,7 +167,7 @@ static cn_status change(json_t *messages, unsigned changes, unsigned *done)
         if (changes & TEXT_CONTENTS && json_is_null(json_object_get(message, "content"))) {
             *done |= TEXT_CONTENTS;
             if (json_object_set_new(message, "content", json_string("")) != 0)
-                return out_of_memory();
+                return chat_out_of_memory();
         }
         json_array_foreach(json_object_get(message, "tool_calls"), k, call)
         {
@@ -189,7 +189,7 @@ static cn_status run_changed(const cn_jinja *program, const json_t *all, unsigne
     json_t *changed = json_copy((json_t *)(uintptr_t)all);
     json_t *messages = json_deep_copy(json_object_get(all, "messages"));
     const bool ok = json_object_set_new(changed, "messages", messages) == 0;
-    cn_status status = ok ? change(messages, changes, &done) : out_of_memory();
+    cn_status status = ok ? change(messages, changes, &done) : chat_out_of_memory();
     *same = status == CN_OK && done != changes;
     if (status == CN_OK && !*same) status = cn_jinja_render(program, changed, out, exceeded);
     json_decref(changed);
@@ -219,14 +219,14 @@ cn_status cn_chat_template_render(const cn_chat_template *t, const json_t *varia
     const cn_jinja *program = t->tools && json_array_size(tools) ? t->tools : t->program;
     const size_t start = out->len;
     json_t *all = json_copy((json_t *)(uintptr_t)variables); /* jansson takes no const */
-    if (!all) return out_of_memory();
+    if (!all) return chat_out_of_memory();
     const bool continues = json_is_true(json_object_get(all, "continue_final_message"));
     json_object_del(all, "continue_final_message");
     cn_status status = add_variables(t, program, all);
     if (status == CN_OK) status = run_template(program, all, out);
     if (status == CN_OK && continues)
         status = cut_after_final(json_object_get(all, "messages"), out, start);
-    if (status != CN_OK) cut(out, start);
+    if (status != CN_OK) cut_chat(out, start);
     json_decref(all);
     return status;
 }
@@ -252,7 +252,7 @@ bool cn_chat_template_add_special(const cn_chat_template *t) { return t->add_spe
 /* ---- loading ---- */
 
 /* Parses a program of the checkpoint. A syntax error is kept for cn_chat_template_check. */
-static cn_status parse(cn_chat_template *t, const char *source, size_t n, cn_jinja **out)
+static cn_status parse_chat(cn_chat_template *t, const char *source, size_t n, cn_jinja **out)
 {
     cn_jinja_free(*out);
     cn_status status = cn_jinja_parse(out, source, n);
@@ -264,7 +264,7 @@ static cn_status parse(cn_chat_template *t, const char *source, size_t n, cn_jin
 static cn_status parse_json(cn_chat_template *t, const json_t *source, cn_jinja **out)
 {
     if (!json_is_string(source)) return CN_OK;
-    return parse(t, json_string_value(source), json_string_length(source), out);
+    return parse_chat(t, json_string_value(source), json_string_length(source), out);
 }
 
 /* A string, or a list of named templates: "default", and "tool_use" for chats with tools. */
@@ -308,7 +308,7 @@ static cn_status read_template_config(cn_chat_template *t, const char *path, boo
 }
 
 /* Any file that can be read, also a pipe. */
-static cn_status read_all(FILE *in, const char *path, cn_buf *out)
+static cn_status read_chat_all(FILE *in, const char *path, cn_buf *out)
 {
     char chunk[4096];
     for (size_t n; (n = fread(chunk, 1, sizeof chunk, in)) > 0;) {
@@ -326,9 +326,10 @@ static cn_status read_template_file(cn_chat_template *t, const char *path)
     FILE *in = fopen(path, "rb");
     if (!in) return errno == ENOENT ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     cn_buf source = {0};
-    cn_status status = read_all(in, path, &source);
+    cn_status status = read_chat_all(in, path, &source);
     fclose(in);
-    if (status == CN_OK) status = parse(t, source.data ? source.data : "", source.len, &t->program);
+    if (status == CN_OK)
+        status = parse_chat(t, source.data ? source.data : "", source.len, &t->program);
     cn_jinja_free(t->tools); /* a file replaces all templates of the config */
     t->tools = NULL;
     cn_buf_free(&source);

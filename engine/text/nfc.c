@@ -60,7 +60,7 @@ bool cn_nfc_is_boundary(uint32_t cp)
     return IN_RANGES(safe, cp) || cn_nfc_is_younger(cp);
 }
 
-static cn_status reserve(cn_nfc *w, size_t n)
+static cn_status reserve_nfc(cn_nfc *w, size_t n)
 {
     if (n <= w->cap) return CN_OK;
     size_t cap = w->cap ? w->cap : 256;
@@ -121,7 +121,7 @@ static cn_status add_stretch(cn_nfc *w, const char *s, size_t n)
     for (size_t at = 0; at < n; at += len) {
         uint32_t cp;
         cn_utf8_read(s + at, n - at, &cp, &len);
-        CN_TRY(reserve(w, count + LONGEST_DECOMPOSITION));
+        CN_TRY(reserve_nfc(w, count + LONGEST_DECOMPOSITION));
         utf8proc_ssize_t got =
             utf8proc_decompose_char((int32_t)cp, w->cps + count, LONGEST_DECOMPOSITION,
                                     UTF8PROC_STABLE | UTF8PROC_COMPOSE, NULL);

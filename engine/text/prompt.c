@@ -135,14 +135,14 @@ size_t cn_prompt_bytes(const cn_request_params *p)
 }
 
 /* Before the messages are rendered. */
-static cn_status check_messages(const cn_prompt_maker *m, const cn_request_params *p)
+static cn_status check_prompt_messages(const cn_prompt_maker *m, const cn_request_params *p)
 {
     const size_t n = cn_prompt_bytes(p);
     return check_bytes(m, p, n, n / TEMPLATE_SHRINKS);
 }
 
 /* The most tokens of the prompt that are kept; 0: all. */
-static uint32_t most_tokens(const cn_prompt_maker *m, const cn_request_params *p)
+static uint32_t most_prompt_tokens(const cn_prompt_maker *m, const cn_request_params *p)
 {
     if (p->truncate_prompt != CN_TRUNCATE_TO_ROOM) return p->truncate_prompt;
     const cn_sampling *s = &p->sampling;
@@ -163,14 +163,14 @@ static cn_status encode_text(const cn_prompt_maker *m, const cn_request_params *
     CN_TRY(cn_prompt_check_text(m, p, text, n));
     o.add_special = add_special;
     const bool limited = !p->truncate_prompt && !m->any_length && m->max_model_len > 0;
-    o.keep = limited ? m->max_model_len : most_tokens(m, p);
+    o.keep = limited ? m->max_model_len : most_prompt_tokens(m, p);
     CN_TRY(cn_tokenizer_encode_by(m->tokenizer, text, n, &o, out, &n_tokens));
     return limited ? cn_prompt_check_length(p, m->max_model_len, n_tokens) : CN_OK;
 }
 
 static cn_status encode_chat(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
-    CN_TRY(check_messages(m, p));
+    CN_TRY(check_prompt_messages(m, p));
     if (cn_chat_template_check(m->chat) != CN_OK) return cn_fail_within(CN_ERR_ARG, "messages");
     json_t *own = p->chat ? NULL : variables_of(p);
     if (!p->chat && !own) return cn_fail(CN_ERR_MEMORY, "out of memory for the messages");
@@ -183,7 +183,7 @@ static cn_status encode_chat(const cn_prompt_maker *m, const cn_request_params *
     return status;
 }
 
-static cn_status encode(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
+static cn_status encode_prompt(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
     if ((p->messages || p->chat) + (p->text != NULL) + (p->tokens != NULL) != 1)
         return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
@@ -194,8 +194,8 @@ static cn_status encode(const cn_prompt_maker *m, const cn_request_params *p, cn
 
 cn_status cn_prompt_tokens(const cn_prompt_maker *m, const cn_request_params *p, cn_tokens *out)
 {
-    const uint32_t most = most_tokens(m, p);
-    CN_TRY(cn_for_param(encode(m, p, out), prompt_param(p)));
+    const uint32_t most = most_prompt_tokens(m, p);
+    CN_TRY(cn_for_param(encode_prompt(m, p, out), prompt_param(p)));
     if (most > 0 && out->len > most) {
         memmove(out->ids, out->ids + out->len - most, most * sizeof *out->ids);
         out->len = most;

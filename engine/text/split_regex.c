@@ -86,7 +86,7 @@ static cn_status add_split_text(cn_buf *out, const char *text)
     return cn_buf_add(out, text, strlen(text));
 }
 
-static bool is_one_of(const char *const *list, const char *name)
+static bool is_split_one_of(const char *const *list, const char *name)
 {
     for (; *list; list++)
         if (strcmp(*list, name) == 0) return true;
@@ -101,8 +101,8 @@ static cn_status add_property(cn_buf *out, const char *name)
                                              "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So",
                                              "Z",  "Zs", "Zl", "Zp", "Cc", "Cf", NULL};
     static const char *const scripts[] = {"Han", "Hiragana", "Katakana", "Hangul", "Thai", NULL};
-    const bool is_script = is_one_of(scripts, name);
-    if (!is_script && !is_one_of(categories, name))
+    const bool is_script = is_split_one_of(scripts, name);
+    if (!is_script && !is_split_one_of(categories, name))
         return cn_fail(CN_ERR_MODEL, "the property \\p{%s} is not supported",
                        cn_json_printable(name, (char[32]){0}, 32));
     CN_TRY(cn_buf_addf(out, is_script ? "\\p{sc:%s}" : "\\p{%s}", name));
@@ -187,7 +187,7 @@ static cn_status read_property(reader *r, meaning *m)
 }
 
 /* Reads the digits of \xHH, \x{H...} or \uHHHH. */
-static cn_status read_hex(reader *r, char kind, meaning *m)
+static cn_status read_split_hex(reader *r, char kind, meaning *m)
 {
     const bool braces = kind == 'x' && peek(r, 0) == '{';
     const size_t most = braces ? 6 : kind == 'x' ? 2 : 4;
@@ -206,7 +206,7 @@ static cn_status read_hex(reader *r, char kind, meaning *m)
 }
 
 /* Reads an escape; r->at is after the backslash. */
-static cn_status read_escape(reader *r, meaning *m)
+static cn_status read_split_escape(reader *r, meaning *m)
 {
     static const char names[] = "rntfvae", values[] = "\r\n\t\f\v\a\033";
     if (r->at == r->end) return not_supported(r, "a backslash at the end");
@@ -219,7 +219,7 @@ static cn_status read_escape(reader *r, meaning *m)
     if (named) {
         m->character = (unsigned char)values[named - names];
     } else if (c == 'x' || c == 'u') {
-        return read_hex(r, c, m);
+        return read_split_hex(r, c, m);
     } else if (is_letter) {
         m->is_set = true;
         m->is_negated = c < 'a';
@@ -251,7 +251,7 @@ static cn_status read_class_item(reader *r, meaning *m)
 {
     if (*r->at != '\\') return read_character(r, m);
     r->at++;
-    return read_escape(r, m);
+    return read_split_escape(r, m);
 }
 
 static cn_status add_class_item(reader *r)
@@ -300,7 +300,7 @@ static cn_status add_escape(reader *r)
 {
     meaning m;
     r->at++;
-    CN_TRY(read_escape(r, &m));
+    CN_TRY(read_split_escape(r, &m));
     if (!m.is_set) return cn_buf_addf(r->out, "\\x{%X}", m.character);
     CN_TRY(add_split_text(r->out, m.is_negated ? "[^" : "["));
     m.is_negated = false;

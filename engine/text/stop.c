@@ -135,7 +135,7 @@ void cn_stop_free(cn_stop *s)
 
 /* ---- tokens ---- */
 
-static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
+static bool contains_stop(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     for (uint32_t i = 0; i < n; i++)
         if (ids[i] == id) return true;
@@ -143,7 +143,7 @@ static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
 }
 
 /* Records token number n_output (from 0); true if the output now ends in a repetition. */
-static bool repeats(cn_stop *s, uint32_t token)
+static bool repeats_stop(cn_stop *s, uint32_t token)
 {
     const cn_stop_rules *r = s->rules;
     bool found = false;
@@ -162,12 +162,12 @@ static bool repeats(cn_stop *s, uint32_t token)
 cn_finish cn_stop_push_token(cn_stop *s, uint32_t token)
 {
     const cn_stop_rules *r = s->rules;
-    bool repeated = r->max_pattern > 0 && repeats(s, token);
+    bool repeated = r->max_pattern > 0 && repeats_stop(s, token);
     s->n_output++;
     bool full = s->n_output >= r->max_output;
     if (s->n_output < r->min_tokens) return full ? CN_FINISH_LENGTH : CN_FINISH_NONE;
-    if (contains(r->eos, r->n_eos, token)) return CN_FINISH_STOP;
-    if (contains(r->stop_tokens, r->n_stop_tokens, token)) {
+    if (contains_stop(r->eos, r->n_eos, token)) return CN_FINISH_STOP;
+    if (contains_stop(r->stop_tokens, r->n_stop_tokens, token)) {
         s->stop_token = token;
         return CN_FINISH_STOP;
     }
@@ -185,7 +185,7 @@ bool cn_stop_bans_apply(const cn_stop *s, uint32_t n_pending)
 /* ---- text ---- */
 
 /* Feeds byte `c` to an automaton in state *state; true if it completes the string. */
-static bool advance(const stop_string *s, uint16_t *state, char c)
+static bool advance_stop(const stop_string *s, uint16_t *state, char c)
 {
     uint16_t matched = *state;
     while (matched > 0 && s->text[matched] != c) matched = s->fail[matched - 1];
@@ -203,7 +203,7 @@ bool cn_stop_push_text(cn_stop *s, const char *text, size_t n, cn_stop_match *ma
         const stop_string *longest = NULL;
         for (uint32_t j = 0; j < r->n_strings; j++) {
             const stop_string *candidate = &r->strings[j];
-            if (!advance(candidate, &s->matched[j], text[i]) || !active) continue;
+            if (!advance_stop(candidate, &s->matched[j], text[i]) || !active) continue;
             if (!longest || candidate->length > longest->length) longest = candidate;
         }
         if (!longest) continue;

@@ -49,7 +49,7 @@ static cn_status load_tokenizer_json(cn_tokenizer **out, const char *path)
 }
 
 /* A missing file is not an error: the post-processor then decides. */
-static cn_status load_config(cn_tokenizer *t, const char *path)
+static cn_status load_tokenizer_config(cn_tokenizer *t, const char *path)
 {
     json_t *root;
     if (access(path, F_OK) != 0) return CN_OK;
@@ -67,7 +67,7 @@ cn_status cn_tokenizer_load(cn_tokenizer **out, const char *model_dir)
     if (status == CN_OK) status = load_tokenizer_json(out, path.data);
     cn_buf_clear(&path);
     if (status == CN_OK) status = cn_buf_addf(&path, "%s/tokenizer_config.json", model_dir);
-    if (status == CN_OK) status = load_config(*out, path.data);
+    if (status == CN_OK) status = load_tokenizer_config(*out, path.data);
     cn_buf_free(&path);
     if (status == CN_OK) return CN_OK;
     cn_tokenizer_free(*out);
@@ -206,7 +206,7 @@ static cn_status encode_valid(encode_job *j, const char *text, size_t n)
     return CN_OK;
 }
 
-static cn_status encode_text(encode_job *j, const char *text, size_t n)
+static cn_status encode_tokenizer_text(encode_job *j, const char *text, size_t n)
 {
     if (cn_utf8_valid_prefix(text, n) == n) return encode_valid(j, text, n);
     cn_buf lossy = {0};
@@ -229,7 +229,7 @@ cn_status cn_tokenizer_encode_by(cn_tokenizer *t, const char *text, size_t n_byt
     encode_job j = {.t = t, .o = o, .out = out, .first = out->len};
     cn_status status = CN_OK;
     if (o->add_special) status = cn_tokens_add(out, t->prefix.ids, t->prefix.len);
-    if (status == CN_OK) status = encode_text(&j, text, n_bytes);
+    if (status == CN_OK) status = encode_tokenizer_text(&j, text, n_bytes);
     if (status == CN_OK && o->add_special)
         status = cn_tokens_add(out, t->suffix.ids, t->suffix.len);
     forget_first(&j, 0);

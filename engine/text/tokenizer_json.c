@@ -42,7 +42,7 @@ static cn_status read_bool(const json_t *object, const char *what, const char *k
 }
 
 /* json_null for an absent member. */
-static const json_t *member(const json_t *object, const char *key)
+static const json_t *tokenizer_member(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
     return value ? value : json_null();
@@ -74,12 +74,12 @@ static cn_status check_tokenizer_model(const json_t *model)
     if (strcmp(type, "BPE") != 0)
         return cn_fail(CN_ERR_MODEL, "model type \"%s\" is not supported (only BPE)",
                        PRINTABLE(type));
-    const json_t *dropout = member(model, "dropout");
+    const json_t *dropout = tokenizer_member(model, "dropout");
     if (!json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0.0))
         return cn_fail(CN_ERR_MODEL, "model: \"dropout\" is not supported");
-    if (!is_empty_text(member(model, "continuing_subword_prefix")))
+    if (!is_empty_text(tokenizer_member(model, "continuing_subword_prefix")))
         return cn_fail(CN_ERR_MODEL, "model: \"continuing_subword_prefix\" is not supported");
-    if (!is_empty_text(member(model, "end_of_word_suffix")))
+    if (!is_empty_text(tokenizer_member(model, "end_of_word_suffix")))
         return cn_fail(CN_ERR_MODEL, "model: \"end_of_word_suffix\" is not supported");
     if (!json_is_object(json_object_get(model, "vocab")))
         return cn_fail(CN_ERR_MODEL, "model: \"vocab\": expected an object");
@@ -116,7 +116,7 @@ static void find_substitutes(const cn_vocab *v, const char *utf8, size_t n, uint
     }
 }
 
-static void read_bytes(const cn_tokenizer *t, bool byte_fallback, cn_bpe_bytes *bytes)
+static void read_tokenizer_bytes(const cn_tokenizer *t, bool byte_fallback, cn_bpe_bytes *bytes)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
         char utf8[4];
@@ -143,15 +143,15 @@ static bool needs_unknown(const cn_bpe_bytes *bytes)
 /* Reads what becomes of a byte: its token, or what replaces a byte without one. */
 static cn_status read_first_symbols(const cn_tokenizer *t, const json_t *model, cn_bpe_bytes *bytes)
 {
-    const json_t *unknown = member(model, "unk_token");
+    const json_t *unknown = tokenizer_member(model, "unk_token");
     bool byte_fallback = false;
     bytes->unknown = CN_BPE_NO_TOKEN;
     bytes->fuse_unknown = false;
-    if (!json_is_null(member(model, "fuse_unk")))
+    if (!json_is_null(tokenizer_member(model, "fuse_unk")))
         CN_TRY(read_bool(model, "model", "fuse_unk", &bytes->fuse_unknown));
-    if (!json_is_null(member(model, "byte_fallback")))
+    if (!json_is_null(tokenizer_member(model, "byte_fallback")))
         CN_TRY(read_bool(model, "model", "byte_fallback", &byte_fallback));
-    read_bytes(t, byte_fallback, bytes);
+    read_tokenizer_bytes(t, byte_fallback, bytes);
     if (json_is_null(unknown)) return CN_OK;
     if (!json_is_string(unknown))
         return cn_fail(CN_ERR_MODEL, "model: \"unk_token\": expected a string, got %s",
@@ -222,7 +222,7 @@ static cn_status read_merges(cn_tokenizer *t, const json_t *model)
     return status;
 }
 
-static cn_status read_model(cn_tokenizer *t, const json_t *model)
+static cn_status read_tokenizer_model(cn_tokenizer *t, const json_t *model)
 {
     CN_TRY(check_tokenizer_model(model));
     CN_TRY(read_vocab(t, json_object_get(model, "vocab")));
@@ -277,7 +277,7 @@ static cn_status read_behavior(const json_t *step, const char *what, cn_split_be
 {
     static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious",
                                         "MergedWithNext", "Contiguous"};
-    const json_t *behavior = member(step, "behavior");
+    const json_t *behavior = tokenizer_member(step, "behavior");
     const char *name = json_string_value(behavior);
     for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
         if (strcmp(name, names[i]) != 0) continue;
@@ -310,7 +310,7 @@ static cn_status read_split(cn_word_steps *words, const json_t *step)
                           cn_json_printable(json_string_value(regex), shown, sizeof shown));
 }
 
-static cn_status read_digits(cn_word_steps *words, const json_t *step)
+static cn_status read_tokenizer_digits(cn_word_steps *words, const json_t *step)
 {
     static const char what[] = "pre_tokenizer Digits";
     bool individual = false;
@@ -337,7 +337,7 @@ static cn_status read_word_step(cn_word_steps *words, const json_t *step, uint32
         cn_status (*read)(cn_word_steps *words, const json_t *step);
     } readers[] = {{"ByteLevel", read_byte_level},
                    {"Split", read_split},
-                   {"Digits", read_digits},
+                   {"Digits", read_tokenizer_digits},
                    {"Punctuation", read_punctuation}};
     const char *type = type_of(step);
     for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
@@ -524,21 +524,21 @@ cn_status cn_tokenizer_from_json(cn_tokenizer *t, const json_t *root)
     CN_TRY(check_keys(root, "file",
                       KEYS("version", "truncation", "padding", "added_tokens", "normalizer",
                            "pre_tokenizer", "post_processor", "decoder", "model")));
-    const json_t *version = member(root, "version");
+    const json_t *version = tokenizer_member(root, "version");
     if (!json_is_string(version) || strcmp(json_string_value(version), "1.0") != 0)
         return cn_fail(CN_ERR_MODEL, "version: expected \"1.0\", got %s", SHOWN(version));
-    CN_TRY(read_model(t, json_object_get(root, "model")));
-    CN_TRY(read_normalizer(t, member(root, "normalizer")));
-    CN_TRY(read_pre_tokenizer(t, member(root, "pre_tokenizer")));
-    CN_TRY(check_decoder(member(root, "decoder")));
-    CN_TRY(read_added_tokens(t, member(root, "added_tokens")));
-    return read_post_processor(t, member(root, "post_processor"), false);
+    CN_TRY(read_tokenizer_model(t, json_object_get(root, "model")));
+    CN_TRY(read_normalizer(t, tokenizer_member(root, "normalizer")));
+    CN_TRY(read_pre_tokenizer(t, tokenizer_member(root, "pre_tokenizer")));
+    CN_TRY(check_decoder(tokenizer_member(root, "decoder")));
+    CN_TRY(read_added_tokens(t, tokenizer_member(root, "added_tokens")));
+    return read_post_processor(t, tokenizer_member(root, "post_processor"), false);
 }
 
 /* Sets `list` to the token that the config has under token_key if `flag_key` is true, else empties
  * it. */
-static cn_status apply_flag(cn_tokenizer *t, const json_t *config, const char *flag_key,
-                            const char *token_key, cn_tokens *list)
+static cn_status apply_tokenizer_flag(cn_tokenizer *t, const json_t *config, const char *flag_key,
+                                      const char *token_key, cn_tokens *list)
 {
     list->len = 0;
     if (!json_is_true(json_object_get(config, flag_key))) return CN_OK;
@@ -579,6 +579,6 @@ cn_status cn_tokenizer_apply_config(cn_tokenizer *t, const json_t *config)
     warn_of_unknown_tokens(t, config);
     if (!json_object_get(config, "add_bos_token") && !json_object_get(config, "add_eos_token"))
         return CN_OK;
-    CN_TRY(apply_flag(t, config, "add_bos_token", "bos_token", &t->prefix));
-    return apply_flag(t, config, "add_eos_token", "eos_token", &t->suffix);
+    CN_TRY(apply_tokenizer_flag(t, config, "add_bos_token", "bos_token", &t->prefix));
+    return apply_tokenizer_flag(t, config, "add_eos_token", "eos_token", &t->suffix);
 }

@@ -31,7 +31,7 @@ int cn_vocab_char_byte(uint32_t cp)
 }
 
 /* Returns the slot of the content, or the free slot where it belongs. */
-static uint32_t *find_slot(const cn_vocab *v, const char *content, size_t n)
+static uint32_t *find_vocab_slot(const cn_vocab *v, const char *content, size_t n)
 {
     for (size_t i = cn_hash64(0, content, n);; i++) {
         uint32_t *slot = &v->table[i & (v->table_size - 1)];
@@ -52,7 +52,7 @@ static cn_status grow_table(cn_vocab *v)
     memset(table, 0xFF, size * sizeof *table);
     for (uint32_t id = 0; id < v->len; id++) {
         const cn_vocab_entry *e = &v->entries[id];
-        if (e->present) *find_slot(v, v->text.data + e->content, e->n_content) = id;
+        if (e->present) *find_vocab_slot(v, v->text.data + e->content, e->n_content) = id;
     }
     return CN_OK;
 }
@@ -98,7 +98,7 @@ cn_status cn_vocab_add(cn_vocab *v, const char *content, size_t n, uint32_t id)
     if (id > CN_VOCAB_MAX_ID || n > UINT32_MAX)
         return cn_fail(CN_ERR_MODEL, "token id %u exceeds the maximum of %d", id, CN_VOCAB_MAX_ID);
     if (2 * ((size_t)v->count + 1) > v->table_size) CN_TRY(grow_table(v));
-    uint32_t *slot = find_slot(v, content, n);
+    uint32_t *slot = find_vocab_slot(v, content, n);
     if (*slot != FREE_SLOT)
         return cn_fail(CN_ERR_MODEL, "the same token has two ids, %u and %u", *slot, id);
     if (cn_vocab_at(v, id)) return cn_fail(CN_ERR_MODEL, "id %u has two tokens", id);
@@ -125,7 +125,7 @@ void cn_vocab_free(cn_vocab *v)
 bool cn_vocab_find(const cn_vocab *v, const char *content, size_t n, uint32_t *id)
 {
     if (!v->table) return false;
-    uint32_t slot = *find_slot(v, content, n);
+    uint32_t slot = *find_vocab_slot(v, content, n);
     if (slot == FREE_SLOT) return false;
     *id = slot;
     return true;

@@ -12,7 +12,7 @@ struct cn_word_regex {
     pcre2_jit_stack *stack;
 };
 
-static cn_status compile(cn_word_regex *r, const char *pattern, uint32_t options)
+static cn_status compile_word(cn_word_regex *r, const char *pattern, uint32_t options)
 {
     int error;
     uint32_t matches_empty = 0;
@@ -52,7 +52,8 @@ cn_status cn_word_regex_create(cn_word_regex **out, const char *pattern, bool an
     *out = NULL;
     cn_word_regex *r = cn_calloc(1, sizeof *r);
     if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for a split rule");
-    cn_status status = compile(r, pattern, anchored ? PCRE2_ANCHORED | PCRE2_NO_START_OPTIMIZE : 0);
+    cn_status status =
+        compile_word(r, pattern, anchored ? PCRE2_ANCHORED | PCRE2_NO_START_OPTIMIZE : 0);
     if (status == CN_OK) status = make_scratch(r);
     if (status == CN_OK)
         *out = r;

@@ -212,7 +212,7 @@ static bool joins(cn_split_behavior behavior, const segment *s, const segment *n
     return false;
 }
 
-static cn_status run_split(word_run *r, uint32_t index, const char *text, size_t n)
+static cn_status run_word_split(word_run *r, uint32_t index, const char *text, size_t n)
 {
     const word_step *step = &r->w->steps[index];
     cursor c = {.step = step, .text = text, .n = n};
@@ -260,7 +260,7 @@ static cn_status run_from(word_run *r, uint32_t index, const char *text, size_t 
     if (index == r->w->n) return emit_word(r, text, n);
     switch (r->w->steps[index].kind) {
     case STEP_RULE: return run_rule(r, index, text, n);
-    case STEP_SPLIT: return run_split(r, index, text, n);
+    case STEP_SPLIT: return run_word_split(r, index, text, n);
     case STEP_PREFIX: return run_prefix(r, index, text, n);
     case STEP_BYTES: return run_bytes(r, index, text, n);
     }

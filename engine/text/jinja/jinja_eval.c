@@ -30,7 +30,7 @@ static cn_status lookup(cn_jrun *run, cn_jtext name, cn_jvalue *out)
 }
 
 /* A method of the object as a value; undefined if there is none. */
-static cn_status find_method(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_jvalue *out)
+static cn_status find_eval_method(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_jvalue *out)
 {
     const cn_jbuiltin *method = cn_jfind_method(object, name);
     *out = cn_jundefined(name);
@@ -42,7 +42,7 @@ static cn_status find_method(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_j
     return CN_OK;
 }
 
-static cn_status find_key(cn_jrun *run, const cn_jdict *dict, cn_jvalue key, cn_jvalue *out)
+static cn_status find_eval_key(cn_jrun *run, const cn_jdict *dict, cn_jvalue key, cn_jvalue *out)
 {
     CN_TRY(cn_jwork(run, 1 + dict->n / 8));
     const cn_jvalue *found = cn_jdict_find(dict, key);
@@ -70,10 +70,10 @@ cn_status cn_jmember(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_jvalue *o
     if (object.kind == CN_J_UNDEFINED) return cn_jfail_undefined(object);
     if (object.kind == CN_J_LOOP) return cn_jloop_member(run, object, name, out);
     if (is_named_member(object, name, out)) return CN_OK;
-    CN_TRY(find_method(run, object, name, out));
+    CN_TRY(find_eval_method(run, object, name, out));
     bool keyed = object.kind == CN_J_DICT || object.kind == CN_J_NAMESPACE;
     if (!keyed || out->kind != CN_J_UNDEFINED) return CN_OK;
-    return find_key(run, object.dict, cn_jstring(name), out);
+    return find_eval_key(run, object.dict, cn_jstring(name), out);
 }
 
 static cn_status char_at(cn_jrun *run, cn_jtext t, int64_t index, cn_jvalue *out)
@@ -101,10 +101,10 @@ cn_status cn_jitem(cn_jrun *run, cn_jvalue object, cn_jvalue key, cn_jvalue *out
     }
     if (object.kind == CN_J_STRING && cn_jas_int(key, &index))
         return char_at(run, object.text, index, out);
-    if (object.kind == CN_J_DICT) CN_TRY(find_key(run, object.dict, key, out));
+    if (object.kind == CN_J_DICT) CN_TRY(find_eval_key(run, object.dict, key, out));
     if (out->kind != CN_J_UNDEFINED || key.kind != CN_J_STRING) return CN_OK;
     if (object.kind == CN_J_LOOP) return cn_jloop_member(run, object, key.text, out);
-    return find_method(run, object, key.text, out);
+    return find_eval_method(run, object, key.text, out);
 }
 
 static cn_status eval_const(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)

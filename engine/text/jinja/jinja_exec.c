@@ -133,7 +133,7 @@ static cn_status exec_for(cn_jrun *run, const cn_jnode *n)
 /* ---- macros ---- */
 
 /* Sets the parameters in `scope` from the arguments; the rest is in varargs and kwargs. */
-static cn_status bind(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn_jscope *scope)
+static cn_status bind_loop(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn_jscope *scope)
 {
     size_t used = 0, named = 0;
     cn_jvalue rest, more;
@@ -175,7 +175,7 @@ cn_status cn_jmacro_call(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args,
     CN_TRY(cn_jdeeper(run));
     CN_TRY(cn_jscope_new(run, m->scope, &scope));
     run->scope = scope;
-    CN_TRY(bind(run, m, args, scope));
+    CN_TRY(bind_loop(run, m, args, scope));
     CN_TRY(cn_jexec(run, m->body));
     run->scope = outer;
     run->jump = CN_J_GO_ON;

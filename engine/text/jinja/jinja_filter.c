@@ -263,7 +263,7 @@ static cn_status format(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 
 /* A number at the start of the text, after white space; the rest of the text must be white
  * space. */
-static bool parse_number(cn_jtext t, double *out, bool *whole)
+static bool parse_filter_number(cn_jtext t, double *out, bool *whole)
 {
     char text[64];
     size_t len = 0;
@@ -299,7 +299,7 @@ static cn_status to_int(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
         d = (double)strtoll(text, &end, (int)base);
         ok = *text && !*end;
     } else if (c->self.kind == CN_J_STRING) {
-        ok = parse_number(c->self.text, &d, &whole);
+        ok = parse_filter_number(c->self.text, &d, &whole);
     }
     if (ok && d > -9.2e18 && d < 9.2e18)
         *out = cn_jint((int64_t)d);
@@ -315,7 +315,7 @@ static cn_status to_float(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     (void)run;
     if (c->self.kind == CN_J_UNDEFINED) return cn_jfail_undefined(c->self);
     bool ok = cn_jas_real(c->self, &d) ||
-              (c->self.kind == CN_J_STRING && parse_number(c->self.text, &d, &whole));
+              (c->self.kind == CN_J_STRING && parse_filter_number(c->self.text, &d, &whole));
     *out = ok ? cn_jreal(d) : c->slot[0].kind == CN_J_MISSING ? cn_jreal(0) : c->slot[0];
     return CN_OK;
 }

@@ -74,7 +74,7 @@ static cn_status pairs(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 }
 
 /* batch(n): lists of n items. slice(n): n lists. */
-static cn_status divide(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status divide_seq(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jlist *items;
     int64_t n = 0;
@@ -106,7 +106,7 @@ static cn_status divide(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 /* ---- attributes ---- */
 
 /* The member of v at a path such as "function.name" or "0"; v itself without a path. */
-static cn_status follow(cn_jrun *run, cn_jvalue v, cn_jvalue path, cn_jvalue *out)
+static cn_status follow_seq(cn_jrun *run, cn_jvalue v, cn_jvalue path, cn_jvalue *out)
 {
     *out = v;
     if (path.kind == CN_J_MISSING || path.kind == CN_J_NONE) return CN_OK;
@@ -146,7 +146,7 @@ static cn_status join(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     for (size_t i = 0; i < items->n; i++) {
         cn_jvalue v;
         CN_TRY(cn_jwork(run, 1));
-        CN_TRY(follow(run, items->at[i], c->slot[1], &v));
+        CN_TRY(follow_seq(run, items->at[i], c->slot[1], &v));
         if (i) CN_TRY(cn_jputs(run, between));
         CN_TRY(cn_jput_str(run, v));
     }
@@ -161,7 +161,7 @@ static cn_status sum(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     *out = c->slot[1].kind == CN_J_MISSING ? cn_jint(0) : c->slot[1];
     for (size_t i = 0; i < items->n; i++) {
         CN_TRY(cn_jwork(run, 1));
-        CN_TRY(follow(run, items->at[i], c->slot[0], &v));
+        CN_TRY(follow_seq(run, items->at[i], c->slot[0], &v));
         CN_TRY(cn_jbinary(run, CN_JOP_ADD, *out, v, out));
     }
     return CN_OK;
@@ -199,7 +199,7 @@ static cn_status map(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
         if (c->args->n)
             CN_TRY(call_named(run, c, 0, false, items->at[i], &v));
         else
-            CN_TRY(follow(run, items->at[i], *path, &v));
+            CN_TRY(follow_seq(run, items->at[i], *path, &v));
         if (missing && v.kind == CN_J_UNDEFINED) v = *missing;
         CN_TRY(cn_jlist_add(&run->arena, out->list, v));
     }
@@ -218,7 +218,7 @@ static cn_status choose_items(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     for (size_t i = 0; i < items->n; i++) {
         cn_jvalue v = items->at[i];
         CN_TRY(cn_jwork(run, 1));
-        if (by_attribute) CN_TRY(follow(run, v, c->args->at[0], &v));
+        if (by_attribute) CN_TRY(follow_seq(run, v, c->args->at[0], &v));
         if (c->args->n > by_attribute) CN_TRY(call_named(run, c, by_attribute, true, v, &v));
         if (cn_jtruth(v) == keeps) CN_TRY(cn_jlist_add(&run->arena, out->list, items->at[i]));
     }
@@ -272,7 +272,7 @@ static cn_status keyed(cn_jrun *run, const cn_jlist *list, cn_jvalue path, bool 
     CN_TRY(cn_jalloc(&run->arena, list->n, sizeof **out, out));
     for (size_t i = 0; i < list->n; i++) {
         (*out)[i].value = list->at[i];
-        CN_TRY(follow(run, list->at[i], path, &(*out)[i].key));
+        CN_TRY(follow_seq(run, list->at[i], path, &(*out)[i].key));
         CN_TRY(fold(run, (*out)[i].key, cased, &(*out)[i].key));
     }
     return CN_OK;
@@ -363,7 +363,7 @@ static cn_status groupby(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
         cn_jvalue key;
         if (i) CN_TRY(cn_jcompare(run, CN_JOP_EQ, items[i].key, items[i - 1].key, &same));
         if (!same) {
-            CN_TRY(follow(run, items[i].value, c->slot[0], &key));
+            CN_TRY(follow_seq(run, items[i].value, c->slot[0], &key));
             if (key.kind == CN_J_UNDEFINED) key = items[i].key;
             CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, &group));
             CN_TRY(cn_jpair_new(&run->arena, key, group, &pair));
@@ -382,8 +382,8 @@ const cn_jbuiltin cn_jseq_filters[] = {
     {"list", "", to_list},
     {"reverse", "", reversed},
     {"items", "", pairs},
-    {"batch", "linecount fill_with", divide},
-    {"slice", "slices fill_with", divide},
+    {"batch", "linecount fill_with", divide_seq},
+    {"slice", "slices fill_with", divide_seq},
     {"join", "d attribute", join},
     {"sum", "attribute start", sum},
     {"map", "*", map},

@@ -12,10 +12,13 @@
 
 static char lex_char(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
 
-static cn_jtext rest(const cn_jlex *l, size_t i) { return (cn_jtext){l->src + i, l->n - i}; }
+static cn_jtext rest_of_template(const cn_jlex *l, size_t i)
+{
+    return (cn_jtext){l->src + i, l->n - i};
+}
 
 /* Moves on and counts lines. */
-static void advance(cn_jlex *l, size_t to)
+static void advance_jinja(cn_jlex *l, size_t to)
 {
     for (; l->at < to; l->at++) l->line += l->src[l->at] == '\n';
 }
@@ -42,11 +45,11 @@ static bool is_open(const cn_jlex *l, size_t i)
     return lex_char(l, i) == '{' && (c == '{' || c == '%' || c == '#');
 }
 
-static size_t skip_space(const cn_jlex *l, size_t i)
+static size_t skip_jinja_space(const cn_jlex *l, size_t i)
 {
     uint32_t cp;
     for (size_t len; i < l->n; i += len) {
-        len = cn_pychar(rest(l, i), &cp);
+        len = cn_pychar(rest_of_template(l, i), &cp);
         if (!cn_pyspace(cp)) break;
     }
     return i;
@@ -74,10 +77,10 @@ static void close_tag(cn_jlex *l, size_t end, bool trims_newline)
     char sign = lex_char(l, end);
     size_t to = end + 2 + (sign == '-' || sign == '+');
     if (sign == '-')
-        to = skip_space(l, to);
+        to = skip_jinja_space(l, to);
     else if (sign != '+' && trims_newline && lex_char(l, to) == '\n')
         to++;
-    advance(l, to);
+    advance_jinja(l, to);
     l->line_start = to > 0 && l->src[to - 1] == '\n';
     l->tag = 0;
     l->brackets = 0;
@@ -106,10 +109,10 @@ static size_t find_word_tag(const cn_jlex *l, size_t i, const char *word, size_t
     if (lex_char(l, i) != '{' || lex_char(l, i + 1) != '%') return 0;
     bool sign = lex_char(l, i + 2) == '-' || lex_char(l, i + 2) == '+';
     i += sign ? 3 : 2;
-    i = skip_space(l, i);
+    i = skip_jinja_space(l, i);
     size_t n = strlen(word);
     if (l->n - i < n || memcmp(l->src + i, word, n) != 0) return 0;
-    *close = skip_space(l, i + n);
+    *close = skip_jinja_space(l, i + n);
     return is_close(l, *close, '%') ? *close : 0;
 }
 
@@ -118,8 +121,8 @@ static cn_status read_raw(cn_jlex *l, size_t close, cn_jtoken *out)
 {
     char sign = lex_char(l, close);
     size_t start = close + 2 + (sign == '-' || sign == '+');
-    if (sign == '-') start = skip_space(l, start);
-    advance(l, start);
+    if (sign == '-') start = skip_jinja_space(l, start);
+    advance_jinja(l, start);
     for (size_t i = start; i < l->n; i++) {
         if (!find_word_tag(l, i, "endraw", &close)) continue;
         *out = (cn_jtoken){.kind = CN_JT_DATA, .line = l->line};
@@ -137,7 +140,7 @@ static cn_status read_data(cn_jlex *l, cn_jtoken *out)
     size_t open = l->at;
     while (open < l->n && !is_open(l, open)) open++;
     *out = (cn_jtoken){.kind = CN_JT_DATA, .line = l->line, .text = strip_before(l, open)};
-    advance(l, open);
+    advance_jinja(l, open);
     l->line_start = false;
     if (open == l->n) return CN_OK;
     size_t close;
@@ -149,7 +152,7 @@ static cn_status read_data(cn_jlex *l, cn_jtoken *out)
         }
         return read_raw(l, close, out);
     }
-    advance(l, open + 2 + (lex_char(l, open + 2) == '-' || lex_char(l, open + 2) == '+'));
+    advance_jinja(l, open + 2 + (lex_char(l, open + 2) == '-' || lex_char(l, open + 2) == '+'));
     if (kind == '#') return skip_comment(l);
     l->tag = kind;
     l->opened = true;
@@ -158,7 +161,7 @@ static cn_status read_data(cn_jlex *l, cn_jtoken *out)
 
 /* ---- inside tags ---- */
 
-static int hex_value(char c)
+static int jinja_hex_value(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
     c = (char)(c | 32);
@@ -170,7 +173,7 @@ static uint32_t read_digits(cn_jtext t, size_t *i, size_t digits, int base, size
 {
     uint32_t cp = 0;
     for (*n_read = 0; *n_read < digits && *i < t.n; (*i)++, (*n_read)++) {
-        int v = hex_value(t.at[*i]);
+        int v = jinja_hex_value(t.at[*i]);
         if (v < 0 || v >= base) break;
         cp = cp * (uint32_t)base + (uint32_t)v;
     }
@@ -179,7 +182,7 @@ static uint32_t read_digits(cn_jtext t, size_t *i, size_t digits, int base, size
 
 /* One escape sequence after its backslash at t.at[*i - 1]; unknown ones keep the backslash. Returns
  * the bytes written to dst[4]; 0 for a line continuation, SIZE_MAX if digits are missing. */
-static size_t read_escape(cn_jtext t, size_t *i, char *dst)
+static size_t read_jinja_escape(cn_jtext t, size_t *i, char *dst)
 {
     static const char from[] = "nrt\\'\"abfv", to[] = "\n\r\t\\'\"\a\b\f\v";
     char c = t.at[(*i)++];
@@ -202,7 +205,7 @@ static size_t read_escape(cn_jtext t, size_t *i, char *dst)
     return 2;
 }
 
-static cn_status read_string(cn_jlex *l, cn_jtoken *out)
+static cn_status read_jinja_string(cn_jlex *l, cn_jtoken *out)
 {
     char quote = l->src[l->at];
     size_t end = l->at + 1, len = 0;
@@ -218,48 +221,50 @@ static cn_status read_string(cn_jlex *l, cn_jtoken *out)
             text[len++] = c;
             continue;
         }
-        size_t n = read_escape(raw, &i, text + len);
+        size_t n = read_jinja_escape(raw, &i, text + len);
         if (n == SIZE_MAX)
             return cn_fail(CN_ERR_MODEL, "line %u: an escape sequence lacks digits", l->line);
         len += n;
     }
     out->kind = CN_JT_CONST;
     out->value = cn_jstring((cn_jtext){text, len});
-    advance(l, end + 1);
+    advance_jinja(l, end + 1);
     return CN_OK;
 }
 
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_jinja_digit(char c) { return c >= '0' && c <= '9'; }
 
 static bool is_name_char(char c)
 {
-    return is_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_' ||
+    return is_jinja_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_' ||
            (unsigned char)c > 127;
 }
 
 /* Copies digits and their underscores from l->src at *i. */
 static void copy_digits(const cn_jlex *l, size_t *i, char *text, size_t *len, size_t cap)
 {
-    while (is_digit(lex_char(l, *i)) || (lex_char(l, *i) == '_' && is_digit(lex_char(l, *i + 1)))) {
+    while (is_jinja_digit(lex_char(l, *i)) ||
+           (lex_char(l, *i) == '_' && is_jinja_digit(lex_char(l, *i + 1)))) {
         if (lex_char(l, *i) != '_' && *len < cap) text[(*len)++] = lex_char(l, *i);
         (*i)++;
     }
 }
 
-static cn_status read_number(cn_jlex *l, cn_jtoken *out)
+static cn_status read_jinja_number(cn_jlex *l, cn_jtoken *out)
 {
     char text[64];
     size_t i = l->at, len = 0, cap = sizeof text - 4;
     bool real = false;
     copy_digits(l, &i, text, &len, cap);
-    if (!l->after_dot && lex_char(l, i) == '.' && is_digit(lex_char(l, i + 1))) {
+    if (!l->after_dot && lex_char(l, i) == '.' && is_jinja_digit(lex_char(l, i + 1))) {
         real = true;
         text[len++] = '.';
         i++;
         copy_digits(l, &i, text, &len, cap);
     }
     size_t sign = lex_char(l, i + 1) == '-' || lex_char(l, i + 1) == '+';
-    if (!l->after_dot && (lex_char(l, i) | 32) == 'e' && is_digit(lex_char(l, i + 1 + sign))) {
+    if (!l->after_dot && (lex_char(l, i) | 32) == 'e' &&
+        is_jinja_digit(lex_char(l, i + 1 + sign))) {
         real = true;
         if (len < cap) text[len++] = 'e';
         if (sign && len < cap) text[len++] = lex_char(l, i + 1);
@@ -273,7 +278,7 @@ static cn_status read_number(cn_jlex *l, cn_jtoken *out)
         return cn_fail(CN_ERR_MODEL, "line %u: the number %s... is too large", l->line, text);
     out->kind = CN_JT_CONST;
     if (real) out->value = cn_jreal(strtod(text, NULL));
-    advance(l, i);
+    advance_jinja(l, i);
     return CN_OK;
 }
 
@@ -293,13 +298,13 @@ static cn_status read_sign(cn_jlex *l, cn_jtoken *out)
     if (l->brackets && (c == ')' || c == ']' || c == '}')) l->brackets--;
     out->kind = CN_JT_SIGN;
     out->text = (cn_jtext){l->src + l->at, len};
-    advance(l, l->at + len);
+    advance_jinja(l, l->at + len);
     return CN_OK;
 }
 
 static cn_status read_word(cn_jlex *l, cn_jtoken *out)
 {
-    advance(l, skip_space(l, l->at));
+    advance_jinja(l, skip_jinja_space(l, l->at));
     *out = (cn_jtoken){.line = l->line};
     if (l->at == l->n)
         return cn_fail(CN_ERR_MODEL, "line %u: the template ends inside a tag", l->line);
@@ -310,9 +315,9 @@ static cn_status read_word(cn_jlex *l, cn_jtoken *out)
         return CN_OK;
     }
     size_t start = l->at;
-    if (c == '\'' || c == '"') return read_string(l, out);
-    if (is_digit(c)) {
-        CN_TRY(read_number(l, out));
+    if (c == '\'' || c == '"') return read_jinja_string(l, out);
+    if (is_jinja_digit(c)) {
+        CN_TRY(read_jinja_number(l, out));
         out->text = (cn_jtext){l->src + start, l->at - start};
         return CN_OK;
     }

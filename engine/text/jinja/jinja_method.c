@@ -26,7 +26,7 @@ static cn_status strip(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-static cn_status add_text(cn_jrun *run, cn_jvalue list, const char *at, size_t n)
+static cn_status add_method_text(cn_jrun *run, cn_jvalue list, const char *at, size_t n)
 {
     return cn_jlist_add(&run->arena, list.list, cn_jstring((cn_jtext){at, n}));
 }
@@ -43,10 +43,10 @@ static cn_status split_words(cn_jrun *run, cn_jtext t, int64_t most, cn_jvalue o
             if (cn_pyspace(cp)) break;
             end += len;
         }
-        CN_TRY(add_text(run, out, t.at, end));
+        CN_TRY(add_method_text(run, out, t.at, end));
         t = cn_pystrip((cn_jtext){t.at + end, t.n - end}, (cn_jtext){0}, CN_PY_LEFT);
     }
-    return t.n ? add_text(run, out, t.at, t.n) : CN_OK;
+    return t.n ? add_method_text(run, out, t.at, t.n) : CN_OK;
 }
 
 static cn_status split(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
@@ -62,10 +62,10 @@ static cn_status split(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     for (; most != 0; most--) {
         size_t at = cn_pyfind(t, mark);
         if (at == SIZE_MAX) break;
-        CN_TRY(add_text(run, *out, t.at, at));
+        CN_TRY(add_method_text(run, *out, t.at, at));
         t = (cn_jtext){t.at + at + mark.n, t.n - at - mark.n};
     }
-    return add_text(run, *out, t.at, t.n);
+    return add_method_text(run, *out, t.at, t.n);
 }
 
 static void reverse(cn_jlist *list)
@@ -90,10 +90,10 @@ static cn_status rsplit(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     for (; most > 0; most--) {
         size_t at = cn_pyrfind(t, mark);
         if (at == SIZE_MAX) break;
-        CN_TRY(add_text(run, *out, t.at + at + mark.n, t.n - at - mark.n));
+        CN_TRY(add_method_text(run, *out, t.at + at + mark.n, t.n - at - mark.n));
         t.n = at;
     }
-    CN_TRY(add_text(run, *out, t.at, t.n));
+    CN_TRY(add_method_text(run, *out, t.at, t.n));
     reverse(out->list);
     return CN_OK;
 }
@@ -105,7 +105,7 @@ static cn_status splitlines(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     CN_TRY(cn_jscan(run, rest));
     CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, out));
     while (cn_pyline(&rest, &line))
-        CN_TRY(add_text(run, *out, line.at, keep ? (size_t)(rest.at - line.at) : line.n));
+        CN_TRY(add_method_text(run, *out, line.at, keep ? (size_t)(rest.at - line.at) : line.n));
     return CN_OK;
 }
 
@@ -121,9 +121,9 @@ static cn_status partition(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     size_t found = at == SIZE_MAX ? 0 : mark.n;
     if (at == SIZE_MAX) at = last ? 0 : t.n;
     CN_TRY(cn_jlist_new(&run->arena, CN_J_TUPLE, 3, out));
-    CN_TRY(add_text(run, *out, t.at, at));
-    CN_TRY(add_text(run, *out, mark.at, found));
-    return add_text(run, *out, t.at + at + found, t.n - at - found);
+    CN_TRY(add_method_text(run, *out, t.at, at));
+    CN_TRY(add_method_text(run, *out, mark.at, found));
+    return add_method_text(run, *out, t.at + at + found, t.n - at - found);
 }
 
 /* startswith and endswith; a tuple has several candidates. */

@@ -91,7 +91,7 @@ static cn_status join_values(cn_jrun *run, cn_jvalue a, cn_jvalue b, cn_jvalue *
     return CN_OK;
 }
 
-static cn_status repeat(cn_jrun *run, cn_jvalue v, int64_t times, cn_jvalue *out)
+static cn_status repeat_operand(cn_jrun *run, cn_jvalue v, int64_t times, cn_jvalue *out)
 {
     size_t n = times > 0 ? (size_t)times : 0;
     if (v.kind == CN_J_STRING) {
@@ -111,7 +111,7 @@ static cn_status repeat(cn_jrun *run, cn_jvalue v, int64_t times, cn_jvalue *out
     return CN_OK;
 }
 
-static bool repeats(cn_jvalue v)
+static bool repeats_operand(cn_jvalue v)
 {
     return v.kind == CN_J_STRING || v.kind == CN_J_LIST || v.kind == CN_J_TUPLE;
 }
@@ -126,9 +126,12 @@ cn_status cn_jbinary(cn_jrun *run, cn_jop op, cn_jvalue a, cn_jvalue b, cn_jvalu
     double x, y;
     if (cn_jas_int(a, &i) && cn_jas_int(b, &j)) return int_binary(op, i, j, out);
     if (cn_jas_real(a, &x) && cn_jas_real(b, &y)) return real_binary(op, x, y, out);
-    if (op == CN_JOP_ADD && a.kind == b.kind && repeats(a)) return join_values(run, a, b, out);
-    if (op == CN_JOP_MUL && repeats(a) && cn_jas_int(b, &j)) return repeat(run, a, j, out);
-    if (op == CN_JOP_MUL && repeats(b) && cn_jas_int(a, &i)) return repeat(run, b, i, out);
+    if (op == CN_JOP_ADD && a.kind == b.kind && repeats_operand(a))
+        return join_values(run, a, b, out);
+    if (op == CN_JOP_MUL && repeats_operand(a) && cn_jas_int(b, &j))
+        return repeat_operand(run, a, j, out);
+    if (op == CN_JOP_MUL && repeats_operand(b) && cn_jas_int(a, &i))
+        return repeat_operand(run, b, i, out);
     if (op == CN_JOP_MOD && a.kind == CN_J_STRING) {
         cn_jargs args = {.at = &b, .n = 1};
         if (b.kind == CN_J_TUPLE) args = (cn_jargs){.at = b.list->at, .n = b.list->n};
@@ -147,7 +150,7 @@ static cn_status charge_pair(cn_jrun *run, cn_jvalue a, cn_jvalue b)
     return cn_jwork(run, n < m ? n : m);
 }
 
-static cn_status contains(cn_jrun *run, cn_jvalue item, cn_jvalue in, bool *out)
+static cn_status contains_operand(cn_jrun *run, cn_jvalue item, cn_jvalue in, bool *out)
 {
     *out = false;
     if (in.kind == CN_J_STRING) {
@@ -178,7 +181,7 @@ cn_status cn_jcompare(cn_jrun *run, cn_jop op, cn_jvalue a, cn_jvalue b, bool *o
         [CN_JOP_LT] = "<", [CN_JOP_LE] = "<=", [CN_JOP_GT] = ">", [CN_JOP_GE] = ">="};
     int order = 0;
     if (op == CN_JOP_IN || op == CN_JOP_NOT_IN) {
-        CN_TRY(contains(run, a, b, out));
+        CN_TRY(contains_operand(run, a, b, out));
         *out = *out == (op == CN_JOP_IN);
         return CN_OK;
     }
@@ -244,7 +247,7 @@ cn_status cn_jslice(cn_jrun *run, cn_jvalue v, const cn_jvalue part[3], cn_jvalu
 {
     int64_t b[3];
     if (v.kind == CN_J_UNDEFINED) return cn_jfail_undefined(v);
-    if (!repeats(v)) return cn_fail(CN_ERR_ARG, "a %s cannot be sliced", cn_jtype_name(v));
+    if (!repeats_operand(v)) return cn_fail(CN_ERR_ARG, "a %s cannot be sliced", cn_jtype_name(v));
     if (v.kind == CN_J_STRING) CN_TRY(cn_jscan(run, v.text));
     size_t n = v.kind == CN_J_STRING ? cn_pylen(v.text) : v.list->n;
     CN_TRY(slice_bounds(part, (int64_t)n, b));
@@ -330,7 +333,7 @@ static cn_status put_formatted(cn_jrun *run, const format_spec *s, cn_jvalue v)
 }
 
 /* Applies width and, for text, precision to what was put since the mark. */
-static cn_status pad(cn_jrun *run, const format_spec *s, size_t mark)
+static cn_status pad_operand(cn_jrun *run, const format_spec *s, size_t mark)
 {
     cn_jvalue whole;
     CN_TRY(cn_jcut(run, mark, &whole));
@@ -388,7 +391,7 @@ cn_status cn_jformat(cn_jrun *run, cn_jtext format, const cn_jargs *args, cn_jva
         if (!spec.kind) return cn_fail(CN_ERR_ARG, "a format ends after %%");
         size_t from = cn_jmark(run);
         CN_TRY(put_formatted(run, &spec, v));
-        CN_TRY(pad(run, &spec, from));
+        CN_TRY(pad_operand(run, &spec, from));
     }
     if (used < args->n) return cn_fail(CN_ERR_ARG, "a format has fewer places than values");
     return cn_jcut(run, mark, out);

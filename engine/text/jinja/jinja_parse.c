@@ -115,7 +115,7 @@ static cn_status parse_until(cn_jparser *p, const char *words, cn_jnode **end)
     return cn_jparse_advance(p);
 }
 
-static cn_status parse_body(cn_jparser *p, const char *words, cn_jnode **out)
+static cn_status parse_template_body(cn_jparser *p, const char *words, cn_jnode **out)
 {
     CN_TRY(cn_jparse_deeper(p));
     if (cn_jparse_at_sign(p, ":")) CN_TRY(cn_jparse_advance(p));
@@ -133,7 +133,7 @@ static cn_status parse_if(cn_jparser *p, cn_jnode **out)
         CN_TRY(cn_jparse_node(p, CN_JN_IF, out));
         CN_TRY(cn_jparse_advance(p));
         CN_TRY(cn_jparse_exprs(p, false, &(*out)->a));
-        CN_TRY(parse_body(p, "elif else endif", &(*out)->b));
+        CN_TRY(parse_template_body(p, "elif else endif", &(*out)->b));
         if (cn_jparse_at_name(p, "elif")) {
             CN_TRY(cn_jparse_deeper(p)); /* an elif is an if inside the else */
             out = &(*out)->c;
@@ -144,7 +144,7 @@ static cn_status parse_if(cn_jparser *p, cn_jnode **out)
     }
     if (cn_jparse_at_name(p, "else")) {
         CN_TRY(cn_jparse_advance(p));
-        CN_TRY(parse_body(p, "endif", &(*out)->c));
+        CN_TRY(parse_template_body(p, "endif", &(*out)->c));
     }
     return cn_jparse_advance(p);
 }
@@ -163,10 +163,10 @@ static cn_status parse_for(cn_jparser *p, cn_jnode **out)
     }
     loop->recursive = cn_jparse_at_name(p, "recursive");
     if (loop->recursive) CN_TRY(cn_jparse_advance(p));
-    CN_TRY(parse_body(p, "else endfor", &loop->d));
+    CN_TRY(parse_template_body(p, "else endfor", &loop->d));
     if (cn_jparse_at_name(p, "else")) {
         CN_TRY(cn_jparse_advance(p));
-        CN_TRY(parse_body(p, "endfor", &loop->e));
+        CN_TRY(parse_template_body(p, "endfor", &loop->e));
     }
     return cn_jparse_advance(p);
 }
@@ -185,7 +185,7 @@ static cn_status parse_set(cn_jparser *p, cn_jnode **out)
         CN_TRY(cn_jparse_advance(p));
         CN_TRY(cn_jparse_filters(p, NULL, &(*out)->b));
     }
-    CN_TRY(parse_body(p, "endset", &(*out)->c));
+    CN_TRY(parse_template_body(p, "endset", &(*out)->c));
     return cn_jparse_advance(p);
 }
 
@@ -216,7 +216,7 @@ static cn_status parse_macro(cn_jparser *p, cn_jnode **out)
     (*out)->value = cn_jstring(p->now.text);
     CN_TRY(cn_jparse_advance(p));
     CN_TRY(parse_params(p, &(*out)->a));
-    CN_TRY(parse_body(p, "endmacro", &(*out)->b));
+    CN_TRY(parse_template_body(p, "endmacro", &(*out)->b));
     return cn_jparse_advance(p);
 }
 
@@ -233,7 +233,7 @@ static cn_status parse_call_block(cn_jparser *p, cn_jnode **out)
     CN_TRY(cn_jparse_node(p, CN_JN_NAME, &arg->a));
     arg->value = arg->a->value = cn_jstring(CN_JTEXT("caller"));
     *end = arg;
-    CN_TRY(parse_body(p, "endcall", &(*out)->c));
+    CN_TRY(parse_template_body(p, "endcall", &(*out)->c));
     return cn_jparse_advance(p);
 }
 
@@ -242,7 +242,7 @@ static cn_status parse_filter_block(cn_jparser *p, cn_jnode **out)
     CN_TRY(cn_jparse_node(p, CN_JN_FILTER_BLOCK, out));
     CN_TRY(cn_jparse_advance(p));
     CN_TRY(cn_jparse_filters(p, NULL, &(*out)->a));
-    CN_TRY(parse_body(p, "endfilter", &(*out)->b));
+    CN_TRY(parse_template_body(p, "endfilter", &(*out)->b));
     return cn_jparse_advance(p);
 }
 
@@ -261,7 +261,7 @@ static cn_status parse_with(cn_jparser *p, cn_jnode **out)
         if (!cn_jparse_at_sign(p, ",")) break;
         CN_TRY(cn_jparse_advance(p));
     }
-    CN_TRY(parse_body(p, "endwith", &(*out)->b));
+    CN_TRY(parse_template_body(p, "endwith", &(*out)->b));
     return cn_jparse_advance(p);
 }
 
@@ -270,7 +270,7 @@ static cn_status parse_generation(cn_jparser *p, cn_jnode **out)
 {
     CN_TRY(cn_jparse_node(p, CN_JN_SCOPE, out));
     CN_TRY(cn_jparse_advance(p));
-    CN_TRY(parse_body(p, "endgeneration", &(*out)->a));
+    CN_TRY(parse_template_body(p, "endgeneration", &(*out)->a));
     return cn_jparse_advance(p);
 }
 

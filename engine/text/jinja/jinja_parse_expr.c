@@ -5,8 +5,8 @@
 static cn_status parse_unary(cn_jparser *p, bool with_filter, cn_jnode **out);
 
 /* Makes *left the left operand of a new node, and reads the right one with `next`. */
-static cn_status join(cn_jparser *p, cn_jnode_kind kind, cn_jop op,
-                      cn_status (*next)(cn_jparser *, cn_jnode **), cn_jnode **left)
+static cn_status join_jinja(cn_jparser *p, cn_jnode_kind kind, cn_jop op,
+                            cn_status (*next)(cn_jparser *, cn_jnode **), cn_jnode **left)
 {
     cn_jnode *node;
     CN_TRY(cn_jparse_node(p, kind, &node));
@@ -40,7 +40,7 @@ static cn_status parse_binary(cn_jparser *p, const sign_op *ops,
         cn_jop op;
         CN_TRY(take_op(p, ops, &op));
         if (op == CN_JOP_NONE) return CN_OK;
-        CN_TRY(join(p, CN_JN_BINARY, op, operand, out));
+        CN_TRY(join_jinja(p, CN_JN_BINARY, op, operand, out));
     }
 }
 
@@ -107,7 +107,7 @@ static cn_status parse_comparison(cn_jparser *p, cn_jnode **out)
         CN_TRY(take_comparison(p, &op));
         if (op == CN_JOP_NONE) return CN_OK;
         cn_jnode *left = before ? NULL : *out;
-        CN_TRY(join(p, CN_JN_COMPARE, op, parse_sum, &left));
+        CN_TRY(join_jinja(p, CN_JN_COMPARE, op, parse_sum, &left));
         if (before)
             before->c = left;
         else
@@ -135,7 +135,7 @@ static cn_status parse_word_chain(cn_jparser *p, const char *word, cn_jnode_kind
     CN_TRY(operand(p, out));
     while (cn_jparse_at_name(p, word)) {
         CN_TRY(cn_jparse_advance(p));
-        CN_TRY(join(p, kind, CN_JOP_NONE, operand, out));
+        CN_TRY(join_jinja(p, kind, CN_JOP_NONE, operand, out));
     }
     return CN_OK;
 }
@@ -205,7 +205,7 @@ cn_status cn_jparse_exprs(cn_jparser *p, bool with_cond, cn_jnode **out)
     return parse_tuple_rest(p, with_cond, out);
 }
 
-static cn_status parse_group(cn_jparser *p, cn_jnode **out)
+static cn_status parse_jinja_group(cn_jparser *p, cn_jnode **out)
 {
     CN_TRY(cn_jparse_advance(p));
     if (cn_jparse_at_sign(p, ")"))
@@ -262,7 +262,7 @@ static cn_status parse_const(cn_jparser *p, cn_jnode **out)
     return CN_OK;
 }
 
-static cn_status parse_name(cn_jparser *p, cn_jnode **out)
+static cn_status parse_jinja_name(cn_jparser *p, cn_jnode **out)
 {
     static const struct {
         const char *word;
@@ -287,9 +287,9 @@ static cn_status parse_name(cn_jparser *p, cn_jnode **out)
 
 static cn_status parse_primary(cn_jparser *p, cn_jnode **out)
 {
-    if (p->now.kind == CN_JT_NAME) return parse_name(p, out);
+    if (p->now.kind == CN_JT_NAME) return parse_jinja_name(p, out);
     if (p->now.kind == CN_JT_CONST) return parse_const(p, out);
-    if (cn_jparse_at_sign(p, "(")) return parse_group(p, out);
+    if (cn_jparse_at_sign(p, "(")) return parse_jinja_group(p, out);
     if (cn_jparse_at_sign(p, "[") || cn_jparse_at_sign(p, "{")) return parse_display(p, out);
     return cn_jparse_fail(p, "an expression");
 }
@@ -480,7 +480,7 @@ static cn_status parse_one_target(cn_jparser *p, cn_jnode **out)
         return cn_jparse_sign(p, ")");
     }
     if (p->now.kind != CN_JT_NAME) return cn_jparse_fail(p, "a variable");
-    CN_TRY(parse_name(p, out));
+    CN_TRY(parse_jinja_name(p, out));
     if ((*out)->kind != CN_JN_NAME || cn_jtext_is((*out)->value.text, "loop"))
         return cn_jparse_fail(p, "a variable that can be assigned to");
     return cn_jparse_at_sign(p, ".") ? parse_member(p, *out, out) : CN_OK;

@@ -94,7 +94,7 @@ static cn_status is_same(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 }
 
 /* upper and lower, of str(value). */
-static cn_status is_case(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status is_test_case(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jvalue text = {.kind = CN_J_STRING};
     const char *method = c->name[0] == 'u' ? "isupper" : "islower";
@@ -103,7 +103,7 @@ static cn_status is_case(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return cn_jbuiltin_call(run, b, text, &(cn_jargs){0}, out);
 }
 
-static cn_status is_known(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status is_test_known(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jtext name;
     (void)run;
@@ -141,9 +141,9 @@ const cn_jbuiltin cn_jtests[] = {
     {"ge", "other", is_compared},
     {"in", "seq", is_compared},
     {"sameas", "other", is_same},
-    {"upper", "", is_case},
-    {"lower", "", is_case},
-    {"filter", "", is_known},
-    {"test", "", is_known},
+    {"upper", "", is_test_case},
+    {"lower", "", is_test_case},
+    {"filter", "", is_test_known},
+    {"test", "", is_test_known},
     {0},
 };

@@ -26,7 +26,10 @@ static cn_status put_json_char(cn_jrun *run, uint32_t cp, bool ascii)
     return cn_jput(run, text, strlen(text));
 }
 
-static bool is_plain(unsigned char c) { return c >= 0x20 && c < 0x7F && c != '"' && c != '\\'; }
+static bool is_tojson_plain(unsigned char c)
+{
+    return c >= 0x20 && c < 0x7F && c != '"' && c != '\\';
+}
 
 static cn_status put_json_text(cn_jrun *run, cn_jtext t, bool ascii)
 {
@@ -34,7 +37,7 @@ static cn_status put_json_text(cn_jrun *run, cn_jtext t, bool ascii)
     CN_TRY(cn_jput(run, "\"", 1));
     while (t.n) {
         size_t len = 0;
-        while (len < t.n && is_plain((unsigned char)t.at[len])) len++;
+        while (len < t.n && is_tojson_plain((unsigned char)t.at[len])) len++;
         CN_TRY(cn_jput(run, t.at, len));
         if (len == 0) {
             uint32_t cp;
@@ -69,7 +72,8 @@ static bool is_scalar(cn_jvalue v)
     return v.kind == CN_J_NONE || v.kind == CN_J_BOOL || v.kind == CN_J_INT || v.kind == CN_J_FLOAT;
 }
 
-static cn_status put_value(cn_jrun *run, cn_jvalue v, const cn_json_style *style, size_t level);
+static cn_status put_tojson_value(cn_jrun *run, cn_jvalue v, const cn_json_style *style,
+                                  size_t level);
 
 static cn_status put_array(cn_jrun *run, const cn_jlist *list, const cn_json_style *style,
                            size_t level)
@@ -79,7 +83,7 @@ static cn_status put_array(cn_jrun *run, const cn_jlist *list, const cn_json_sty
     for (size_t i = 0; i < list->n; i++) {
         if (i) CN_TRY(cn_jputs(run, style->item_separator));
         CN_TRY(put_break(run, style, level + 1));
-        CN_TRY(put_value(run, list->at[i], style, level + 1));
+        CN_TRY(put_tojson_value(run, list->at[i], style, level + 1));
     }
     CN_TRY(put_break(run, style, level));
     return cn_jput(run, "]", 1);
@@ -119,13 +123,14 @@ static cn_status put_object(cn_jrun *run, const cn_jdict *dict, const cn_json_st
         CN_TRY(put_break(run, style, level + 1));
         CN_TRY(put_key(run, pairs[i].key, style));
         CN_TRY(cn_jputs(run, style->key_separator));
-        CN_TRY(put_value(run, pairs[i].value, style, level + 1));
+        CN_TRY(put_tojson_value(run, pairs[i].value, style, level + 1));
     }
     CN_TRY(put_break(run, style, level));
     return cn_jput(run, "}", 1);
 }
 
-static cn_status put_value(cn_jrun *run, cn_jvalue v, const cn_json_style *style, size_t level)
+static cn_status put_tojson_value(cn_jrun *run, cn_jvalue v, const cn_json_style *style,
+                                  size_t level)
 {
     if (v.kind == CN_J_STRING) return put_json_text(run, v.text, style->ascii);
     if (is_scalar(v)) return put_scalar(run, v);
@@ -141,7 +146,7 @@ static cn_status put_value(cn_jrun *run, cn_jvalue v, const cn_json_style *style
 
 cn_status cn_jput_json(cn_jrun *run, cn_jvalue v, const cn_json_style *style)
 {
-    return put_value(run, v, style, 0);
+    return put_tojson_value(run, v, style, 0);
 }
 
 /* ---- from JSON ---- */

@@ -61,7 +61,7 @@ void cn_jarena_free(cn_jarena *a)
 /* ---- lists, dicts, strings ---- */
 
 /* Room for one more item of `size` bytes in *items. */
-static cn_status grow(cn_jarena *a, void *items, size_t n, size_t *cap, size_t size)
+static cn_status grow_value(cn_jarena *a, void *items, size_t n, size_t *cap, size_t size)
 {
     if (n < *cap) return CN_OK;
     size_t more = *cap ? 2 * *cap : 4;
@@ -86,7 +86,7 @@ cn_status cn_jlist_new(cn_jarena *a, cn_jkind kind, size_t cap, cn_jvalue *out)
 
 cn_status cn_jlist_add(cn_jarena *a, cn_jlist *list, cn_jvalue v)
 {
-    CN_TRY(grow(a, &list->at, list->n, &list->cap, sizeof *list->at));
+    CN_TRY(grow_value(a, &list->at, list->n, &list->cap, sizeof *list->at));
     list->at[list->n++] = v;
     return CN_OK;
 }
@@ -132,7 +132,7 @@ cn_status cn_jdict_put(cn_jarena *a, cn_jdict *dict, cn_jvalue key, cn_jvalue v)
         *found = v;
         return CN_OK;
     }
-    CN_TRY(grow(a, &dict->at, dict->n, &dict->cap, sizeof *dict->at));
+    CN_TRY(grow_value(a, &dict->at, dict->n, &dict->cap, sizeof *dict->at));
     dict->at[dict->n++] = (cn_jpair){key, v};
     return CN_OK;
 }
@@ -198,13 +198,13 @@ bool cn_jas_real(cn_jvalue v, double *out)
     return true;
 }
 
-static bool same(cn_jvalue a, cn_jvalue b, int depth);
+static bool are_same(cn_jvalue a, cn_jvalue b, int depth);
 
 static bool same_lists(const cn_jlist *a, const cn_jlist *b, int depth)
 {
     if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++)
-        if (!same(a->at[i], b->at[i], depth)) return false;
+        if (!are_same(a->at[i], b->at[i], depth)) return false;
     return true;
 }
 
@@ -213,12 +213,12 @@ static bool same_dicts(const cn_jdict *a, const cn_jdict *b, int depth)
     if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++) {
         const cn_jvalue *other = cn_jdict_find(b, a->at[i].key);
-        if (!other || !same(a->at[i].value, *other, depth)) return false;
+        if (!other || !are_same(a->at[i].value, *other, depth)) return false;
     }
     return true;
 }
 
-static bool same(cn_jvalue a, cn_jvalue b, int depth)
+static bool are_same(cn_jvalue a, cn_jvalue b, int depth)
 {
     int64_t i, j;
     double x, y;
@@ -245,7 +245,7 @@ static bool same(cn_jvalue a, cn_jvalue b, int depth)
     return true;
 }
 
-bool cn_jsame(cn_jvalue a, cn_jvalue b) { return same(a, b, 0); }
+bool cn_jsame(cn_jvalue a, cn_jvalue b) { return are_same(a, b, 0); }
 
 static bool order(cn_jvalue a, cn_jvalue b, int *out, int depth)
 {
@@ -266,7 +266,7 @@ static bool order(cn_jvalue a, cn_jvalue b, int *out, int depth)
     }
     if (a.kind != CN_J_LIST && a.kind != CN_J_TUPLE) return false;
     for (size_t k = 0; k < a.list->n && k < b.list->n; k++) {
-        if (same(a.list->at[k], b.list->at[k], depth + 1)) continue;
+        if (are_same(a.list->at[k], b.list->at[k], depth + 1)) continue;
         return order(a.list->at[k], b.list->at[k], out, depth + 1);
     }
     *out = (a.list->n > b.list->n) - (a.list->n < b.list->n);
@@ -299,23 +299,23 @@ const char *cn_jtype_name(cn_jvalue v)
 
 /* Counts until the sum exceeds `most`: a value that contains another one many times can have more
  * parts than memory. */
-static void count(cn_jvalue v, int depth, size_t most, size_t *sum)
+static void count_value(cn_jvalue v, int depth, size_t most, size_t *sum)
 {
     *sum += 1;
     if (v.kind == CN_J_STRING) *sum += v.text.n / 16;
     if (depth == COMPARE_DEPTH || *sum > most) return;
     if (cn_jis_sequence(v))
         for (size_t i = 0; i < v.list->n && *sum <= most; i++)
-            count(v.list->at[i], depth + 1, most, sum);
+            count_value(v.list->at[i], depth + 1, most, sum);
     if (v.kind != CN_J_DICT) return;
     *sum += v.dict->n * v.dict->n / 8; /* a comparison looks up each key */
     for (size_t i = 0; i < v.dict->n && *sum <= most; i++)
-        count(v.dict->at[i].value, depth + 1, most, sum);
+        count_value(v.dict->at[i].value, depth + 1, most, sum);
 }
 
 size_t cn_jsize(cn_jvalue v, size_t most)
 {
     size_t sum = 0;
-    count(v, 0, most, &sum);
+    count_value(v, 0, most, &sum);
     return sum;
 }
