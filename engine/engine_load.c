@@ -116,9 +116,7 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     const cn_backend *be = e->backend;
     const cn_model_config *m = &e->model_config;
     cn_pools *p = &e->pools;
-    p->layout = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads, plan->block_tokens,
-                                  m->head_dim, be->kv_dtype);
-    p->layout.draft_dim = m->draft.head_dim;
+    p->layout = cn_planner_layout(e->config, m, be, plan->n_blocks, plan->block_tokens);
     p->n_heads = m->n_heads;
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;

@@ -16,8 +16,7 @@ static uint64_t event_bytes(const cn_start_plan *p)
     const cn_model_config *m = p->model;
     if (!cn_policies_need(cn_config_policies(c)).capped) return 0;
     const uint32_t b = p->kv.block_tokens;
-    const cn_pools pools = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, b,
-                                                        m->head_dim, p->backend->kv_dtype),
+    const cn_pools pools = {.layout = cn_planner_layout(c, m, p->backend, 1, b),
                             .n_heads = m->n_heads,
                             .window = cn_policy_most_queries(&c->kv)};
     const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), b);
@@ -97,10 +96,8 @@ static void declare_pools(cn_start_plan *p, cn_pools *pools)
         [CN_PLANE_DRAFT] = {"keys of the retrieval head", &pools->draft},
     };
     const cn_memory_plan *kv = &p->kv;
-    const cn_model_config *m = p->model;
-    cn_kv_layout l = cn_kv_layout_make(m->n_layers, kv->n_blocks, m->n_kv_heads, kv->block_tokens,
-                                       m->head_dim, p->backend->kv_dtype);
-    l.draft_dim = m->draft.head_dim;
+    const cn_kv_layout l = cn_planner_layout(p->config, p->model, p->backend, kv->n_blocks,
+                                             kv->block_tokens);
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
         const cn_block_plane plane = (cn_block_plane)i;
         const uint64_t n = (uint64_t)cn_block_plane_layers(&l, plane) * kv->n_blocks;
@@ -158,6 +155,7 @@ static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
     const start_sizes *s = ctx;
     CN_TRY(cn_backend_check_model(be, s->model)); /* before memory is taken and ops are timed */
+    CN_TRY(cn_backend_check_kv(be, s->config));
     CN_TRY(cn_engine_wanted_bytes(bytes, s->config, s->model, be));
     if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
     return CN_OK;

@@ -84,7 +84,7 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
                                    .n_kv_heads = l->n_kv_heads,
                                    .head_dim = l->head_dim,
                                    .block_tokens = l->block_tokens,
-                                   .kv_dtype = l->part[CN_KV_K].dtype,
+                                   .kv_form = cn_kv_form_of(l),
                                    .act_dtype = e->pools.act_dtype};
     if (kv->select == CN_SELECT_NONE) return (double)cn_select_kv_bytes(&shape) * resident;
     const cn_kv_params completed = complete(e, kv);

@@ -6,10 +6,11 @@
  * Origins: p[layer][block][kv_head][slot], u32: the position of the token that a slot holds.
  * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
  *
- * A token has one row in each part. The parts are K and V. Each part has its own dtype and width,
- * so a list of other parts can describe 8-bit K and V with scales, or one latent part. A 64-token
- * tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128). Therefore one
- * 2-D tensor map addresses the pool, and compaction and transfers move whole rows.
+ * A token has one row in each part. Each part has its own dtype and width. In the plain form the
+ * parts are K and V. In eight bits (CN_KV_FP8) they are K, V, and the scale of each row of K and of
+ * V (paged/kv_fp8.h). A 64-token tile of one head holds its keys beside its values (32 KiB in bf16
+ * at head_dim 128, 16,640 bytes in eight bits). Therefore one 2-D tensor map addresses a plain
+ * pool, and compaction and transfers move whole rows.
  *
  * A layout describes one memory and one group of layers of equal shape. It has the strides of that
  * memory, in bytes. In device memory the blocks of a layer are contiguous; in host memory the
@@ -33,7 +34,14 @@
 enum { CN_KV_TILE_TOKENS = 64, CN_KV_MAX_PARTS = 4 };
 
 /* The index of a part in cn_kv_layout.part. */
-typedef enum cn_kv_part { CN_KV_K = 0, CN_KV_V = 1 } cn_kv_part;
+typedef enum cn_kv_part {
+    CN_KV_K = 0,
+    CN_KV_V = 1,
+    CN_KV_K_SCALE = 2, /* f16, of the row of K; CN_KV_FP8 only */
+    CN_KV_V_SCALE = 3
+} cn_kv_part;
+
+typedef enum cn_kv_form { CN_KV_PLAIN, CN_KV_FP8 } cn_kv_form;
 
 typedef struct cn_kv_part_shape {
     cn_dtype dtype;
@@ -48,6 +56,7 @@ typedef struct cn_kv_layout {
     uint32_t tile_tokens;  /* min(64, block_tokens) */
     uint32_t head_dim;     /* elements of a query and of a row of K */
     uint32_t draft_dim;    /* elements of a row of draft K, in a plane of its own; 0: none */
+    cn_dtype act_dtype;    /* of draft K and of bounds; of K and V in the plain form */
     uint32_t n_parts;
     cn_kv_part_shape part[CN_KV_MAX_PARTS];
     uint32_t tile_bytes;   /* a tile of one head, all parts */
@@ -71,9 +80,11 @@ CN_KV_FN void cn_kv_layout_add(cn_kv_layout *l, cn_dtype dtype, uint32_t width)
     l->layer_stride = l->n_blocks * l->block_bytes;
 }
 
-/* Returns the layout of a device pool with the parts K and V, of head_dim elements each. */
-CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
-                                        uint32_t block_tokens, uint32_t head_dim, cn_dtype dtype)
+/* Returns the layout of a device pool whose rows of K and V have head_dim elements. `act` is the
+ * type of activations. */
+CN_KV_FN cn_kv_layout cn_kv_layout_form(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
+                                        uint32_t block_tokens, uint32_t head_dim, cn_dtype act,
+                                        cn_kv_form form)
 {
     cn_kv_layout l;
     memset(&l, 0, sizeof l); /* layouts are compared and copied whole */
@@ -83,19 +94,45 @@ CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, ui
     l.block_tokens = block_tokens;
     l.tile_tokens = block_tokens < CN_KV_TILE_TOKENS ? block_tokens : (uint32_t)CN_KV_TILE_TOKENS;
     l.head_dim = head_dim;
+    l.act_dtype = act;
+    const cn_dtype dtype = form == CN_KV_FP8 ? CN_E4M3 : act;
     cn_kv_layout_add(&l, dtype, head_dim);
     cn_kv_layout_add(&l, dtype, head_dim);
+    if (form != CN_KV_FP8) return l;
+    cn_kv_layout_add(&l, CN_F16, 1);
+    cn_kv_layout_add(&l, CN_F16, 1);
     return l;
+}
+
+/* The same in the plain form. */
+CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
+                                        uint32_t block_tokens, uint32_t head_dim, cn_dtype act)
+{
+    return cn_kv_layout_form(n_layers, n_blocks, n_kv_heads, block_tokens, head_dim, act,
+                             CN_KV_PLAIN);
+}
+
+CN_KV_FN cn_kv_form cn_kv_form_of(const cn_kv_layout *l)
+{
+    return l->part[CN_KV_K].dtype == CN_E4M3 ? CN_KV_FP8 : CN_KV_PLAIN;
+}
+
+/* Returns the layout of a pool with rows like those of `l`, and other numbers of layers and blocks.
+ */
+CN_KV_FN cn_kv_layout cn_kv_layout_like(const cn_kv_layout *l, uint32_t n_layers, uint32_t n_blocks)
+{
+    return cn_kv_layout_form(n_layers, n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
+                             l->act_dtype, cn_kv_form_of(l));
 }
 
 /* Returns the layout of the draft K beside such a pool: the part K alone, in one layer. */
 CN_KV_FN cn_kv_layout cn_kv_layout_draft(const cn_kv_layout *pool)
 {
     cn_kv_layout l = cn_kv_layout_make(1, pool->n_blocks, pool->n_kv_heads, pool->block_tokens,
-                                       pool->draft_dim, pool->part[CN_KV_K].dtype);
+                                       pool->draft_dim, pool->act_dtype);
     l.n_parts = 0;
     l.tile_bytes = 0;
-    cn_kv_layout_add(&l, pool->part[CN_KV_K].dtype, pool->draft_dim);
+    cn_kv_layout_add(&l, pool->act_dtype, pool->draft_dim);
     return l;
 }
 

@@ -16,14 +16,14 @@
 #include "paged/kv_layout.h"
 
 typedef enum cn_block_plane {
-    CN_PLANE_KV,     /* K and V: all parts of the layout, [h_kv, b] rows */
+    CN_PLANE_KV,     /* all parts of the layout, [h_kv, b] rows */
     CN_PLANE_SCORE,  /* F, f32 [h_kv, b] */
     CN_PLANE_ORIGIN, /* P, u32 [h_kv, b] */
     /* Digests: what selectors rank instead of keys (SELECTION.md §3). */
     CN_PLANE_LABELS,    /* [h_kv, b, d/8]: two 4-bit channels a byte, the even channel low */
     CN_PLANE_SCALES,    /* f16 [h_kv, b], of the labels */
-    CN_PLANE_BOUNDS_16, /* kv dtype [h_kv, b/16, min|max, d] */
-    CN_PLANE_BOUNDS_64, /* kv dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
+    CN_PLANE_BOUNDS_16, /* act dtype [h_kv, b/16, min|max, d] */
+    CN_PLANE_BOUNDS_64, /* act dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
     CN_PLANE_DRAFT,     /* K of the retrieval head, in one layer (cn_kv_layout_draft) */
     CN_N_BLOCK_PLANES
 } cn_block_plane;
@@ -58,14 +58,14 @@ static inline uint32_t cn_label_channels(uint32_t head_dim) { return head_dim / 
 static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane plane)
 {
     const size_t slots = (size_t)l->n_kv_heads * l->block_tokens;
-    const size_t bounds_bytes = (size_t)2 * l->head_dim * cn_dtype_bytes(l->part[CN_KV_K].dtype);
+    const size_t bounds_bytes = (size_t)2 * l->head_dim * cn_dtype_bytes(l->act_dtype);
     switch (plane) {
     case CN_PLANE_KV: return l->block_bytes;
     case CN_PLANE_LABELS: return slots * cn_label_channels(l->head_dim) / 2;
     case CN_PLANE_SCALES: return slots * sizeof(uint16_t);
     case CN_PLANE_BOUNDS_16: return slots / CN_DIGEST_PAGE * bounds_bytes;
     case CN_PLANE_BOUNDS_64: return slots / CN_DIGEST_TILE * bounds_bytes;
-    case CN_PLANE_DRAFT: return slots * l->draft_dim * cn_dtype_bytes(l->part[CN_KV_K].dtype);
+    case CN_PLANE_DRAFT: return slots * l->draft_dim * cn_dtype_bytes(l->act_dtype);
     default: return slots * sizeof(uint32_t); /* F, P */
     }
 }

@@ -14,6 +14,7 @@
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/compress_placement.h"
+#include "tests/lib/fp8_pool.h"
 
 #define GOLDEN "tests/golden/compress/"
 enum { MAX_BLOCKS = 32, N_STAGES = 5, N_MOVES = 2, QUERY_SLOTS = 3, CANARY_BYTES = 64 };
@@ -510,6 +511,35 @@ static void requests_of_an_event_are_independent(void **state)
     world_free(&apart);
 }
 
+/* Rows in eight bits are scored as their values are, and move whole. */
+static void rows_in_eight_bits_are_kept_as_their_values_are(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_cases; i++) {
+        golden_case c = cases[i];
+        uint32_t table[MAX_BLOCKS], target[MAX_BLOCKS];
+        tables_make((compress_placement)(i % N_PLACEMENTS), c.req.n_blocks, c.req.n_target, i,
+                    table, target);
+        c.req.table = table;
+        c.req.target = target;
+        world w = world_make(&c, 2 * c.req.n_blocks), w8 = world_make(&c, 2 * c.req.n_blocks);
+        case_store(&w, &c, table, c.req.query_slot);
+        case_store(&w8, &c, table, c.req.query_slot);
+        fp8_pool pool = fp8_pool_make(&w.pools.layout, w.pools.kv);
+        cn_free(w8.pools.kv);
+        w8.pools.layout = pool.layout;
+        w8.pools.kv = pool.kv;
+        assert_int_equal(world_compress(&w, &c.req, 1), CN_OK);
+        assert_int_equal(world_compress(&w8, &c.req, 1), CN_OK);
+        fp8_pool_assert_equal(&pool, &w.pools.layout, w.pools.kv);
+        const size_t side = cn_kv_side_elems(&w.pools.layout) * sizeof(float);
+        assert_memory_equal(w8.pools.score, w.pools.score, side);
+        assert_memory_equal(w8.pools.origin, w.pools.origin, side);
+        world_free(&w);
+        world_free(&w8);
+    }
+}
+
 static void events_work_without_side_arrays(void **state)
 {
     (void)state;
@@ -703,6 +733,7 @@ int main(void)
         cmocka_unit_test(moves_are_right_for_any_tables),
         cmocka_unit_test(blocks_of_other_requests_are_unchanged),
         cmocka_unit_test(requests_of_an_event_are_independent),
+        cmocka_unit_test(rows_in_eight_bits_are_kept_as_their_values_are),
         cmocka_unit_test(events_work_without_side_arrays),
         cmocka_unit_test(an_event_allocates_nothing),
         cmocka_unit_test(concentrated_attention_stays_finite),

@@ -152,6 +152,7 @@ static void enum_names_match_their_enums(void **state)
         {"enable-thinking", "on", CN_OPT_THINKING_ON},
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
         {"tool-call-parser", "pythonic", CN_OPT_TOOLS_PYTHONIC},
+        {"kv-cache-dtype", "fp8_e4m3", CN_OPT_KV_FP8_E4M3},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
         {"order", "any", CN_OPT_ORDER_ANY},
         {"shard-by", "bytes", CN_OPT_SHARD_BY_BYTES},

@@ -18,7 +18,6 @@ static cn_planner_input qwen3_8b(void)
                               .n_kv_heads = 8,
                               .head_dim = 128,
                               .block_tokens = 256,
-                              .kv_dtype = CN_BF16,
                               .act_dtype = CN_BF16,
                               .planes = 1U << CN_PLANE_SCORE | 1U << CN_PLANE_ORIGIN,
                               .window_tokens = 16,
@@ -40,6 +39,10 @@ static void sizes_equal_those_of_the_layout(void **state)
     in.planes = 0;
     assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.block_bytes * 10, cn_kv_pool_elems(&l) * 2);
+    in.kv_form = CN_KV_FP8;
+    in.planes = 1U << CN_PLANE_BOUNDS_64; /* bounds stay in the type of activations */
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.block_bytes, 36u * 8 * 4 * (16640 + 2 * 128 * 2));
 }
 
 static void equations_of_the_paper_hold(void **state)
@@ -195,7 +198,6 @@ static void impossible_plans_name_numbers_and_options(void **state)
 
 /* A backend and a model whose blocks of 64 tokens have block_bytes bytes of K and V. */
 static const cn_backend cpu = {.name = "any",
-                               .kv_dtype = CN_F32,
                                .act_dtype = CN_F32,
                                .logit_bytes = sizeof(float),
                                .default_block_tokens = 64};

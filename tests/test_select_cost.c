@@ -14,7 +14,6 @@ static const cn_select_shape qwen3_8b = {.weight_bytes = UINT64_C(15140000000),
                                          .n_kv_heads = 8,
                                          .head_dim = 128,
                                          .block_tokens = 256,
-                                         .kv_dtype = CN_BF16,
                                          .act_dtype = CN_BF16};
 
 static cn_kv_params params(cn_kv_select select, cn_select_group group)
@@ -87,6 +86,29 @@ static void rows_read_what_the_ops_read(void **state)
              288 * ((n - tail - 4) * (256 + 6) + (2048 + 4 + tail) * 512 + ring), 1e-4);
 }
 
+/* A row of 128 elements in eight bits has 130 bytes; labels and bounds are as large as before. */
+static void rows_in_eight_bits_are_counted_with_their_scales(void **state)
+{
+    (void)state;
+    cn_select_shape z = qwen3_8b;
+    z.kv_form = CN_KV_FP8;
+    const double n = 131072, past = n - 100.5, list = (2048 + 4 + 96.5) * 260;
+    const struct {
+        cn_kv_select select;
+        double unit_bytes;
+    } cases[] = {
+        {CN_SELECT_NONE, n * 260},
+        {CN_SELECT_ORACLE, past * (130 + 6) + list},
+        {CN_SELECT_QUEST, past / 16 * (512 + 6) + list + 12 * 260},
+        {CN_SELECT_DS, past * (2 * 18 + 6) + list},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cn_kv_params kv = params(cases[i].select, CN_SELECT_MAX);
+        close_to(cn_select_row_bytes(&z, &kv, 131072), 288 * cases[i].unit_bytes, 1e-4);
+    }
+    assert_int_equal(cn_select_kv_bytes(&z), 288 * 260);
+}
+
 static void dense_layers_read_all_tokens(void **state)
 {
     (void)state;
@@ -144,6 +166,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_of_a_token),
         cmocka_unit_test(rows_read_what_the_ops_read),
+        cmocka_unit_test(rows_in_eight_bits_are_counted_with_their_scales),
         cmocka_unit_test(dense_layers_read_all_tokens),
         cmocka_unit_test(tokens_for_a_speed_up),
         cmocka_unit_test(speed_up_is_one_until_steps_select),

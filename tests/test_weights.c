@@ -430,6 +430,8 @@ static void test_damaged_checkpoints(void **state)
          "q_norm.weight is not supported: LlamaForCausalLM"},
         {&untied, {.extra = "lm_head.bias"}, "lm_head.bias is not supported"},
         {&untied, {.extra = "model.layers.0.self_attn.rotary_emb.inv_freq"}, NULL},
+        {&untied, {.extra = "model.layers.0.self_attn.k_scale"}, NULL},
+        {&untied, {.extra = "model.layers.1.self_attn.v_proj.v_scale"}, NULL},
         {&untied, {.extra = "model.layers.2.mlp.up_proj.bias"}, NULL}, /* no layer 2 */
         {&untied, {.extra = "visual.patch_embed.weight"}, NULL},
         {&tied, {.add_head = true}, NULL},

@@ -243,7 +243,7 @@ static bool is_leaf(const char *path)
     return starts(path, "engine/base/") || !strcmp(path, "engine/ops.h") ||
            !strcmp(path, "engine/expert_ops.h") ||
            !strcmp(path, "engine/cinch.h") || !strcmp(path, "paged/kv_layout.h") ||
-           !strcmp(path, "paged/planes.h");
+           !strcmp(path, "paged/kv_fp8.h") || !strcmp(path, "paged/planes.h");
 }
 
 /* The folders and single headers that a file of `folder` may include, in addition to its own folder
@@ -272,6 +272,7 @@ static const struct {
     {"engine/select/",
      {"engine/sample_math.h", "engine/options/", "engine/checkpoint/", "engine/start/",
       "scheduler/", "paged/", "compress/"}},
+    {"engine/select/select_probe.c", {"engine/select/", "engine/cpu/cpu_rows.h"}},
     {"engine/select/calibrate.c",
      {"engine/select/", "engine/options/", "engine/checkpoint/", "engine/model/",
       "engine/start/"}},

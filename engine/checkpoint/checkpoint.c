@@ -294,12 +294,22 @@ static bool is_layer_beyond(const cn_model_config *c, const char *name)
     return *end == '.' && layer >= c->n_layers;
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), n_end = strlen(end);
+    return n > n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+/* Whether a tensor is a scale of K or V that was measured for a cache in eight bits. */
+static bool is_kv_scale(const char *name)
+{
+    return ends_with(name, ".k_scale") || ends_with(name, ".v_scale");
+}
+
 /* Whether a tensor belongs to a part of the model that is computed here. */
 static bool within_model(const cn_model_config *c, const char *name)
 {
-    const char *inv_freq = ".rotary_emb.inv_freq";
-    size_t n = strlen(name);
-    if (n > strlen(inv_freq) && strcmp(name + n - strlen(inv_freq), inv_freq) == 0) return false;
+    if (ends_with(name, ".rotary_emb.inv_freq")) return false;
     if (starts_with(name, "model.layers.")) return !is_layer_beyond(c, name);
     return starts_with(name, "model.embed_tokens.") || starts_with(name, "model.norm.") ||
            starts_with(name, "lm_head.");
@@ -318,11 +328,13 @@ static cn_status check_extras(const cn_checkpoint *ck)
     for (size_t i = 0; i < ck->n_parts; i++) names[i] = ck->parts[i].name;
     qsort(names, ck->n_parts, sizeof *names, by_name);
     cn_status status = CN_OK;
-    size_t ignored = 0, beyond = 0;
+    size_t ignored = 0, beyond = 0, kv_scales = 0;
     for (size_t i = 0; i < cn_safetensors_count(ck->tensors) && status == CN_OK; i++) {
         const cn_st_tensor *t = cn_safetensors_at(ck->tensors, i);
         if (bsearch(&t->name, names, ck->n_parts, sizeof *names, by_name)) continue;
-        if (strcmp(t->name, "lm_head.weight") == 0)
+        if (is_kv_scale(t->name))
+            kv_scales++;
+        else if (strcmp(t->name, "lm_head.weight") == 0)
             status = check_tied(ck, t);
         else if (within_model(&ck->config, t->name))
             status = cn_fail(CN_ERR_MODEL,
@@ -338,6 +350,10 @@ static cn_status check_extras(const cn_checkpoint *ck)
     if (status == CN_OK && beyond)
         cn_log(CN_LOG_WARN, "ignored %zu tensors of layers beyond the %u of config.json", beyond,
                ck->config.n_layers);
+    if (status == CN_OK && kv_scales)
+        cn_log(CN_LOG_INFO, "ignored %zu scales of K and V (k_scale, v_scale) of the checkpoint: "
+                            "with --kv-cache-dtype fp8 each row has its own scale",
+               kv_scales);
     if (status == CN_OK && ignored) cn_log(CN_LOG_DEBUG, "ignored %zu tensors", ignored);
     return status;
 }

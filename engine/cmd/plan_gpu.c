@@ -51,7 +51,6 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
                     .matrix_dtype = CN_BF16,
                     .vector_dtype = CN_BF16,
                     .act_dtype = CN_BF16,
-                    .kv_dtype = CN_BF16,
                     .default_block_tokens = BLOCK_TOKENS,
                     .mem_align = ALIGN_BYTES,
                     .logit_bytes = sizeof(uint16_t),

@@ -84,8 +84,7 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     *out = p;
     if (p.plan.n_blocks == 0) return;
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
-    const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim,
-                                             be->kv_dtype);
+    const cn_kv_layout l = cn_planner_layout(c, m, be, 1, b);
     const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
     const uint64_t units = (uint64_t)packs.n_layers * m->n_kv_heads;
     const double resident = (double)(cn_planner_away_n_max(c, b) - 1) * (double)l.block_bytes *

@@ -42,7 +42,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
                   .head_dim = m->head_dim,
                   .draft_dim = m->draft.head_dim,
                   .block_tokens = memory->block_tokens,
-                  .kv_dtype = be->kv_dtype,
+                  .kv_form = cn_planner_kv_form(c),
                   .act_dtype = be->act_dtype},
         .n_rows = n_rows,
         .mean_tokens = cn_max_u32(memory->max_request_tokens / 2, 1),

@@ -15,11 +15,13 @@
  * other rows of the pass, the chunk of the prompt or the number of threads. In the last tile of a
  * row, tokens past its limit get weight 0 and are never multiplied.
  *
- * Bytes read: 2 * 4 * d per token and kv head, once per pass. */
+ * Bytes read: those of K and V of each token and kv head, once per pass. Rows in eight bits are
+ * made f32 tile by tile. */
 #include <math.h>
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_rows.h"
 #include "engine/cpu/cpu_simd.h"
 
 enum {
@@ -286,13 +288,24 @@ static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cp
                        .tile = a->layout.tile_tokens};
 }
 
-/* Returns the key of slot t. The value is tile_tokens rows after it. */
-static const float *key_at(const cn_attn_args *a, const query_block *b, uint32_t t)
+/* Returns the place of slot t. */
+static cn_cpu_place place_of(const cn_attn_args *a, const query_block *b, uint32_t t)
+{
+    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
+    const uint32_t block_tokens = a->layout.block_tokens;
+    return (cn_cpu_place){a->layer, table[t / block_tokens], b->kv_head, t % block_tokens};
+}
+
+/* Returns the keys of the tile at slot t, with its values after them. They are in the pool, or, of
+ * rows in eight bits, in w->gathered. */
+static const float *tile_at(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w,
+                            uint32_t t)
 {
     const cn_kv_layout *l = &a->layout;
-    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
-    return (const float *)a->kv + cn_kv_row(l, a->layer, table[t / l->block_tokens], b->kv_head,
-                                            t % l->block_tokens, CN_KV_K);
+    const cn_cpu_place at = place_of(a, b, t);
+    float *values = w->gathered + (size_t)l->tile_tokens * l->head_dim;
+    cn_cpu_rows(l, a->kv, at, CN_KV_V, l->tile_tokens, values);
+    return cn_cpu_rows(l, a->kv, at, CN_KV_K, l->tile_tokens, w->gathered);
 }
 
 /* Computes the tiles of slots [start, end) as a new split. start is a multiple of SPLIT. */
@@ -300,11 +313,11 @@ static void run_split(const cn_attn_args *a, const query_block *b, const attn_pa
                       cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
 {
     start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->d);
-    const float *tile = key_at(a, b, start); /* keys of the tile, then its values */
+    const bool is_plain = cn_kv_form_of(&a->layout) == CN_KV_PLAIN;
     for (uint32_t t = start; t < end; t += p->tile) {
-        const float *next = t + p->tile < end ? key_at(a, b, t + p->tile) : NULL;
-        add_tile(p, w, tile, next, t);
-        tile = next;
+        const float *tile = tile_at(a, b, w, t);
+        const bool has_next = is_plain && t + p->tile < end;
+        add_tile(p, w, tile, has_next ? tile_at(a, b, w, t + p->tile) : NULL, t);
     }
 }
 
@@ -501,9 +514,9 @@ static void gather_tile(const cn_list_attn_args *s, const query_block *b, float 
         const bool is_listed = entry < list_len;
         const uint32_t slot = is_listed ? list[entry] : s->tail[b->seq] + entry - list_len;
         const uint32_t run = is_listed ? 1 : cn_min_u32(n - i, tile - slot % tile);
-        const float *key = key_at(a, b, slot);
-        memcpy(keys + (size_t)i * d, key, (size_t)run * d * sizeof *key);
-        memcpy(values + (size_t)i * d, key + (size_t)tile * d, (size_t)run * d * sizeof *key);
+        const cn_cpu_place at = place_of(a, b, slot);
+        cn_cpu_read_rows(&a->layout, a->kv, at, CN_KV_K, run, keys + (size_t)i * d);
+        cn_cpu_read_rows(&a->layout, a->kv, at, CN_KV_V, run, values + (size_t)i * d);
         i += run;
     }
 }

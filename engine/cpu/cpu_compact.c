@@ -22,7 +22,7 @@ void cn_cpu_stage_plan(const cn_compress_req *req, uint32_t *index, cn_cpu_stage
     }
 }
 
-/* A staged block has its K and V in the layout of the pool, then F, then P. */
+/* A staged block has all parts of K and V in the layout of the pool, then F, then P. */
 static size_t staged_floats(const cn_kv_layout *l)
 {
     return l->head_bytes / sizeof(float) + 2 * (size_t)l->block_tokens;
@@ -35,7 +35,7 @@ size_t cn_cpu_stage_floats(const cn_pools *pools, uint32_t n)
 
 /* The part of one head in a block: contiguous rows and side entries. */
 typedef struct head_block {
-    float *kv;        /* [b/tile, 2, tile, d] */
+    char *kv;         /* [b/tile, tile_bytes] */
     float *score;     /* [b] or NULL */
     uint32_t *origin; /* [b] or NULL */
 } head_block;
@@ -44,7 +44,7 @@ static head_block in_pool(const cn_pools *p, uint32_t layer, uint32_t block, uin
 {
     size_t side = cn_kv_side(&p->layout, layer, block, head, 0);
     return (head_block){
-        .kv = (float *)p->kv + cn_kv_row(&p->layout, layer, block, head, 0, CN_KV_K),
+        .kv = (char *)p->kv + cn_kv_at(&p->layout, layer, block, head, 0, CN_KV_K),
         .score = p->score ? p->score + side : NULL,
         .origin = p->origin ? p->origin + side : NULL,
     };
@@ -55,7 +55,7 @@ static head_block in_stage(const cn_pools *p, float *stage_mem, uint32_t index)
     float *kv = stage_mem + index * staged_floats(&p->layout);
     float *score = kv + p->layout.head_bytes / sizeof *kv;
     return (head_block){
-        .kv = kv,
+        .kv = (char *)kv,
         .score = p->score ? score : NULL,
         .origin = p->origin ? (uint32_t *)(score + p->layout.block_tokens) : NULL,
     };
@@ -75,8 +75,8 @@ static void move_run(const cn_kv_layout *l, head_block dst, uint32_t dst_slot, h
                      uint32_t src_slot, uint32_t n_rows)
 {
     for (uint32_t part = 0; part < l->n_parts; part++)
-        memmove((char *)dst.kv + cn_kv_in_head(l, dst_slot, (cn_kv_part)part),
-                (char *)src.kv + cn_kv_in_head(l, src_slot, (cn_kv_part)part),
+        memmove(dst.kv + cn_kv_in_head(l, dst_slot, (cn_kv_part)part),
+                src.kv + cn_kv_in_head(l, src_slot, (cn_kv_part)part),
                 (size_t)n_rows * l->part[part].row_bytes);
     if (dst.score)
         memmove(dst.score + dst_slot, src.score + src_slot, n_rows * sizeof *dst.score);

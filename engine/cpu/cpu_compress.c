@@ -8,6 +8,8 @@
 
 #include "compress/compress_check.h"
 #include "compress/policy.h"
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_rows.h"
 
 enum { ALIGN_FLOATS = 16 }; /* parts of the scratch start on cache lines */
 
@@ -52,11 +54,13 @@ void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint3
     const cn_kv_layout *l = &pools->layout;
     const uint32_t tile = l->tile_tokens, d = l->head_dim;
     const size_t n = (size_t)req->n_blocks * l->block_tokens;
+    float room[CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < req->n_blocks; i++)
         for (uint32_t slot = 0; slot < l->block_tokens; slot += tile, out += tile) {
-            size_t at = cn_kv_row(l, layer, req->table[i], kv_head, slot, CN_KV_K);
-            cblas_somatcopy(CblasRowMajor, CblasTrans, (int)tile, (int)d, 1,
-                            (const float *)pools->kv + at, (int)d, out, (int)n);
+            const cn_cpu_place at = {layer, req->table[i], kv_head, slot};
+            const float *keys = cn_cpu_rows(l, pools->kv, at, CN_KV_K, tile, room);
+            cblas_somatcopy(CblasRowMajor, CblasTrans, (int)tile, (int)d, 1, keys, (int)d, out,
+                            (int)n);
         }
 }
 

@@ -1,9 +1,10 @@
 /* cpu_digest.c - digest: labels and bounds of the keys of complete tiles. Tasks are (tile, layer,
- * kv head). Bytes read: 4 * d per token, layer and kv head. */
+ * kv head). Bytes read: those of K of each token, layer and kv head. */
 #include <math.h>
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_rows.h"
 #include "engine/select/select_math.h"
 
 /* The keys of a tile of one head in one layer. */
@@ -66,8 +67,10 @@ static void digest_task(void *ctx, uint32_t task, uint32_t worker)
     const uint32_t head = task % l->n_kv_heads, layer = task / l->n_kv_heads % l->n_layers;
     const cn_digest_tile *at = a->tiles + task / l->n_kv_heads / l->n_layers;
     const uint32_t slot = at->tile * l->tile_tokens;
-    const digest_tile t = {.keys = (const float *)a->pools.kv +
-                                   cn_kv_row(l, layer, at->block, head, slot, CN_KV_K),
+    float room[CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
+    const digest_tile t = {.keys = cn_cpu_rows(l, a->pools.kv,
+                                               (cn_cpu_place){layer, at->block, head, slot},
+                                               CN_KV_K, l->tile_tokens, room),
                            .n = l->tile_tokens,
                            .d = l->head_dim,
                            .side = cn_kv_side(l, layer, at->block, head, slot)};

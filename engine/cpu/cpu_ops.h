@@ -30,7 +30,7 @@ typedef struct cn_cpu_attn_scratch {
     float out[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];
     float split_max[CN_CPU_ATTN_ROWS], split_sum[CN_CPU_ATTN_ROWS];
     float max[CN_CPU_ATTN_ROWS], sum[CN_CPU_ATTN_ROWS], rescale[CN_CPU_ATTN_ROWS];
-    /* A tile gathered by index: its keys, then its values. */
+    /* A tile gathered by index or made f32: its keys, then its values. */
     float gathered[2 * CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
 } cn_cpu_attn_scratch;
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_rows.h"
 #include "engine/cpu/cpu_simd.h"
 
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
@@ -45,7 +46,7 @@ static void store_token(const cn_rope_store_args *a, uint32_t t)
     const cn_kv_layout *l = &a->layout;
     uint32_t d = l->head_dim, hq = a->n_heads, hk = l->n_kv_heads, pos = b->positions[t];
     const float *x = (const float *)a->qkv + (size_t)t * (hq + 2 * hk) * d;
-    float *q = (float *)a->q + (size_t)t * hq * d, *kv = a->kv;
+    float *q = (float *)a->q + (size_t)t * hq * d, rotated[CN_CPU_MAX_HEAD_DIM];
     for (uint32_t h = 0; h < hq; h++)
         make_head(a, q + (size_t)h * d, x + (size_t)h * d, a->q_norm, pos);
     if (a->q_window && b->q_rows[t] >= 0) {
@@ -58,10 +59,10 @@ static void store_token(const cn_rope_store_args *a, uint32_t t)
     uint32_t block = b->kv_slots[t] / l->block_tokens, slot = b->kv_slots[t] % l->block_tokens;
     const float *k = x + (size_t)hq * d, *v = k + (size_t)hk * d;
     for (uint32_t h = 0; h < hk; h++) {
-        make_head(a, kv + cn_kv_row(l, a->layer, block, h, slot, CN_KV_K), k + (size_t)h * d,
-                  a->k_norm, pos);
-        memcpy(kv + cn_kv_row(l, a->layer, block, h, slot, CN_KV_V), v + (size_t)h * d,
-               d * sizeof *v);
+        const cn_cpu_place at = {a->layer, block, h, slot};
+        make_head(a, rotated, k + (size_t)h * d, a->k_norm, pos);
+        cn_cpu_store_row(l, a->kv, at, CN_KV_K, rotated);
+        cn_cpu_store_row(l, a->kv, at, CN_KV_V, v + (size_t)h * d);
     }
 }
 

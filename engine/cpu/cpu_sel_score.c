@@ -11,11 +11,12 @@
  * Group rule max takes two more loops: the share of each candidate by query head, then the largest
  * share of the group.
  *
- * Bytes read per candidate and kv head: rows 4 d, bounds 8 d, labels n_channels / 2 + 2. */
+ * Bytes read per candidate and kv head: rows those of K, bounds 8 d, labels n_channels / 2 + 2. */
 #include <math.h>
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_rows.h"
 #include "engine/cpu/cpu_simd.h"
 #include "engine/select/select_math.h"
 
@@ -262,6 +263,14 @@ static void label_logits(const score_query *query, const cn_digest *g, size_t si
     }
 }
 
+static void key_logits(const cn_pools *p, const score_unit *u, const score_query *query,
+                       const score_run *run, float *logits)
+{
+    float room[RUN * CN_CPU_MAX_HEAD_DIM];
+    const cn_cpu_place at = {u->layer, run->block, u->head, run->slot};
+    row_logits(query, cn_cpu_rows(&p->layout, p->kv, at, CN_KV_K, run->n, room), run->n, logits);
+}
+
 static void run_logits(const score_job *job, const score_unit *u, const score_query *query,
                        const score_run *run, float *logits)
 {
@@ -275,11 +284,7 @@ static void run_logits(const score_job *job, const score_unit *u, const score_qu
         row_logits(query, bounds + (side >> u->stage.entry_log2) * query->width, run->n, logits);
         break;
     }
-    default:
-        row_logits(query,
-                   (const float *)p->kv +
-                       cn_kv_row(l, u->layer, run->block, u->head, run->slot, CN_KV_K),
-                   run->n, logits);
+    default: key_logits(p, u, query, run, logits);
     }
     /* Candidates below the base have the lowest score, and no share. */
     if (run->position >= u->base) return;

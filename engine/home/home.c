@@ -158,8 +158,7 @@ static void describe(const cn_homes *hs, cn_home *h)
     const cn_home_plan *plan = &hs->o.plan->homes[kind_of(hs, h)];
     const cn_kv_layout *l = &hs->o.local.layout;
     cn_pools *p = &h->env.home;
-    p->layout = cn_kv_layout_make(l->n_layers, plan->n_blocks, l->n_kv_heads, l->block_tokens,
-                                  l->head_dim, l->part[CN_KV_K].dtype);
+    p->layout = cn_kv_layout_like(l, l->n_layers, plan->n_blocks);
     p->n_heads = hs->o.local.n_heads;
     p->act_dtype = hs->o.local.act_dtype;
     p->digest.n_channels = cn_label_channels(l->head_dim);
@@ -180,8 +179,7 @@ static void describe_plane(cn_homes *hs)
         h->plane_first = n_blocks;
         n_blocks += hs->o.plan->homes[kind_of(hs, h)].n_blocks;
     }
-    hs->plane.layout = cn_kv_layout_make(hs->packs.first_layer, n_blocks, l->n_kv_heads,
-                                         l->block_tokens, l->head_dim, l->part[CN_KV_K].dtype);
+    hs->plane.layout = cn_kv_layout_like(l, hs->packs.first_layer, n_blocks);
     hs->plane.n_heads = hs->o.local.n_heads;
     hs->plane.act_dtype = hs->o.local.act_dtype;
 }

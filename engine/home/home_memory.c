@@ -89,8 +89,8 @@ static void declare_space(cn_start_plan *p, cn_home *h, cn_kv_home home)
     const cn_model_config *m = p->model;
     const bool has_device = cn_home_kind_of(home)->has_device;
     if (plan->n_blocks == 0) return;
-    const cn_kv_layout l = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads,
-                                             p->kv.block_tokens, m->head_dim, p->backend->kv_dtype);
+    const cn_kv_layout l =
+        cn_planner_layout(p->config, m, p->backend, plan->n_blocks, p->kv.block_tokens);
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
         if (!((plan->planes | 1U << CN_PLANE_KV) >> i & 1)) continue;
         /* Host memory is too slow to be ranked. */
@@ -136,6 +136,7 @@ typedef struct cache_sizes {
 static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
     const cache_sizes *s = ctx;
+    CN_TRY(cn_backend_check_kv(be, s->config));
     return cn_home_cache_bytes(bytes, s->config, s->model, be);
 }
 

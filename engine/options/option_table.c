@@ -86,6 +86,10 @@ static const cn_option options[] = {
     ROW(ENGINE, "block-size", U32, block_tokens, "0", .min = 16, .max = 256,
         .flags = RESULT | ZERO_OK | POW2,
         .help = "tokens per KV block; 0 is the device's default: 64 on a CPU, 256 on a GPU"),
+    ROW(ENGINE, "kv-cache-dtype", ENUM, kv_cache_dtype, "auto", .values = "auto|fp8|fp8_e4m3",
+        .flags = RESULT | USUAL,
+        .help = "type of K and V in the cache: auto is that of activations; fp8 is e4m3 with a "
+                "scale for each token and kv head, and holds almost twice the tokens of bfloat16"),
     ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
         .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK | USUAL,
         .help = "memory of the KV cache, such as 512M or 4G; 0 is 4G (at most a quarter of RAM) "

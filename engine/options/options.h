@@ -39,6 +39,11 @@ typedef enum cn_opt_tool_parser {
     CN_OPT_TOOLS_PYTHONIC
 } cn_opt_tool_parser;
 typedef enum cn_opt_async { CN_OPT_ASYNC_AUTO, CN_OPT_ASYNC_ON, CN_OPT_ASYNC_OFF } cn_opt_async;
+typedef enum cn_opt_kv_dtype {
+    CN_OPT_KV_AUTO,
+    CN_OPT_KV_FP8,
+    CN_OPT_KV_FP8_E4M3 /* the same */
+} cn_opt_kv_dtype;
 typedef enum cn_opt_scheduling {
     CN_OPT_SCHEDULING_FCFS,
     CN_OPT_SCHEDULING_PRIORITY
@@ -118,6 +123,7 @@ struct cn_config {
     float gpu_memory_utilization;   /* fraction of GPU memory */
     bool batch_invariant;
     uint32_t n_threads;             /* 0 = cores */
+    cn_opt_kv_dtype kv_cache_dtype;
     uint32_t block_tokens;          /* 0 = the backend's default */
     uint64_t kv_cache_memory_bytes; /* 0 = auto */
     uint32_t n_blocks_override;     /* 0 = computed from the memory */

@@ -204,8 +204,8 @@ static cn_status make_batch(cn_calibrator *c)
     const uint32_t n_blocks = (uint32_t)cn_ceil_div(c->max_tokens, b);
     c->pools = (cn_pools){.n_heads = m->n_heads, .act_dtype = be->act_dtype};
     c->pools.layout = cn_kv_layout_make(m->n_layers, n_blocks, m->n_kv_heads, b, m->head_dim,
-                                        be->kv_dtype);
-    CN_ASSERT(be->kv_dtype == CN_F32 && be->act_dtype == CN_F32);
+                                        be->act_dtype);
+    CN_ASSERT(be->act_dtype == CN_F32);
     CN_TRY(be->mem_alloc(be, cn_kv_pool_bytes(&c->pools.layout), &c->pools.kv));
     c->ids = cn_calloc((size_t)c->max_tokens + n_blocks, sizeof *c->ids);
     c->unobserved = cn_calloc(c->max_tokens, sizeof *c->unobserved);

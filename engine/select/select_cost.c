@@ -6,9 +6,20 @@
 /* A score is written once and read twice: once for the threshold, once for the list. */
 enum { SCORE_BYTES = 3 * sizeof(uint16_t) };
 
-static uint64_t row_bytes(const cn_select_shape *z) /* K of a token in one layer and head */
+/* The layout of one block. */
+static cn_kv_layout layout_of(const cn_select_shape *z)
 {
-    return z->head_dim * cn_dtype_bytes(z->kv_dtype);
+    cn_kv_layout l = cn_kv_layout_form(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
+                                       z->act_dtype, z->kv_form);
+    l.draft_dim = z->draft_dim;
+    return l;
+}
+
+/* K of a token in one layer and head, with its scale. V has as many bytes. */
+static uint64_t row_bytes(const cn_select_shape *z)
+{
+    const cn_kv_layout l = layout_of(z);
+    return l.tile_bytes / l.tile_tokens / 2;
 }
 
 uint64_t cn_select_kv_bytes(const cn_select_shape *z)
@@ -18,9 +29,7 @@ uint64_t cn_select_kv_bytes(const cn_select_shape *z)
 
 uint64_t cn_select_digest_bytes(const cn_select_shape *z, uint32_t planes)
 {
-    cn_kv_layout l = cn_kv_layout_make(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
-                                       z->kv_dtype);
-    l.draft_dim = z->draft_dim;
+    const cn_kv_layout l = layout_of(z);
     uint64_t bytes = 0;
     for (int i = CN_PLANE_LABELS; i < CN_N_BLOCK_PLANES; i++)
         if (planes >> i & 1)
@@ -35,7 +44,7 @@ static uint64_t candidate_bytes(const cn_select_shape *z, const cn_sel_stage *st
     const uint64_t label = cn_label_channels(z->head_dim) / 2 + sizeof(uint16_t);
     switch (stage->key) {
     case CN_KEY_ROWS: return row_bytes(z) + SCORE_BYTES;
-    case CN_KEY_BOUNDS: return 2 * row_bytes(z) + SCORE_BYTES;
+    case CN_KEY_BOUNDS: return 2 * z->head_dim * cn_dtype_bytes(z->act_dtype) + SCORE_BYTES;
     case CN_KEY_LABELS: return label * (stage->group == CN_GROUP_MAX ? 2 : 1) + SCORE_BYTES;
     default: return SCORE_BYTES;
     }
@@ -57,7 +66,7 @@ static uint64_t away_head_bytes(const cn_select_shape *z, const cn_kv_params *kv
 /* Bytes that a step reads once for all layers: the keys of the retrieval head. */
 static uint64_t ahead_bytes(const cn_select_shape *z, const cn_select_span *s)
 {
-    const uint64_t row = z->draft_dim * cn_dtype_bytes(z->kv_dtype) + SCORE_BYTES;
+    const uint64_t row = z->draft_dim * cn_dtype_bytes(z->act_dtype) + SCORE_BYTES;
     return s->ahead.active ? z->n_kv_heads * s->n[1] * row : 0;
 }
 

@@ -25,7 +25,8 @@ typedef struct cn_select_shape {
     uint32_t n_layers, dense_layers, n_heads, n_kv_heads, head_dim;
     uint32_t block_tokens;
     uint32_t draft_dim; /* of the retrieval head's K; 0: there is none */
-    cn_dtype kv_dtype, act_dtype;
+    cn_kv_form kv_form;
+    cn_dtype act_dtype;
 } cn_select_shape;
 
 /* Bytes of K and V of a token, all layers. */

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/cpu/cpu_rows.h"
+
 /* The lists of the rows of a step, without sinks. */
 typedef struct step_lists {
     uint32_t n_rows;
@@ -151,10 +153,10 @@ static double weigh(const cn_attn_args *a, uint32_t row, uint32_t head, uint32_t
     const uint32_t d = l->head_dim, b = l->block_tokens;
     const uint32_t kv_head = head / (a->n_heads / l->n_kv_heads);
     const float *q = (const float *)a->q + ((size_t)row * a->n_heads + head) * d;
-    float largest = -INFINITY;
+    float largest = -INFINITY, room[CN_CPU_MAX_ROW];
     for (uint32_t i = 0; i < n; i++) {
-        const size_t at = cn_kv_at(l, a->layer, table[i / b], kv_head, i % b, CN_KV_K);
-        const float *k = (const float *)(const void *)((const char *)a->kv + at);
+        const cn_cpu_place at = {a->layer, table[i / b], kv_head, i % b};
+        const float *k = cn_cpu_rows(l, a->kv, at, CN_KV_K, 1, room);
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (uint32_t c = 0; c < d; c++) dot += q[c] * k[c];
@@ -243,7 +245,7 @@ cn_status cn_select_probe_create(cn_select_probe **out, const cn_select_probe_op
 {
     const cn_kv_layout *l = &o->pools->layout;
     CN_ASSERT(o->every > 0 && o->first_layer < l->n_layers && o->scratch->list_stride > 0);
-    CN_ASSERT(o->pools->act_dtype == CN_F32 && l->part[CN_KV_K].dtype == CN_F32);
+    CN_ASSERT(o->pools->act_dtype == CN_F32);
     cn_select_probe *p = cn_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures of selectors");

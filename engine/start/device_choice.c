@@ -11,6 +11,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/start/planner.h"
 #include "engine/start/start_plan.h"
 
 #define CUDA_LIBRARY "cinch-cuda.so"
@@ -204,6 +205,27 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
                            be->name, p->name);
     }
     return needs.keeps >> CN_KEEP_BEST & 1 ? check_scores(be) : CN_OK;
+}
+
+cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
+{
+    const struct {
+        bool there, wanted;
+        const char *with;
+    } uses[] = {
+        {be->kv_forms >> CN_KV_FP8 & 1, true, ""},
+        {be->select_kv_forms >> CN_KV_FP8 & 1, cn_selectors_need(cn_config_selectors(c)).any,
+         " with selectors (--kv-select, --kv-selectors)"},
+        {be->home_kv_forms >> CN_KV_FP8 & 1, cn_config_away(c) != 0, " with homes (--kv-homes)"},
+    };
+    if (cn_planner_kv_form(c) == CN_KV_PLAIN) return CN_OK;
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
+        if (uses[i].wanted && !uses[i].there)
+            return cn_fail(CN_ERR_DEVICE,
+                           "--kv-cache-dtype fp8: the %s backend does not support it%s: set "
+                           "--kv-cache-dtype auto, or --device cpu",
+                           be->name, uses[i].with);
+    return CN_OK;
 }
 
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)

@@ -71,6 +71,10 @@ cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *ca
 cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
                                uint32_t homes);
 
+/* CN_ERR_DEVICE when the backend has no ops for KV of the form of --kv-cache-dtype, or none for it
+ * together with the selectors or homes of c. */
+cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
+
 /* CN_ERR_DEVICE names the model and the first op that it needs and that the backend lacks. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
 

@@ -10,8 +10,8 @@ enum { RING_PERCENT = 5 }; /* of the KV memory, for query slots where no policy 
 /* Bytes of a block with K, V and these planes, in n_layers layers. */
 static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_t n_layers)
 {
-    cn_kv_layout l = cn_kv_layout_make(n_layers, 1, in->n_kv_heads, in->block_tokens, in->head_dim,
-                                       in->kv_dtype);
+    cn_kv_layout l = cn_kv_layout_form(n_layers, 1, in->n_kv_heads, in->block_tokens, in->head_dim,
+                                       in->act_dtype, in->kv_form);
     l.draft_dim = in->draft_dim;
     uint64_t bytes = 0;
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
@@ -278,6 +278,21 @@ uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
     return c->block_tokens > 0 ? c->block_tokens : be->default_block_tokens;
 }
 
+cn_kv_form cn_planner_kv_form(const cn_config *c)
+{
+    return c->kv_cache_dtype == CN_OPT_KV_AUTO ? CN_KV_PLAIN : CN_KV_FP8;
+}
+
+cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, const cn_backend *be,
+                               uint32_t n_blocks, uint32_t block_tokens)
+{
+    cn_kv_layout l =
+        cn_kv_layout_form(m->n_layers, n_blocks, m->n_kv_heads, block_tokens, m->head_dim,
+                          be->act_dtype, cn_planner_kv_form(c));
+    l.draft_dim = m->draft.head_dim;
+    return l;
+}
+
 /* Rows of a query slot: for zip's observation window, and for the queries that a selector predicts
  * from and the one that it predicts for. Every exchange with a home reads past queries. */
 static uint32_t ring_rows(const cn_config *c)
@@ -307,7 +322,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .head_dim = m->head_dim,
         .draft_dim = m->draft.head_dim,
         .block_tokens = block_tokens,
-        .kv_dtype = be->kv_dtype,
+        .kv_form = cn_planner_kv_form(c),
         .act_dtype = be->act_dtype,
         .planes = needs.planes | selects.planes,
         .window_tokens = ring_rows(c),

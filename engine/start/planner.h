@@ -28,7 +28,8 @@ typedef struct cn_planner_input {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
     uint32_t draft_dim;    /* of the retrieval head, if selector `spec` is declared */
     uint32_t block_tokens; /* b */
-    cn_dtype kv_dtype, act_dtype;
+    cn_kv_form kv_form;
+    cn_dtype act_dtype;
     uint32_t planes;            /* of a block, besides K and V: bit i is cn_block_plane i */
     uint32_t window_tokens;     /* W, rows of a query slot; 0: nothing reads past queries */
     /* N_max of the default budget, or the blocks of max_model_len if those are fewer. 0: no
@@ -98,6 +99,13 @@ cn_status cn_home_plan_make(cn_home_plan *out, const cn_config *c, const cn_mode
 
 /* Tokens of a block: --block-size, or the backend's default. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
+
+/* The form of K and V (--kv-cache-dtype). */
+cn_kv_form cn_planner_kv_form(const cn_config *c);
+
+/* Returns the layout of a memory for KV of the model. */
+cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, const cn_backend *be,
+                               uint32_t n_blocks, uint32_t block_tokens);
 
 /* *out: what a request with this home and selector exchanges. Returns false if no request can have
  * the selector: it is not declared, or its lists stay at home. */

@@ -5,6 +5,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/start/planner.h"
 #include "engine/start/start_plan.h"
 
 enum { LINE_BYTES = 2048, PART_BYTES = 256 };
@@ -95,7 +96,8 @@ void cn_start_line_format(char *text, size_t size, const cn_start_facts *f)
     put_policy(policy, sizeof policy, c, f->plan);
     put_concurrency(at_once, sizeof at_once, c, f->plan,
                     cn_start_max_model_len(c, f->config));
-    snprintf(text + n, size - (size_t)n, "; KV %s, %llu tokens; %s; %s", bytes,
+    snprintf(text + n, size - (size_t)n, "; KV %s%s, %llu tokens; %s; %s", bytes,
+             cn_planner_kv_form(c) == CN_KV_FP8 ? " of fp8" : "",
              (unsigned long long)f->plan->n_blocks * f->plan->block_tokens, policy, at_once);
 }
 

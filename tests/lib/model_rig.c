@@ -22,10 +22,10 @@ static void open_pools(model_rig *r, const model_rig_opts *o)
     uint32_t n_blocks = r->max_seqs * r->blocks_per_seq;
     r->pools.layout =
         cn_kv_layout_make(c->n_layers, n_blocks, c->n_kv_heads, o->block_tokens, c->head_dim,
-                          r->be->kv_dtype);
+                          r->be->act_dtype);
     r->pools.n_heads = c->n_heads;
     must(r->be->mem_alloc(r->be,
-                          cn_kv_pool_elems(&r->pools.layout) * cn_dtype_bytes(r->be->kv_dtype),
+                          cn_kv_pool_elems(&r->pools.layout) * cn_dtype_bytes(r->be->act_dtype),
                           &r->pools.kv));
     r->tables = new_u32(n_blocks);
     r->kv_len = new_u32(r->max_seqs);

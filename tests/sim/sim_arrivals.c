@@ -86,7 +86,7 @@ void sim_draw_engine(sim_world *w)
         .max_seqs = sim_between(w, 1, 16),
         .max_batched_tokens = sim_between(w, 1, 64),
         .max_model_len = sim_between(w, 16, SIM_MAX_LEN - 1),
-        .block_bytes = 1000,
+        .block_bytes = sim_chance(w, 50) ? 1000 : 508,
         .model_hash = sim_random(w),
         .prefix_caching = sim_chance(w, 75),
         .chunked_prefill = sim_chance(w, 85),
