@@ -89,7 +89,7 @@ static cn_status add_arguments(cn_tool_finder *f, const char *text, size_t n)
     return cn_buf_add(arguments_of(f), text, n);
 }
 
-static cn_status add_character(cn_buf *out, uint32_t character)
+static cn_status add_call_character(cn_buf *out, uint32_t character)
 {
     char bytes[4];
     return cn_buf_add(out, bytes, cn_utf8_write(bytes, character));
@@ -110,11 +110,11 @@ static cn_status add_unit(cn_tool_finder *f, uint32_t unit, cn_buf *out)
     if (second && f->surrogate) {
         const uint32_t character = 0x10000 + ((f->surrogate - 0xd800) << 10) + (unit - 0xdc00);
         f->surrogate = 0;
-        return add_character(out, character);
+        return add_call_character(out, character);
     }
     CN_TRY(end_surrogate(f, out));
     f->surrogate = first ? unit : 0;
-    return first ? CN_OK : add_character(out, second ? 0xfffd : unit);
+    return first ? CN_OK : add_call_character(out, second ? 0xfffd : unit);
 }
 
 static cn_status end_escape(cn_tool_finder *f, cn_buf *out)
@@ -158,7 +158,7 @@ static cn_status decode(cn_tool_finder *f, char c, cn_buf *out)
 }
 
 /* Reads the white space of the held text, or of arguments, after *n bytes that are known to be. */
-static void skip_space(cn_tool_finder *f, const cn_buf *b, size_t *n)
+static void skip_call_space(cn_tool_finder *f, const cn_buf *b, size_t *n)
 {
     const size_t begin = *n;
     if (begin < b->len) *n += cn_count_space(b->data + begin, b->len - begin);
@@ -171,7 +171,7 @@ static cn_status choose_arguments(cn_tool_finder *f)
     const cn_buf *word = &f->word, *text = &f->decoded;
     const bool string = word->data[0] == '"', list = word->data[0] == '[';
     if (list && f->n_blank == 0) f->n_blank = 1; /* the bracket */
-    if (string || list) skip_space(f, list ? word : text, &f->n_blank);
+    if (string || list) skip_call_space(f, list ? word : text, &f->n_blank);
     const size_t space = f->n_blank;
     if (string ? space == text->len : list && space == word->len) return CN_OK;
     if (list && word->data[space] == ']') return CN_OK;
@@ -223,7 +223,7 @@ static bool end_key(cn_tool_finder *f)
     return !f->is_skipping;
 }
 
-static cn_status end_item(cn_tool_finder *f, bool *ok)
+static cn_status end_call_item(cn_tool_finder *f, bool *ok)
 {
     if (f->item == CN_ITEM_KEY) {
         *ok = end_key(f);
@@ -260,10 +260,10 @@ static cn_status add_to_item(cn_tool_finder *f, char c, bool *ok)
         CN_TRY(add_argument_byte(f, c, was_quoted && f->quoted));
     else if (f->item != CN_ITEM_OTHER)
         CN_TRY(cn_buf_add(&f->word, &c, 1));
-    return closes && !f->quoted && f->depth == 0 ? end_item(f, ok) : CN_OK;
+    return closes && !f->quoted && f->depth == 0 ? end_call_item(f, ok) : CN_OK;
 }
 
-static cn_status begin_item(cn_tool_finder *f, int item, char c, bool *ok)
+static cn_status begin_call_item(cn_tool_finder *f, int item, char c, bool *ok)
 {
     const bool arguments = item == CN_ITEM_ARGUMENTS;
     if (item == CN_ITEM_KEY || item == CN_ITEM_NAME)
@@ -289,7 +289,7 @@ static cn_status begin_value(cn_tool_finder *f, char c, bool *ok)
         f->place = CN_BEFORE_KEY;
         return CN_OK;
     }
-    return begin_item(f, f->value, c, ok);
+    return begin_call_item(f, f->value, c, ok);
 }
 
 static void end_object(cn_tool_finder *f)
@@ -365,14 +365,14 @@ static cn_status begin_xml(cn_tool_finder *f, char c, bool *ok)
     return read_xml(f, c, ok);
 }
 
-static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
+static cn_status read_call_byte(cn_tool_finder *f, char c, bool *ok)
 {
     if (f->place == CN_IN_PYTHON) return read_python(f, c);
     if (f->place == CN_IN_XML) return read_xml(f, c, ok);
     /* A number or literal ends before this byte. */
     if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 &&
         (cn_json_is_space(c) || strchr(",}]", c)))
-        CN_TRY(end_item(f, ok));
+        CN_TRY(end_call_item(f, ok));
     if (!*ok || (f->place != CN_IN_ITEM && cn_json_is_space(c))) return CN_OK;
     switch (f->place) {
     case CN_BEFORE_OBJECT:
@@ -381,7 +381,7 @@ static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
         if (c == '{') f->place = CN_BEFORE_KEY;
         break;
     case CN_BEFORE_KEY:
-        if (c != '}') return begin_item(f, CN_ITEM_KEY, c, ok);
+        if (c != '}') return begin_call_item(f, CN_ITEM_KEY, c, ok);
         end_object(f);
         break;
     case CN_BEFORE_COLON:
@@ -490,7 +490,7 @@ static cn_status skip_json(cn_tool_finder *f, cn_buf *content)
 }
 
 /* No call is sought any more. */
-static cn_status read_rest(cn_tool_finder *f, cn_buf *content)
+static cn_status read_call_rest(cn_tool_finder *f, cn_buf *content)
 {
     f->form = CN_OPT_TOOLS_NONE;
     f->place = CN_OUTSIDE;
@@ -500,7 +500,7 @@ static cn_status read_rest(cn_tool_finder *f, cn_buf *content)
 
 /* Text up to what may begin a call is content, but white space that may stand before a call is kept
  * back. *more: the text that follows is to be looked at. */
-static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
+static cn_status read_call_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     if (f->is_skipping) CN_TRY(skip_json(f, content));
     *more = false;
@@ -508,9 +508,9 @@ static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *c
     cn_verdict v = CN_NO;
     size_t i = f->n_space;
     if (f->is_either && f->n_calls == 0) {
-        skip_space(f, &f->held, &i);
+        skip_call_space(f, &f->held, &i);
         v = i < f->held.len ? cn_match_opening(f, i, end, &found) : CN_WAIT;
-        if (v == CN_NO) return read_rest(f, content);
+        if (v == CN_NO) return read_call_rest(f, content);
     }
     while (i < f->held.len && v == CN_NO && (v = cn_match_opening(f, i, end, &found)) == CN_NO) i++;
     const bool trims = v != CN_NO || !end || f->n_calls > 0 || f->is_forced;
@@ -537,7 +537,7 @@ static cn_status fail_call(cn_tool_finder *f, cn_buf *content)
     /* What follows a fence may be a call in tags. */
     const bool is_tag = f->has_fence && f->place == CN_BEFORE_OBJECT && f->held.data[f->at] == '<';
     const size_t n_read = is_tag ? 0 : f->at - f->begin;
-    if (f->is_either && f->n_calls == 0) return read_rest(f, content);
+    if (f->is_either && f->n_calls == 0) return read_call_rest(f, content);
     f->in_code |= f->has_fence && !is_tag;
     f->place = CN_OUTSIDE;
     f->n_failed += n_read;
@@ -602,7 +602,7 @@ static bool read_fence(cn_tool_finder *f, bool end, bool *ok)
 }
 
 /* Reads up to the end of the object, or to what cannot be part of a call: then *ok is false. */
-static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
+static cn_status read_call_bytes(cn_tool_finder *f, bool end, bool *ok)
 {
     while (f->at < f->held.len && f->place != CN_AFTER_OBJECT) {
         const char c = f->held.data[f->at];
@@ -616,7 +616,7 @@ static cn_status read_bytes(cn_tool_finder *f, bool end, bool *ok)
             if (read_fence(f, end, ok)) continue;
             break;
         }
-        CN_TRY(read_byte(f, c, ok));
+        CN_TRY(read_call_byte(f, c, ok));
         if (!*ok) break;
         f->at++;
         if (is_first && cn_json_is_space(c)) f->begin = f->at;
@@ -639,7 +639,7 @@ static cn_status end_arguments_early(cn_tool_finder *f)
 static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     bool ok = true;
-    CN_TRY(read_bytes(f, end, &ok));
+    CN_TRY(read_call_bytes(f, end, &ok));
     if (f->is_call) {
         drop(f, 0, f->at);
         f->at = f->n_space = 0;
@@ -657,7 +657,7 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
  * *more: what follows is known. */
 static void leave_call(cn_tool_finder *f, bool end, bool *more)
 {
-    skip_space(f, &f->held, &f->n_space);
+    skip_call_space(f, &f->held, &f->n_space);
     const size_t space = f->n_space, n = f->held.len - space;
     const char *text = f->held.data + space;
     const cn_call_mark *mark = NULL;
@@ -695,7 +695,7 @@ static cn_status read_held(cn_tool_finder *f, bool end, cn_buf *content)
         if (f->form == CN_OPT_TOOLS_NONE)
             more = false;
         else if (f->place == CN_OUTSIDE)
-            CN_TRY(read_content(f, is_last, &more, content));
+            CN_TRY(read_call_content(f, is_last, &more, content));
         else if (f->place == CN_AFTER_OBJECT)
             leave_call(f, is_last, &more);
         else

@@ -63,8 +63,8 @@ static const struct {
 };
 
 /* Unknown members are those of clients, such as litellm's provider_specific_fields. */
-static cn_status check_members(const char *where, json_t *message, unsigned role,
-                               cn_api_unknown *unknown, json_t **warnings)
+static cn_status check_chat_members(const char *where, json_t *message, unsigned role,
+                                    cn_api_unknown *unknown, json_t **warnings)
 {
     const char *key;
     json_t *v;
@@ -100,7 +100,7 @@ static cn_status read_reasoning(const char *where, json_t *message, json_t *out)
     return put_chat_key(out, "reasoning", json_incref(found));
 }
 
-static cn_status read_content(const char *where, json_t *content, json_t *out)
+static cn_status read_chat_content(const char *where, json_t *content, json_t *out)
 {
     size_t i;
     json_t *part;
@@ -118,7 +118,7 @@ static cn_status read_content(const char *where, json_t *content, json_t *out)
     return put_chat_key(out, "content", json_incref(content));
 }
 
-static cn_status read_string(const char *where, json_t *object, const char *key, json_t *out)
+static cn_status read_chat_string(const char *where, json_t *object, const char *key, json_t *out)
 {
     char place[WHERE_BYTES + 16];
     json_t *v = json_object_get(object, key);
@@ -156,7 +156,7 @@ static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
     if (type && !json_is_null(type) && (!type_name || strcmp(type_name, "function") != 0))
         return cn_api_refuse(where, "type \"function\"", type);
     if (!json_is_string(name)) return cn_api_refuse(where, "a function with a name", call);
-    CN_TRY(read_string(where, call, "id", out));
+    CN_TRY(read_chat_string(where, call, "id", out));
     CN_TRY(put_chat_key(copy, "name", json_incref(name)));
     return read_arguments(where, json_object_get(function, "arguments"), copy);
 }
@@ -199,7 +199,7 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     if (!role)
         return cn_api_refuse(
             where, "role \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"", sent);
-    CN_TRY(check_members(where, message, role->bit, unknown, warnings));
+    CN_TRY(check_chat_members(where, message, role->bit, unknown, warnings));
     CN_TRY(put_chat_key(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
     const json_t *content = json_object_get(message, "content");
@@ -210,9 +210,9 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     if (is_answer && is_empty)
         CN_TRY(put_chat_key(out, "content", has_other ? json_null() : json_string("")));
     else
-        CN_TRY(read_content(where, json_object_get(message, "content"), out));
-    CN_TRY(read_string(where, message, "name", out));
-    CN_TRY(read_string(where, message, "tool_call_id", out));
+        CN_TRY(read_chat_content(where, json_object_get(message, "content"), out));
+    CN_TRY(read_chat_string(where, message, "name", out));
+    CN_TRY(read_chat_string(where, message, "tool_call_id", out));
     if (role->bit != ASSISTANT) return CN_OK;
     CN_TRY(read_reasoning(where, message, out));
     return read_tool_calls(where, calls, out);

@@ -153,7 +153,7 @@ static bool has_key(const json_t *object, const cn_buf *key)
 #endif
 }
 
-static bool set_key(json_t *object, const cn_buf *key, json_t *value)
+static bool set_logprob_key(json_t *object, const cn_buf *key, json_t *value)
 {
 #if JANSSON_VERSION_HEX >= 0x020e00
     return json_object_setn_new(object, key->data, key->len, value) == 0;
@@ -170,7 +170,7 @@ static bool add_alternative(json_t *top, cn_buf *text, const cn_logprob *p)
         cn_buf_clear(text);
         if (cn_buf_addf(text, "token_id:%u", p->token) != CN_OK) return false;
     }
-    return set_key(top, text, logprob_value(p->logprob));
+    return set_logprob_key(top, text, logprob_value(p->logprob));
 }
 
 /* Whether the token of entries[0] is among its alternatives. */
@@ -201,8 +201,8 @@ static json_t *alternatives(const cn_api_logprobs_form *f, const cn_logprob *ent
 }
 
 /* Moves the place after n bytes. *offset: that of the first of them. `text` is scratch. */
-static cn_status advance(cn_api_text_place *place, const char *bytes, size_t n, cn_buf *text,
-                         size_t *offset)
+static cn_status advance_logprob(cn_api_text_place *place, const char *bytes, size_t n,
+                                 cn_buf *text, size_t *offset)
 {
     const size_t n_cut = place->n_cut;
     cn_buf_clear(text);
@@ -233,7 +233,7 @@ static json_t *text_offset(const cn_api_logprobs_form *f, uint32_t token, cn_buf
     const bool in_prompt = place->n_prompt > 0, added = in_prompt && place->n_added > 0;
     const char *bytes = f->token_bytes(f->user, token, &n, &special);
     const bool left_out = !bytes || added || (!in_prompt && special && f->skips_special);
-    if (advance(place, left_out ? "" : bytes, left_out ? 0 : n, text, &offset) != CN_OK)
+    if (advance_logprob(place, left_out ? "" : bytes, left_out ? 0 : n, text, &offset) != CN_OK)
         return NULL;
     place->n_added -= added;
     place->n_prompt -= in_prompt;

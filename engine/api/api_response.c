@@ -424,7 +424,7 @@ json_t *cn_api_kv_json(const cn_kv_usage *u)
         (json_int_t)u->fetched_entries, "missed", (json_int_t)u->missed_entries);
 }
 
-static json_t *usage_json(const cn_api_result *r)
+static json_t *response_usage_json(const cn_api_result *r)
 {
     cn_usage u;
     cn_api_result_usage(r, &u);
@@ -455,7 +455,7 @@ static cn_status add_json(cn_buf *out, const cn_api_writer *w, json_t *v, size_t
     return cn_api_add_json(out, w->digits, v, n_first, n_cut);
 }
 
-static cn_status write_head(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+static cn_status write_response_head(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
     const bool chat = r->endpoint == CN_API_CHAT;
     json_t *head = json_pack("{s:s+, s:s, s:I, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", w->id,
@@ -514,7 +514,7 @@ static cn_status write_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *
 }
 
 /* Writes some tokens of a member of the logprobs, or ends the choice. */
-static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+static cn_status write_response_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
     const cn_api_logprobs *l = &r->choices[w->choice].logprobs;
     if (!r->wants_logprobs || w->member == cn_api_logprobs_n_members(r->endpoint))
@@ -542,7 +542,7 @@ static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
         CN_TRY(add_json(out, w, cn_api_ids_json(&r->prompts[0].token_ids), 0, 0));
     }
     CN_TRY(cn_buf_addf(out, ",\"usage\":"));
-    CN_TRY(add_json(out, w, usage_json(r), 0, 0));
+    CN_TRY(add_json(out, w, response_usage_json(r), 0, 0));
     if (r->warnings) {
         CN_TRY(cn_buf_addf(out, ",\"warnings\":"));
         CN_TRY(add_json(out, w, json_incref(r->warnings), 0, 0));
@@ -559,9 +559,9 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
     const size_t most = n_bytes < SIZE_MAX - out->len ? out->len + n_bytes : SIZE_MAX;
     while (w->state != CN_WRITE_DONE && out->len < most) {
         switch (w->state) {
-        case CN_WRITE_HEAD: CN_TRY(write_head(r, w, out)); break;
+        case CN_WRITE_HEAD: CN_TRY(write_response_head(r, w, out)); break;
         case CN_WRITE_CHOICE: CN_TRY(write_choice(r, w, out)); break;
-        case CN_WRITE_LOGPROBS: CN_TRY(write_logprobs(r, w, out)); break;
+        case CN_WRITE_LOGPROBS: CN_TRY(write_response_logprobs(r, w, out)); break;
         case CN_WRITE_PROMPT: CN_TRY(write_prompt(r, w, out)); break;
         case CN_WRITE_TAIL: CN_TRY(write_tail(r, w, out)); break;
         case CN_WRITE_DONE: break;
@@ -677,7 +677,7 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
                                   int64_t created)
 {
     json_t *chunk = chunk_json(r, id, model, created, json_array());
-    json_object_set_new(chunk, "usage", usage_json(r));
+    json_object_set_new(chunk, "usage", response_usage_json(r));
     return chunk;
 }
 

@@ -11,7 +11,7 @@ enum {
     MAX_DICTS = 64         /* brackets of which p->dicts knows the kind */
 };
 
-static bool is_one_of(char c, const char *set) { return c && strchr(set, c); }
+static bool is_python_one_of(char c, const char *set) { return c && strchr(set, c); }
 
 static cn_status put_python_text(cn_buf *out, const char *text)
 {
@@ -52,18 +52,18 @@ static cn_status put_escape(cn_python_args *p, cn_buf *out)
 }
 
 /* Takes a byte of an escape sequence. *again: the byte is not part of it. */
-static cn_status add_escaped(cn_python_args *p, char c, cn_buf *out, bool *again)
+static cn_status add_python_escaped(cn_python_args *p, char c, cn_buf *out, bool *again)
 {
     static const char codes[] = "abfnrtv0\\'\"", bytes[] = "\a\b\f\n\r\t\v\0\\'\"";
     if (p->n_escape == 1) {
         const char *code = c ? strchr(codes, c) : NULL;
         p->escape[p->n_escape++] = c;
-        if (is_one_of(c, "xuU")) return CN_OK;
+        if (is_python_one_of(c, "xuU")) return CN_OK;
         if (!code && c != '\n') return put_escape(p, out);
         p->n_escape = 0;
         return code ? put_character(out, bytes[code - codes]) : CN_OK;
     }
-    *again = !is_one_of(c, "0123456789abcdefABCDEF");
+    *again = !is_python_one_of(c, "0123456789abcdefABCDEF");
     if (*again) return put_escape(p, out);
     p->escape[p->n_escape++] = c;
     if (p->n_escape < 2 + digits_after(p->escape[1])) return CN_OK;
@@ -92,7 +92,7 @@ static cn_status add_to_string(cn_python_args *p, char c, cn_buf *out, bool *aga
     if (*again) return end_string(p, out);
     if (p->n_escape > 0) {
         bool rest = false;
-        CN_TRY(add_escaped(p, c, out, &rest));
+        CN_TRY(add_python_escaped(p, c, out, &rest));
         return rest ? add_to_string(p, c, out, again) : CN_OK;
     }
     if (c == p->quote && (!p->triple || ++p->n_close == 3)) return end_string(p, out);
@@ -112,7 +112,7 @@ static cn_status put_comma(cn_python_args *p, cn_buf *out)
     return comma ? put_python_text(out, ", ") : CN_OK;
 }
 
-static cn_status end_word(cn_python_args *p, cn_buf *out)
+static cn_status end_python_word(cn_python_args *p, cn_buf *out)
 {
     static const char *const names[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
     const uint8_t n = p->n_word;
@@ -152,7 +152,7 @@ static cn_status begin_string(cn_python_args *p, char quote, cn_buf *out)
         prefix = strchr("rRbBuUfF", p->word[i]) != NULL;
         p->raw |= (p->word[i] | 0x20) == 'r';
     }
-    if (!prefix) CN_TRY(end_word(p, out));
+    if (!prefix) CN_TRY(end_python_word(p, out));
     p->n_word = 0;
     note_begin(p);
     p->quote = quote;
@@ -171,7 +171,7 @@ static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
     note_begin(p);
     const bool begins = ((unsigned char)c & 0xc0) != 0x80; /* a character: it stays whole */
     if (p->n_word == sizeof p->word || (p->n_word >= MAX_LITERAL_BYTES && begins))
-        CN_TRY(end_word(p, out));
+        CN_TRY(end_python_word(p, out));
     p->word[p->n_word++] = c;
     return CN_OK;
 }
@@ -180,15 +180,15 @@ static cn_status add_to_word(cn_python_args *p, char c, cn_buf *out)
 static cn_status add_to_value(cn_python_args *p, char c, cn_buf *out)
 {
     if (c == '"' || c == '\'') return begin_string(p, c, out);
-    if (!cn_json_is_space(c) && !is_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
+    if (!cn_json_is_space(c) && !is_python_one_of(c, "[]{}(),:")) return add_to_word(p, c, out);
     p->gap = cn_json_is_space(c) && (p->gap || p->n_word > 0);
-    CN_TRY(end_word(p, out));
+    CN_TRY(end_python_word(p, out));
     if (cn_json_is_space(c)) return CN_OK;
     if (c == ':') {
         p->part = CN_PYTHON_COLON;
         return put_python_text(out, ": ");
     }
-    if (is_one_of(c, "[{(")) {
+    if (is_python_one_of(c, "[{(")) {
         CN_TRY(put_comma(p, out));
         note_open(p, c == '{');
         return put_python_text(out, c == '{' ? "{" : "[");
@@ -230,7 +230,7 @@ cn_status cn_python_args_add(cn_python_args *p, char c, cn_buf *out, bool *ended
     }
     *ended = c == ')' && p->depth == 0;
     if (*ended) {
-        CN_TRY(end_word(p, out));
+        CN_TRY(end_python_word(p, out));
         return put_python_text(out, p->in_key ? "\": null}" : "}");
     }
     if (!p->in_value) return add_to_key(p, c, out);
@@ -248,7 +248,7 @@ cn_status cn_python_args_cut(cn_python_args *p, bool is_whole, cn_buf *out)
         for (; p->n_close > 0; p->n_close--) CN_TRY(put_character(out, p->quote));
         CN_TRY(end_string(p, out));
     }
-    CN_TRY(end_word(p, out));
+    CN_TRY(end_python_word(p, out));
     if (!is_whole || p->depth > MAX_DICTS) return CN_OK;
     if (is_in_dict(p) && p->part == CN_PYTHON_KEY) CN_TRY(put_python_text(out, ": null"));
     if (p->part == CN_PYTHON_COLON) CN_TRY(put_python_text(out, "null"));

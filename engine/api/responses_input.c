@@ -15,17 +15,17 @@ typedef struct reader {
     json_t **warnings;
 } reader;
 
-static cn_status out_of_memory(void)
+static cn_status responses_out_of_memory(void)
 {
     return cn_fail(CN_ERR_MEMORY, "out of memory for the input");
 }
 
 static cn_status put_input_key(json_t *object, const char *key, json_t *value)
 {
-    return json_object_set_new(object, key, value) == 0 ? CN_OK : out_of_memory();
+    return json_object_set_new(object, key, value) == 0 ? CN_OK : responses_out_of_memory();
 }
 
-static bool is_nothing(const json_t *v)
+static bool is_responses_nothing(const json_t *v)
 {
     return !v || json_is_null(v) || json_is_false(v) ||
            (json_is_array(v) && json_array_size(v) == 0) ||
@@ -36,14 +36,15 @@ static bool is_nothing(const json_t *v)
 static cn_status add_message(reader *in, const char *role, json_t **out)
 {
     json_t *message = json_pack("{s:s}", "role", role);
-    if (!message || json_array_append_new(in->messages, message) != 0) return out_of_memory();
+    if (!message || json_array_append_new(in->messages, message) != 0)
+        return responses_out_of_memory();
     *out = message;
     return CN_OK;
 }
 
 /* Takes note of the members of an item or part that cinch does not know. known: ends with NULL. */
-static cn_status check_members(reader *in, const json_t *object, const char *place,
-                               const char *const *known)
+static cn_status check_responses_members(reader *in, const json_t *object, const char *place,
+                                         const char *const *known)
 {
     const char *key;
     json_t *v;
@@ -52,7 +53,7 @@ static cn_status check_members(reader *in, const json_t *object, const char *pla
         char name[SHOWN_BYTES];
         size_t i = 0;
         while (known[i] && strcmp(known[i], key) != 0) i++;
-        if (known[i] || is_nothing(v)) continue;
+        if (known[i] || is_responses_nothing(v)) continue;
         snprintf(name, sizeof name, "%s.%.64s", place, key);
         CN_TRY(cn_api_unknown_take(in->unknown, name, v, in->warnings));
     }
@@ -88,12 +89,12 @@ static cn_status read_part(reader *in, const char *where, json_t *part, json_t *
                        where, name);
     *text = json_object_get(part, part_types[i].member);
     if (!json_is_string(*text)) return cn_api_refuse(where, "a part with a text", part);
-    return check_members(in, part, "input[].content[]", known);
+    return check_responses_members(in, part, "input[].content[]", known);
 }
 
 /* Appends the texts of an array of parts, or a text, to `out`. */
-static cn_status join_parts(reader *in, const char *where, json_t *v, const char *between,
-                            cn_buf *out)
+static cn_status join_responses_parts(reader *in, const char *where, json_t *v, const char *between,
+                                      cn_buf *out)
 {
     size_t i;
     json_t *part, *text = v;
@@ -112,21 +113,21 @@ static cn_status join_parts(reader *in, const char *where, json_t *v, const char
 }
 
 /* A text, or text parts in the form of a chat. *out: a new reference. */
-static cn_status read_content(reader *in, const char *where, json_t *v, json_t **out)
+static cn_status read_responses_content(reader *in, const char *where, json_t *v, json_t **out)
 {
     size_t i;
     json_t *part, *text;
     if (!json_is_string(v) && !json_is_array(v))
         return cn_api_refuse(where, "a string or an array of parts", v);
     *out = json_is_string(v) ? json_incref(v) : json_array();
-    if (!*out) return out_of_memory();
+    if (!*out) return responses_out_of_memory();
     json_array_foreach(v, i, part)
     {
         char place[PLACE_BYTES];
         snprintf(place, sizeof place, "%s[%zu]", where, i);
         CN_TRY(read_part(in, place, part, &text));
         json_t *copy = json_pack("{s:s, s:O}", "type", "text", "text", text);
-        if (!copy || json_array_append_new(*out, copy) != 0) return out_of_memory();
+        if (!copy || json_array_append_new(*out, copy) != 0) return responses_out_of_memory();
     }
     return CN_OK;
 }
@@ -138,7 +139,7 @@ static cn_status set_content(reader *in, const char *item, const char *member, j
     json_t *content = NULL;
     snprintf(where, sizeof where, "%s.%s", item, member);
     if (!v) return cn_fail(CN_ERR_ARG, "%s: missing", where);
-    const cn_status status = read_content(in, where, v, &content);
+    const cn_status status = read_responses_content(in, where, v, &content);
     if (status == CN_OK) return put_input_key(message, "content", content);
     json_decref(content);
     return status;
@@ -147,7 +148,8 @@ static cn_status set_content(reader *in, const char *item, const char *member, j
 /* ---- items ---- */
 
 /* Appends text to a member of the open assistant message. */
-static cn_status add_text(json_t *message, const char *key, const char *between, cn_buf *text)
+static cn_status add_responses_text(json_t *message, const char *key, const char *between,
+                                    cn_buf *text)
 {
     const json_t *old = json_object_get(message, key);
     cn_buf all = {0};
@@ -172,8 +174,8 @@ static cn_status take_assistant(reader *in, const char *where, json_t *content)
         in->turn = NULL;
     if (!in->turn) CN_TRY(add_message(in, "assistant", &in->turn));
     if (!content || json_is_null(content)) return CN_OK;
-    cn_status status = join_parts(in, place, content, "", &text);
-    if (status == CN_OK) status = add_text(in->turn, "content", "", &text);
+    cn_status status = join_responses_parts(in, place, content, "", &text);
+    if (status == CN_OK) status = add_responses_text(in->turn, "content", "", &text);
     cn_buf_free(&text);
     return status;
 }
@@ -200,12 +202,12 @@ static cn_status take_reasoning(reader *in, const char *where, json_t *item)
 {
     json_t *content = json_object_get(item, "content"), *summary = json_object_get(item, "summary");
     json_t *encrypted = json_object_get(item, "encrypted_content");
-    const bool has_text = !is_nothing(content);
+    const bool has_text = !is_responses_nothing(content);
     char place[WHERE_BYTES];
     cn_buf text = {0};
     snprintf(place, sizeof place, "%s.%s", where, has_text ? "content" : "summary");
-    if (!has_text && is_nothing(summary)) {
-        if (is_nothing(encrypted)) return CN_OK;
+    if (!has_text && is_responses_nothing(summary)) {
+        if (is_responses_nothing(encrypted)) return CN_OK;
         return cn_api_ignore(in->unknown, "input[].encrypted_content",
                              "cinch cannot read it and needs content or a summary", encrypted,
                              in->warnings);
@@ -213,9 +215,9 @@ static cn_status take_reasoning(reader *in, const char *where, json_t *item)
     if (in->turn &&
         (json_object_get(in->turn, "content") || json_object_get(in->turn, "tool_calls")))
         in->turn = NULL;
-    cn_status status = join_parts(in, place, has_text ? content : summary, "\n", &text);
+    cn_status status = join_responses_parts(in, place, has_text ? content : summary, "\n", &text);
     if (status == CN_OK && !in->turn) status = add_message(in, "assistant", &in->turn);
-    if (status == CN_OK) status = add_text(in->turn, "reasoning_content", "\n", &text);
+    if (status == CN_OK) status = add_responses_text(in->turn, "reasoning_content", "\n", &text);
     cn_buf_free(&text);
     return status;
 }
@@ -239,10 +241,10 @@ static cn_status take_call(reader *in, const char *where, json_t *item)
     json_t *call =
         json_pack("{s:s, s:O*, s:{s:O, s:O*}}", "type", "function", "id",
                   json_is_string(id) ? id : NULL, "function", "name", name, "arguments", arguments);
-    return call && json_array_append_new(calls, call) == 0 ? CN_OK : out_of_memory();
+    return call && json_array_append_new(calls, call) == 0 ? CN_OK : responses_out_of_memory();
 }
 
-static cn_status take_output(reader *in, const char *where, json_t *item)
+static cn_status take_responses_output(reader *in, const char *where, json_t *item)
 {
     json_t *id = json_object_get(item, "call_id"), *message = NULL;
     in->turn = NULL;
@@ -270,7 +272,7 @@ static const struct item_type {
     {"message", take_message, message_members},
     {"reasoning", take_reasoning, reasoning_members},
     {"function_call", take_call, call_members},
-    {"function_call_output", take_output, output_members},
+    {"function_call_output", take_responses_output, output_members},
 };
 
 static cn_status refuse_reference(const char *where)
@@ -322,7 +324,7 @@ static cn_status refuse_type(const char *where, const json_t *type)
                          type);
 }
 
-static cn_status take_item(reader *in, size_t i, json_t *item)
+static cn_status take_responses_item(reader *in, size_t i, json_t *item)
 {
     char where[WHERE_BYTES / 2];
     json_t *type = json_object_get(item, "type");
@@ -331,7 +333,7 @@ static cn_status take_item(reader *in, size_t i, json_t *item)
     if (!type || json_is_null(type)) {
         if (!json_object_get(item, "role") && json_object_get(item, "id"))
             return refuse_reference(where);
-        CN_TRY(check_members(in, item, "input[]", message_members));
+        CN_TRY(check_responses_members(in, item, "input[]", message_members));
         return take_message(in, where, item);
     }
     const char *name = json_string_value(type);
@@ -339,7 +341,7 @@ static cn_status take_item(reader *in, size_t i, json_t *item)
     if (strcmp(name, "item_reference") == 0) return refuse_reference(where);
     for (size_t k = 0; k < sizeof item_types / sizeof *item_types; k++) {
         if (strcmp(name, item_types[k].type) != 0) continue;
-        CN_TRY(check_members(in, item, "input[]", item_types[k].members));
+        CN_TRY(check_responses_members(in, item, "input[]", item_types[k].members));
         return item_types[k].take(in, where, item);
     }
     return refuse_type(where, type);
@@ -363,7 +365,7 @@ static cn_status take_input(reader *in, json_t *instructions, json_t *input)
     }
     if (!json_is_array(input))
         return cn_api_refuse("input", "a string or an array of items", input);
-    json_array_foreach(input, i, item) CN_TRY(take_item(in, i, item));
+    json_array_foreach(input, i, item) CN_TRY(take_responses_item(in, i, item));
     if (json_array_size(in->messages) == 0)
         return cn_api_refuse("input", "a string or items, at least one message", input);
     return CN_OK;
@@ -373,7 +375,7 @@ cn_status cn_responses_messages(json_t *variables, json_t *instructions, json_t 
                                 cn_api_unknown *unknown, json_t **warnings)
 {
     reader in = {.messages = json_array(), .unknown = unknown, .warnings = warnings};
-    if (!in.messages) return out_of_memory();
+    if (!in.messages) return responses_out_of_memory();
     cn_status status = take_input(&in, instructions, input);
     if (status == CN_OK)
         status = cn_api_chat_messages(variables, "input", in.messages, unknown, warnings);

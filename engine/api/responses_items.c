@@ -4,7 +4,7 @@
 #include "engine/api/api_result_state.h"
 #include "engine/base/json.h"
 
-static bool is_blank(const char *text, size_t n)
+static bool is_items_blank(const char *text, size_t n)
 {
     size_t i = 0;
     while (i < n && cn_json_is_space(text[i])) i++;
@@ -19,7 +19,8 @@ bool cn_response_is_cut(const cn_api_result *r)
 
 /* Sets the tokens of a message: those whose text is in it. Only the message that begins the content
  * after the reasoning has any. */
-static void find_tokens(const cn_api_result *r, cn_response_place *place, cn_response_item *item)
+static void find_items_tokens(const cn_api_result *r, cn_response_place *place,
+                              cn_response_item *item)
 {
     const cn_api_choice *c = &r->choices[0];
     const bool has_tokens = place->call == 0 && (place->past_reasoning || c->reasoning.len == 0);
@@ -45,7 +46,7 @@ static bool found(const cn_api_result *r, cn_response_place *place, cn_response_
     item->index = place->index;
     item->complete = followed || over;
     item->cut = !followed && over && cn_response_is_cut(r);
-    if (item->kind == CN_OUT_MESSAGE) find_tokens(r, place, item);
+    if (item->kind == CN_OUT_MESSAGE) find_items_tokens(r, place, item);
     return true;
 }
 
@@ -60,7 +61,7 @@ bool cn_response_item_at(const cn_api_result *r, cn_response_place *place, cn_re
     const size_t end = reasons ? c->reasoning_at : call ? call->content_at : c->text.len;
     const size_t n = end - place->text_at;
     *out = (cn_response_item){.kind = CN_OUT_MESSAGE, .text = text + place->text_at, .n = n};
-    if (!is_blank(out->text, n)) return found(r, place, out, reasons || call);
+    if (!is_items_blank(out->text, n)) return found(r, place, out, reasons || call);
     if (reasons) {
         place->text_at = end;
         *out =

@@ -18,13 +18,13 @@ static cn_status out_of_memory(const char *key)
     return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
 }
 
-static const json_t *set_member(const json_t *object, const char *key)
+static const json_t *set_responses_member(const json_t *object, const char *key)
 {
     const json_t *v = json_object_get(object, key);
     return v && !json_is_null(v) ? v : NULL;
 }
 
-static bool is_one_of(const char *text, const char *const *names, size_t n)
+static bool is_responses_one_of(const char *text, const char *const *names, size_t n)
 {
     size_t i = 0;
     while (i < n && strcmp(text, names[i]) != 0) i++;
@@ -40,7 +40,7 @@ static cn_status check_members(cn_api_request *r, const char *place, const json_
     json_object_foreach((json_t *)(uintptr_t)object, key, v)
     {
         char name[SHOWN_BYTES];
-        if (is_one_of(key, known, n) || json_is_null(v) || json_is_false(v)) continue;
+        if (is_responses_one_of(key, known, n) || json_is_null(v) || json_is_false(v)) continue;
         snprintf(name, sizeof name, "%s.%.64s", place, key);
         CN_TRY(cn_api_unknown_take(r->unknown, name, v, &r->warnings));
     }
@@ -49,7 +49,7 @@ static cn_status check_members(cn_api_request *r, const char *place, const json_
 
 /* ---- members of their own ---- */
 
-static cn_status set_later(cn_api_request *r, const char *key, json_t *v)
+static cn_status set_responses_later(cn_api_request *r, const char *key, json_t *v)
 {
     (void)r, (void)key, (void)v;
     return CN_OK;
@@ -81,7 +81,7 @@ static cn_status set_include(cn_api_request *r, const char *key, json_t *v)
         const char *name = json_string_value(item);
         if (name && strcmp(name, "message.output_text.logprobs") == 0)
             r->params.sampling.logprobs = 0;
-        else if (!name || !is_one_of(name, absent, sizeof absent / sizeof *absent))
+        else if (!name || !is_responses_one_of(name, absent, sizeof absent / sizeof *absent))
             return cn_api_refuse(key,
                                  "\"message.output_text.logprobs\" or another of OpenAI's "
                                  "values",
@@ -97,7 +97,7 @@ static cn_status set_metadata(cn_api_request *r, const char *key, json_t *v)
 }
 
 /* A stream always has the usage in its last event. */
-static cn_status set_stream_options(cn_api_request *r, const char *key, json_t *v)
+static cn_status set_responses_stream_options(cn_api_request *r, const char *key, json_t *v)
 {
     static const char *const known[] = {"include_usage", "include_obfuscation",
                                         "continuous_usage_stats"};
@@ -125,7 +125,7 @@ static cn_status set_reasoning(cn_api_request *r, const char *key, json_t *v)
         json_t *summary = json_object_get(v, known[i]);
         const char *name = json_string_value(summary);
         if (!summary || json_is_null(summary)) continue;
-        if (!name || !is_one_of(name, summaries, sizeof summaries / sizeof *summaries))
+        if (!name || !is_responses_one_of(name, summaries, sizeof summaries / sizeof *summaries))
             return cn_api_refuse("reasoning.summary", "\"auto\", \"concise\" or \"detailed\"",
                                  summary);
         r->summarizes = strcmp(name, "none") != 0;
@@ -138,17 +138,17 @@ static const struct field {
     cn_status (*set)(cn_api_request *r, const char *key, json_t *v);
 } responses_fields[] = {
     {"include", set_include},
-    {"input", set_later},
-    {"instructions", set_later},
-    {"max_output_tokens", set_later},
-    {"max_tool_calls", set_later}, /* counts hosted tools alone */
+    {"input", set_responses_later},
+    {"instructions", set_responses_later},
+    {"max_output_tokens", set_responses_later},
+    {"max_tool_calls", set_responses_later}, /* counts hosted tools alone */
     {"metadata", set_metadata},
     {"n", set_one},
-    {"prompt_cache_options", set_later},
+    {"prompt_cache_options", set_responses_later},
     {"reasoning", set_reasoning},
-    {"stream_options", set_stream_options},
-    {"text", set_later},
-    {"tools", set_later},
+    {"stream_options", set_responses_stream_options},
+    {"text", set_responses_later},
+    {"tools", set_responses_later},
     {"truncation", set_truncation},
 };
 
@@ -292,7 +292,7 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
     enum { N_MODES = 2, N_CHOICES = 3 };
     *out = NULL;
     if (!v || json_is_null(v)) return CN_OK;
-    if (json_is_string(v) && is_one_of(json_string_value(v), choices, N_CHOICES)) {
+    if (json_is_string(v) && is_responses_one_of(json_string_value(v), choices, N_CHOICES)) {
         *out = json_incref(v);
     } else if (name && strcmp(name, "function") == 0) {
         json_t *function = json_object_get(v, "name");
@@ -300,7 +300,8 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
         *out = json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", function);
     } else if (name && strcmp(name, "allowed_tools") == 0) {
         json_t *mode = json_object_get(v, "mode");
-        if (!json_is_string(mode) || !is_one_of(json_string_value(mode), choices, N_MODES))
+        if (!json_is_string(mode) ||
+            !is_responses_one_of(json_string_value(mode), choices, N_MODES))
             return cn_api_refuse(key, "mode \"auto\" or \"required\"", v);
         CN_TRY(allow_tools(r, key, json_object_get(v, "tools")));
         *out = json_incref(mode);
@@ -318,7 +319,7 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
 static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                               const char **key)
 {
-    const json_t *tools = set_member(body, *key = "tools");
+    const json_t *tools = set_responses_member(body, *key = "tools");
     json_t *choice = NULL;
     if (tools) CN_TRY(read_tools(r, *key, tools));
     *key = "tool_choice";
@@ -379,7 +380,7 @@ static json_t *repeated_text(json_t *body)
 {
     json_t *text = json_object_get(body, "text");
     json_t *copy = json_is_object(text) ? json_copy(text) : json_object();
-    if (copy && !set_member(copy, "format"))
+    if (copy && !set_responses_member(copy, "format"))
         json_object_set_new(copy, "format", json_pack("{s:s}", "type", "text"));
     return copy;
 }
@@ -393,11 +394,11 @@ static json_t *repeated_reasoning(json_t *body)
 
 static json_t *or_default(json_t *body, const char *key, const char *text)
 {
-    return set_member(body, key) ? json_incref(json_object_get(body, key))
-                                 : json_loads(text, JSON_DECODE_ANY, NULL);
+    return set_responses_member(body, key) ? json_incref(json_object_get(body, key))
+                                           : json_loads(text, JSON_DECODE_ANY, NULL);
 }
 
-static cn_status repeat(cn_api_request *r, json_t *body)
+static cn_status repeat_responses(cn_api_request *r, json_t *body)
 {
     static const struct {
         const char *key, *otherwise;
@@ -433,7 +434,7 @@ static cn_status repeat(cn_api_request *r, json_t *body)
 
 static cn_status finish_logprobs(cn_api_request *r, json_t *body, const char **key)
 {
-    const json_t *v = set_member(body, *key = "top_logprobs");
+    const json_t *v = set_responses_member(body, *key = "top_logprobs");
     cn_sampling *s = &r->params.sampling;
     char want[SHOWN_BYTES];
     int64_t n;
@@ -464,5 +465,5 @@ cn_status cn_responses_finish(cn_api_request *r, json_t *body, cn_opt_tool_parse
     *key = "continue_final_message";
     CN_TRY(cn_api_chat_check(r->chat));
     r->params.chat = r->chat;
-    return repeat(r, body);
+    return repeat_responses(r, body);
 }

@@ -25,8 +25,9 @@ static json_t *incomplete_details(const cn_api_result *r)
 }
 
 /* Appends the members before "output", and the beginning of that. Takes over error and details. */
-static cn_status write_head(const cn_api_result *r, const cn_api_writer *w, const char *status,
-                            json_t *error, json_t *details, cn_buf *out)
+static cn_status write_responses_head(const cn_api_result *r, const cn_api_writer *w,
+                                      const char *status, json_t *error, json_t *details,
+                                      cn_buf *out)
 {
     const bool completed = strcmp(status, "completed") == 0;
     json_t *ended = completed ? json_integer((json_int_t)time(NULL)) : json_null();
@@ -52,7 +53,7 @@ static cn_status write_warnings(const cn_api_result *r, uint32_t digits, cn_buf 
 cn_status cn_responses_write_empty(const cn_api_result *r, const cn_api_writer *w,
                                    const char *status, json_t *error, cn_buf *out)
 {
-    CN_TRY(write_head(r, w, status, error, json_null(), out));
+    CN_TRY(write_responses_head(r, w, status, error, json_null(), out));
     CN_TRY(cn_buf_addf(out, "],\"usage\":null"));
     CN_TRY(write_warnings(r, w->digits, out));
     return cn_buf_addf(out, "}");
@@ -87,7 +88,7 @@ static cn_status write_item(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
     return CN_OK;
 }
 
-static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+static cn_status write_responses_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
     cn_response_item item;
     const bool is_there = cn_response_item_at(r, &w->place, &item);
@@ -99,7 +100,7 @@ static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf
     return cn_buf_addf(out, "%s", message_end);
 }
 
-static cn_status write_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+static cn_status write_responses_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
     const cn_api_logprobs *l = &r->prompts[0].logprobs;
     const size_t left = l->n_tokens - w->token;
@@ -129,7 +130,7 @@ static json_t *usage_json(const cn_api_result *r)
         (json_int_t)u.prompt_tokens + u.completion_tokens, "kv", cn_api_kv_json(&u.kv));
 }
 
-static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+static cn_status write_responses_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
     const cn_api_choice *c = &r->choices[0];
     json_t *tail =
@@ -154,14 +155,14 @@ cn_status cn_responses_write(const cn_api_result *r, cn_api_writer *w, cn_buf *o
     while (w->state != CN_WRITE_DONE && out->len < most) {
         switch (w->state) {
         case CN_WRITE_HEAD:
-            CN_TRY(
-                write_head(r, w, cn_responses_status(r), json_null(), incomplete_details(r), out));
+            CN_TRY(write_responses_head(r, w, cn_responses_status(r), json_null(),
+                                        incomplete_details(r), out));
             w->state = CN_WRITE_CHOICE;
             break;
         case CN_WRITE_CHOICE: CN_TRY(write_item(r, w, out)); break;
-        case CN_WRITE_LOGPROBS: CN_TRY(write_logprobs(r, w, out)); break;
-        case CN_WRITE_PROMPT: CN_TRY(write_prompt(r, w, out)); break;
-        case CN_WRITE_TAIL: CN_TRY(write_tail(r, w, out)); break;
+        case CN_WRITE_LOGPROBS: CN_TRY(write_responses_logprobs(r, w, out)); break;
+        case CN_WRITE_PROMPT: CN_TRY(write_responses_prompt(r, w, out)); break;
+        case CN_WRITE_TAIL: CN_TRY(write_responses_tail(r, w, out)); break;
         case CN_WRITE_DONE: break;
         }
     }

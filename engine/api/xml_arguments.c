@@ -35,7 +35,7 @@ static bool is_text(const cn_buf *b, const char *word)
 
 enum { STRING = 1 << JSON_STRING, NUMBERS = 1 << JSON_REAL | 1 << JSON_INTEGER };
 
-static unsigned type_of_name(const char *name)
+static unsigned xml_type_of_name(const char *name)
 {
     static const struct {
         const char *name;
@@ -51,7 +51,7 @@ static unsigned type_of_name(const char *name)
     return 0;
 }
 
-static unsigned types_of(const json_t *root, const json_t *schema, uint32_t *n_left);
+static unsigned xml_types_of(const json_t *root, const json_t *schema, uint32_t *n_left);
 
 /* The types of any schema of a list, as bits of json_type; 0: any type. */
 static unsigned types_of_any(const json_t *root, const json_t *list, uint32_t *n_left)
@@ -61,7 +61,7 @@ static unsigned types_of_any(const json_t *root, const json_t *list, uint32_t *n
     json_t *schema;
     json_array_foreach(list, i, schema)
     {
-        const unsigned one = types_of(root, schema, n_left);
+        const unsigned one = xml_types_of(root, schema, n_left);
         if (one == 0) return 0;
         types |= one;
     }
@@ -72,10 +72,10 @@ static unsigned types_of_any(const json_t *root, const json_t *list, uint32_t *n
 static unsigned own_types(const json_t *schema)
 {
     const json_t *type = json_object_get(schema, "type");
-    unsigned types = type_of_name(json_string_value(type));
+    unsigned types = xml_type_of_name(json_string_value(type));
     size_t i;
     json_t *v;
-    json_array_foreach(type, i, v) types |= type_of_name(json_string_value(v));
+    json_array_foreach(type, i, v) types |= xml_type_of_name(json_string_value(v));
     json_array_foreach(json_object_get(schema, "enum"), i, v) types |= 1u << json_typeof(v);
     v = json_object_get(schema, "const");
     if (v) types |= 1u << json_typeof(v);
@@ -84,7 +84,7 @@ static unsigned own_types(const json_t *schema)
 }
 
 /* The types of values of a schema, as bits of json_type; 0: any type. */
-static unsigned types_of(const json_t *root, const json_t *schema, uint32_t *n_left)
+static unsigned xml_types_of(const json_t *root, const json_t *schema, uint32_t *n_left)
 {
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
     unsigned types = own_types(schema);
@@ -92,13 +92,13 @@ static unsigned types_of(const json_t *root, const json_t *schema, uint32_t *n_l
     json_t *part;
     if (types || *n_left == 0) return types;
     --*n_left;
-    if (ref && *ref == '#') types = types_of(root, cn_json_find_ref(root, ref), n_left);
+    if (ref && *ref == '#') types = xml_types_of(root, cn_json_find_ref(root, ref), n_left);
     if (!types) types = types_of_any(root, json_object_get(schema, "anyOf"), n_left);
     if (!types) types = types_of_any(root, json_object_get(schema, "oneOf"), n_left);
     json_array_foreach(json_object_get(schema, "allOf"), i, part)
     {
         if (types) break;
-        types = types_of(root, part, n_left);
+        types = xml_types_of(root, part, n_left);
     }
     return types;
 }
@@ -125,7 +125,7 @@ static cn_status try_json(cn_buf *out, const char *text, size_t n, unsigned type
 }
 
 /* Appends the text as a value of one of the types; 0: of any. */
-static cn_status put_value(cn_buf *out, const char *text, size_t n, unsigned types)
+static cn_status put_xml_value(cn_buf *out, const char *text, size_t n, unsigned types)
 {
     cn_buf literal = {0};
     bool done = false;
@@ -142,7 +142,7 @@ static cn_status put_value(cn_buf *out, const char *text, size_t n, unsigned typ
 }
 
 /* A line break after the opening tag and one before the closing tag are not part of a text. */
-static void trim(const char **text, size_t *n)
+static void trim_xml(const char **text, size_t *n)
 {
     if (*n > 0 && **text == '\n') {
         ++*text;
@@ -156,7 +156,7 @@ static unsigned types_of_parameter(const cn_xml_args *x)
     uint32_t n_left = MAX_SCHEMAS;
     const json_t *schema = json_object_getn(json_object_get(x->parameters, "properties"),
                                             x->key.data ? x->key.data : "", x->key.len);
-    return types_of(x->parameters, schema, &n_left);
+    return xml_types_of(x->parameters, schema, &n_left);
 }
 
 /* The text without its last n_tag bytes is a value. */
@@ -164,11 +164,11 @@ static cn_status end_value(cn_xml_args *x, size_t n_tag, cn_buf *out)
 {
     const char *text = x->text.data ? x->text.data : "";
     size_t n = x->text.len - n_tag;
-    if (!x->is_pair) trim(&text, &n);
+    if (!x->is_pair) trim_xml(&text, &n);
     x->in_value = false;
     x->n_open = 0;
     x->closed_at = 0;
-    const cn_status status = put_value(out, text, n, types_of_parameter(x));
+    const cn_status status = put_xml_value(out, text, n, types_of_parameter(x));
     cn_buf_clear(&x->text);
     return status;
 }
@@ -185,7 +185,7 @@ static cn_status read_key(cn_xml_args *x, size_t n_before, size_t n_after)
     return status;
 }
 
-static cn_status begin_value(cn_xml_args *x, cn_buf *out)
+static cn_status begin_xml_value(cn_xml_args *x, cn_buf *out)
 {
     CN_TRY(cn_buf_addf(out, "%s", x->n++ ? ", " : "{"));
     CN_TRY(put_string(out, x->key.data ? x->key.data : "", x->key.len, true));
@@ -198,7 +198,7 @@ static cn_status begin_parameter(cn_xml_args *x, cn_buf *out)
 {
     x->is_pair = false;
     CN_TRY(read_key(x, strlen(parameter_tag), 1));
-    return begin_value(x, out);
+    return begin_xml_value(x, out);
 }
 
 static void begin_key(cn_xml_args *x)
@@ -207,7 +207,7 @@ static void begin_key(cn_xml_args *x)
     cn_buf_clear(&x->text);
 }
 
-static cn_status add_to_key(cn_xml_args *x, char c)
+static cn_status add_to_xml_key(cn_xml_args *x, char c)
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
     x->in_key = !ends_with(&x->text, key_end);
@@ -232,7 +232,7 @@ static cn_status add_to_tag(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *st
     const size_t tag = strlen(parameter_tag);
     if (x->text.len > tag + 1 && memcmp(x->text.data, parameter_tag, tag) == 0)
         return begin_parameter(x, out);
-    if (is_text(&x->text, value_tag) && x->is_pair) return begin_value(x, out);
+    if (is_text(&x->text, value_tag) && x->is_pair) return begin_xml_value(x, out);
     if (is_text(&x->text, key_tag)) {
         begin_key(x);
         return CN_OK;
@@ -268,7 +268,7 @@ static void count_tags(cn_xml_args *x)
 
 /* A value also ends where the next parameter begins, or at a tag that closes the function or call.
  */
-static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
+static cn_status add_to_xml_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
     if (c != '=' && c != '>') return CN_OK;
@@ -294,8 +294,8 @@ static cn_status add_to_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *
 cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step)
 {
     *step = CN_XML_GO_ON;
-    if (x->in_key) return add_to_key(x, c);
-    return x->in_value ? add_to_value(x, c, out, step) : add_to_tag(x, c, out, step);
+    if (x->in_key) return add_to_xml_key(x, c);
+    return x->in_value ? add_to_xml_value(x, c, out, step) : add_to_tag(x, c, out, step);
 }
 
 /* Bytes of the beginning of a tag after the value that its text ends with. */
@@ -323,7 +323,7 @@ cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out)
     if (!x->in_value) return CN_OK;
     const char *text = x->text.data ? x->text.data : "";
     size_t n = x->text.len - n_tag;
-    if (!x->is_pair) trim(&text, &n);
+    if (!x->is_pair) trim_xml(&text, &n);
     x->in_value = false;
     const unsigned types = types_of_parameter(x);
     return types && !(types & STRING) ? cn_buf_add(out, text, n) : put_string(out, text, n, false);

@@ -134,7 +134,7 @@ static bool skip_string(const char *text, size_t *i, bool *inside)
     return true;
 }
 
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_json_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* True if digits[n], perhaps with a sign, are an integer that does not fit in 64 bits. */
 static bool is_large_integer(const char *digits, size_t n)
@@ -156,9 +156,9 @@ static cn_status mark_large_integers(cn_buf *out, const char *text, size_t n)
     size_t done = 0;
     for (size_t i = 0; i < n; i++) {
         if (skip_string(text, &i, &inside)) continue;
-        if (!is_digit(text[i]) && text[i] != '-') continue;
+        if (!is_json_digit(text[i]) && text[i] != '-') continue;
         const size_t start = i;
-        while (i + 1 < n && is_digit(text[i + 1])) i++;
+        while (i + 1 < n && is_json_digit(text[i + 1])) i++;
         const char next = i + 1 < n ? text[i + 1] : '\0';
         if (next == '.' || next == 'e' || next == 'E') {
             while (i + 1 < n && text[i + 1] && strchr("+-.0123456789eE", text[i + 1])) i++;
@@ -284,7 +284,7 @@ cn_json_size cn_json_measure(const char *text, size_t n)
     return size;
 }
 
-static void measure(json_t *value, cn_json_size *size)
+static void measure_json(json_t *value, cn_json_size *size)
 {
     size_t i;
     const char *key;
@@ -293,17 +293,17 @@ static void measure(json_t *value, cn_json_size *size)
     size->bytes += VALUE_BYTES + ENTRY_BYTES;
     if (json_is_array(value)) {
         size->bytes += ARRAY_BYTES;
-        json_array_foreach(value, i, child) measure(child, size);
+        json_array_foreach(value, i, child) measure_json(child, size);
     } else if (json_is_object(value)) {
         size->bytes += OBJECT_BYTES + PAIR_BYTES * json_object_size(value);
-        json_object_foreach(value, key, child) measure(child, size);
+        json_object_foreach(value, key, child) measure_json(child, size);
     }
 }
 
 cn_json_size cn_json_measure_tree(json_t *tree)
 {
     cn_json_size size = {0};
-    measure(tree, &size);
+    measure_json(tree, &size);
     return size;
 }
 
@@ -437,7 +437,8 @@ json_t *cn_json_find(const cn_json_at *a, const char *key)
     return json_is_null(v) ? NULL : v;
 }
 
-static cn_status refuse(const cn_json_at *a, const char *key, const char *want, const json_t *found)
+static cn_status refuse_json(const cn_json_at *a, const char *key, const char *want,
+                             const json_t *found)
 {
     char shown[DESCRIBE_BYTES];
     return cn_fail(a->error, "%s: %s: expected %s, got %s", a->where, key, want,
@@ -479,7 +480,7 @@ cn_status cn_json_i64(const cn_json_at *a, const char *key, cn_json_presence p, 
     if (!v || cn_json_as_i64(v, min, max, out)) return CN_OK;
     char want[DESCRIBE_BYTES];
     snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min, (long long)max);
-    return refuse(a, key, want, v);
+    return refuse_json(a, key, want, v);
 }
 
 cn_status cn_json_u32(const cn_json_at *a, const char *key, cn_json_presence p, uint32_t min,
@@ -504,7 +505,7 @@ cn_status cn_json_f64(const cn_json_at *a, const char *key, cn_json_presence p, 
     }
     char want[DESCRIBE_BYTES];
     snprintf(want, sizeof want, "a number from %g to %g", min, max);
-    return refuse(a, key, want, v);
+    return refuse_json(a, key, want, v);
 }
 
 cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p, bool *out)
@@ -512,7 +513,7 @@ cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p,
     json_t *v;
     CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
-    if (!json_is_boolean(v)) return refuse(a, key, "true or false", v);
+    if (!json_is_boolean(v)) return refuse_json(a, key, "true or false", v);
     *out = json_is_true(v);
     return CN_OK;
 }
@@ -522,7 +523,7 @@ cn_status cn_json_str(const cn_json_at *a, const char *key, cn_json_presence p, 
     json_t *v;
     CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
-    if (!json_is_string(v)) return refuse(a, key, "a string", v);
+    if (!json_is_string(v)) return refuse_json(a, key, "a string", v);
     if (cn_json_refuse_nul(v, key, a->error) != CN_OK)
         return cn_fail_within(a->error, "%s", a->where);
     *out = json_string_value(v);
@@ -534,7 +535,7 @@ cn_status cn_json_obj(const cn_json_at *a, const char *key, cn_json_presence p, 
     json_t *v;
     CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
-    if (!json_is_object(v)) return refuse(a, key, "an object", v);
+    if (!json_is_object(v)) return refuse_json(a, key, "an object", v);
     *out = v;
     return CN_OK;
 }
@@ -544,7 +545,7 @@ cn_status cn_json_arr(const cn_json_at *a, const char *key, cn_json_presence p, 
     json_t *v;
     CN_TRY(find_member(a, key, p, &v));
     if (!v) return CN_OK;
-    if (!json_is_array(v)) return refuse(a, key, "an array", v);
+    if (!json_is_array(v)) return refuse_json(a, key, "an array", v);
     *out = v;
     return CN_OK;
 }

@@ -6,7 +6,7 @@
 
 #include "engine/base/base.h"
 
-static int hex_value(char c)
+static int pointer_hex_value(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -17,8 +17,8 @@ void cn_json_decode_percent(char *text)
 {
     char *out = text;
     for (const char *at = text; *at; at++) {
-        const int high = *at == '%' ? hex_value(at[1]) : -1;
-        const int low = high >= 0 ? hex_value(at[2]) : -1;
+        const int high = *at == '%' ? pointer_hex_value(at[1]) : -1;
+        const int low = high >= 0 ? pointer_hex_value(at[2]) : -1;
         if (low > 0 || (low == 0 && high > 0)) {
             *out++ = (char)(high * 16 + low);
             at += 2;

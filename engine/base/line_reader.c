@@ -142,7 +142,7 @@ cn_status cn_line_reader_lines_before(cn_line_reader *r, uint64_t *n)
 /* ---- lines ---- */
 
 /* Makes room for READ_BYTES after data[end). */
-static cn_status make_room(cn_line_reader *r)
+static cn_status make_line_room(cn_line_reader *r)
 {
     if (r->cap - r->end >= READ_BYTES) return CN_OK;
     if (r->start > 0) {
@@ -165,7 +165,7 @@ static cn_status make_room(cn_line_reader *r)
 static cn_status fill_line_buffer(cn_line_reader *r, int wait_ms, bool *waiting)
 {
     *waiting = false;
-    CN_TRY(make_room(r));
+    CN_TRY(make_line_room(r));
     if (!r->total_bytes) {
         struct pollfd p = {.fd = r->fd, .events = POLLIN};
         int ready = poll(&p, 1, wait_ms);
@@ -225,7 +225,7 @@ static void drop_rest(cn_line_reader *r)
     consume(r, newline ? (size_t)(newline - from) + 1 : r->end - r->start);
 }
 
-static bool is_blank(const cn_line *line)
+static bool is_line_blank(const cn_line *line)
 {
     for (size_t i = 0; i < line->n; i++)
         if (!strchr(" \t\r\v\f", line->text[i]) || !line->text[i]) return false;
@@ -258,7 +258,7 @@ cn_status cn_line_reader_next(cn_line_reader *r, int wait_ms, cn_line *line, cn_
         if (!past && !r->dropping && r->end > r->start && cut(r, line)) {
             if (line->too_long) line->n = r->max_line_bytes;
             tidy_ends(line);
-            if (!is_mine(r, line) || is_blank(line)) continue;
+            if (!is_mine(r, line) || is_line_blank(line)) continue;
             *state = CN_LINE_READY;
             return CN_OK;
         }

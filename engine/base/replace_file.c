@@ -35,7 +35,7 @@ static bool resolve_folder(cn_buf *out, const char *path)
 }
 
 /* Replaces *path by the target of a link in the folder of `link`. */
-static bool follow(cn_buf *path, const char *link, const char *target)
+static bool follow_link(cn_buf *path, const char *link, const char *target)
 {
     const int folder = *target == '/' ? 0 : (int)(strrchr(link, '/') - link + 1);
     cn_buf_clear(path);
@@ -53,7 +53,7 @@ char *cn_resolve_path(const char *path)
         n = ok ? readlink(real.data, target, sizeof target - 1) : -1;
         if (n < 0) break;
         target[n] = '\0';
-        ok = follow(&at, real.data, target);
+        ok = follow_link(&at, real.data, target);
     }
     cn_buf_free(&at);
     if (ok && n < 0) return real.data;

@@ -14,7 +14,7 @@
 enum { HEAD_BYTES = 64 << 10, SAMPLE_BYTES = 4 << 10, N_SAMPLES = 256 };
 
 /* Adds the hash of n bytes at `offset`; fewer at the end of the file. */
-static cn_status add_range(uint64_t *h, int fd, const char *path, uint64_t offset, size_t n)
+static cn_status add_sum_range(uint64_t *h, int fd, const char *path, uint64_t offset, size_t n)
 {
     char data[SAMPLE_BYTES];
     while (n > 0) {
@@ -32,16 +32,16 @@ static cn_status add_range(uint64_t *h, int fd, const char *path, uint64_t offse
 
 static cn_status add_samples(uint64_t *h, int fd, const char *path, uint64_t size)
 {
-    CN_TRY(add_range(h, fd, path, 0, HEAD_BYTES));
+    CN_TRY(add_sum_range(h, fd, path, 0, HEAD_BYTES));
     if (size <= HEAD_BYTES) return CN_OK;
     const uint64_t stride = (size - HEAD_BYTES) / N_SAMPLES + 1;
     for (uint64_t at = HEAD_BYTES; at < size; at += stride)
-        CN_TRY(add_range(h, fd, path, at, stride < SAMPLE_BYTES ? stride : SAMPLE_BYTES));
+        CN_TRY(add_sum_range(h, fd, path, at, stride < SAMPLE_BYTES ? stride : SAMPLE_BYTES));
     return CN_OK;
 }
 
 /* Adds name, size and content of dir/name: all of it, or samples. */
-static cn_status add_file(uint64_t *h, const char *dir, const char *name, bool whole)
+static cn_status add_sum_file(uint64_t *h, const char *dir, const char *name, bool whole)
 {
     cn_buf path = {0};
     CN_TRY(cn_buf_addf(&path, "%s/%s", dir, name));
@@ -54,7 +54,7 @@ static cn_status add_file(uint64_t *h, const char *dir, const char *name, bool w
         const uint64_t size = (uint64_t)st.st_size;
         *h = cn_hash64(*h, name, strlen(name));
         *h = cn_hash64(*h, &size, sizeof size);
-        status = whole ? add_range(h, fd, path.data, 0, (size_t)size)
+        status = whole ? add_sum_range(h, fd, path.data, 0, (size_t)size)
                        : add_samples(h, fd, path.data, size);
     }
     if (fd >= 0) close(fd);
@@ -71,7 +71,7 @@ bool cn_file_is_weights(const char *name)
 }
 
 /* Byte order instead of the locale's: the same on every machine. */
-static int by_name(const struct dirent **a, const struct dirent **b)
+static int by_sum_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -79,12 +79,13 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 cn_status cn_file_sum_add(uint64_t *h, const char *dir, int (*keep)(const struct dirent *))
 {
     struct dirent **entries = NULL;
-    int n = scandir(dir, &entries, keep, by_name);
+    int n = scandir(dir, &entries, keep, by_sum_name);
     if (n < 0) return cn_fail(CN_ERR_IO, "%s: %s", dir, strerror(errno));
     cn_status status = CN_OK;
     for (int i = 0; i < n; i++) {
         if (status == CN_OK)
-            status = add_file(h, dir, entries[i]->d_name, !cn_file_is_weights(entries[i]->d_name));
+            status =
+                add_sum_file(h, dir, entries[i]->d_name, !cn_file_is_weights(entries[i]->d_name));
         free(entries[i]);
     }
     free(entries);

@@ -33,8 +33,8 @@ static cn_status find_text(const cn_retrieval_file *f, const char *path, const c
     return cn_fail(CN_ERR_MODEL, "%s: metadata %s: expected a value, got none", path, key);
 }
 
-static cn_status read_number(const cn_retrieval_file *f, const char *path, const char *key,
-                             double min, double max, double *out)
+static cn_status read_retrieval_number(const cn_retrieval_file *f, const char *path,
+                                       const char *key, double min, double max, double *out)
 {
     const char *text;
     char *end;
@@ -82,12 +82,12 @@ static cn_status check_base(const cn_retrieval_file *f, const char *path, const 
                    path, text, base);
 }
 
-static cn_status read_metadata(cn_retrieval_file *f, const char *path)
+static cn_status read_retrieval_metadata(cn_retrieval_file *f, const char *path)
 {
     double head_dim, theta, context;
-    CN_TRY(read_number(f, path, "head_dim", HEAD_DIM_STEP, MAX_HEAD_DIM, &head_dim));
-    CN_TRY(read_number(f, path, "rope_theta", 1, 1e12, &theta));
-    CN_TRY(read_number(f, path, "context", 1, INT32_MAX, &context));
+    CN_TRY(read_retrieval_number(f, path, "head_dim", HEAD_DIM_STEP, MAX_HEAD_DIM, &head_dim));
+    CN_TRY(read_retrieval_number(f, path, "rope_theta", 1, 1e12, &theta));
+    CN_TRY(read_retrieval_number(f, path, "context", 1, INT32_MAX, &context));
     if (fmod(head_dim, HEAD_DIM_STEP) != 0)
         return cn_fail(CN_ERR_MODEL, "%s: metadata head_dim %g: expected a multiple of %d", path,
                        head_dim, HEAD_DIM_STEP);
@@ -113,7 +113,8 @@ static cn_status check_names(const cn_retrieval_file *f, const char *path)
     return CN_OK;
 }
 
-static cn_status set_part(cn_retrieval_file *f, const char *path, uint32_t i, uint64_t cols)
+static cn_status set_retrieval_part(cn_retrieval_file *f, const char *path, uint32_t i,
+                                    uint64_t cols)
 {
     const cn_st_tensor *t = cn_safetensors_find(f->tensors, names[i]);
     char shape[64];
@@ -139,7 +140,8 @@ static cn_status read_tensors(cn_retrieval_file *f, const char *path, const cn_m
 {
     const uint64_t keys = (uint64_t)m->n_kv_heads * f->head.head_dim;
     CN_TRY(check_names(f, path));
-    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++) CN_TRY(set_part(f, path, i, m->hidden));
+    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++)
+        CN_TRY(set_retrieval_part(f, path, i, m->hidden));
     const uint64_t k_rows = f->parts[CN_HEAD_K].tensor.rows;
     const uint64_t q_rows = f->parts[CN_HEAD_Q].tensor.rows;
     if (k_rows != keys)
@@ -169,7 +171,7 @@ static cn_status read_file(cn_retrieval_file *f, const char *path, const char *d
                        path);
     CN_TRY(cn_safetensors_open_file(&f->tensors, dir, CN_RETRIEVAL_FILE));
     CN_TRY(check_hidden_layers(f, path));
-    CN_TRY(read_metadata(f, path));
+    CN_TRY(read_retrieval_metadata(f, path));
     CN_TRY(read_tensors(f, path, m));
     return check_base(f, path, dir);
 }

@@ -92,7 +92,7 @@ static cn_status check_name(const cn_st_tensor *t)
     return CN_OK;
 }
 
-static cn_status read_dtype(const cn_json_at *a, cn_st_tensor *t)
+static cn_status read_safetensors_dtype(const cn_json_at *a, cn_st_tensor *t)
 {
     const char *name = "";
     char shown[64];
@@ -130,8 +130,8 @@ static cn_status read_shape(const cn_json_at *a, cn_st_tensor *t)
     return CN_OK;
 }
 
-static cn_status read_span(const cn_json_at *a, cn_st_tensor *t, const unsigned char *data,
-                           uint64_t data_bytes)
+static cn_status read_safetensors_span(const cn_json_at *a, cn_st_tensor *t,
+                                       const unsigned char *data, uint64_t data_bytes)
 {
     json_t *list = NULL;
     int64_t begin, end;
@@ -180,7 +180,7 @@ static int by_span(const void *a, const void *b)
     return (x->n_bytes > y->n_bytes) - (x->n_bytes < y->n_bytes);
 }
 
-static int by_name(const void *a, const void *b)
+static int by_safetensors_name(const void *a, const void *b)
 {
     return strcmp(((const cn_st_tensor *)a)->name, ((const cn_st_tensor *)b)->name);
 }
@@ -209,8 +209,8 @@ static cn_status check_tiling(const shard *f, cn_st_tensor *tensors, size_t n,
     return CN_OK;
 }
 
-static cn_status read_tensors(cn_safetensors *s, const shard *f, json_t *header,
-                              const unsigned char *data, uint64_t data_bytes)
+static cn_status read_safetensors_tensors(cn_safetensors *s, const shard *f, json_t *header,
+                                          const unsigned char *data, uint64_t data_bytes)
 {
     size_t first = s->n_tensors;
     const char *name;
@@ -230,9 +230,9 @@ static cn_status read_tensors(cn_safetensors *s, const shard *f, json_t *header,
         snprintf(place, sizeof place, "%s: tensor %s", f->path,
                  cn_json_printable(name, shown, sizeof shown));
         cn_json_at a = {entry, place, CN_ERR_MODEL};
-        CN_TRY(read_dtype(&a, &t));
+        CN_TRY(read_safetensors_dtype(&a, &t));
         CN_TRY(read_shape(&a, &t));
-        CN_TRY(read_span(&a, &t, data, data_bytes));
+        CN_TRY(read_safetensors_span(&a, &t, data, data_bytes));
         CN_TRY(add_tensor(s, &t));
     }
     return check_tiling(f, s->tensors + first, s->n_tensors - first, data, data_bytes);
@@ -256,10 +256,10 @@ static cn_status read_shard(cn_safetensors *s, const shard *f)
     const char *text = (const char *)f->image + LENGTH_BYTES;
     CN_TRY(cn_json_parse(&header, text, (size_t)length, f->path, HEADER_MAX_BYTES, HEADER_MAX_DEPTH,
                          CN_ERR_MODEL));
-    cn_status status =
-        json_is_object(header)
-            ? read_tensors(s, f, header, f->image + LENGTH_BYTES + length, rest - length)
-            : cn_fail(CN_ERR_MODEL, "%s: the header is not a JSON object", f->path);
+    cn_status status = json_is_object(header)
+                           ? read_safetensors_tensors(
+                                 s, f, header, f->image + LENGTH_BYTES + length, rest - length)
+                           : cn_fail(CN_ERR_MODEL, "%s: the header is not a JSON object", f->path);
     json_decref(header);
     return status;
 }
@@ -315,9 +315,9 @@ static cn_status open_shard(cn_safetensors *s, const char *dir, const char *name
 /* Sorts the tensors by name for find. A name may occur only once. */
 static cn_status index_names(cn_safetensors *s)
 {
-    if (s->n_tensors) qsort(s->tensors, s->n_tensors, sizeof *s->tensors, by_name);
+    if (s->n_tensors) qsort(s->tensors, s->n_tensors, sizeof *s->tensors, by_safetensors_name);
     for (size_t i = 1; i < s->n_tensors; i++)
-        if (by_name(&s->tensors[i - 1], &s->tensors[i]) == 0)
+        if (by_safetensors_name(&s->tensors[i - 1], &s->tensors[i]) == 0)
             return fail_tensor(&s->tensors[i], "is also in %s", s->tensors[i - 1].file);
     return CN_OK;
 }
@@ -492,7 +492,8 @@ const char *cn_safetensors_metadata(const cn_safetensors *s, const char *key)
 const cn_st_tensor *cn_safetensors_find(const cn_safetensors *s, const char *name)
 {
     cn_st_tensor key = {.name = name};
-    return s->n_tensors ? bsearch(&key, s->tensors, s->n_tensors, sizeof key, by_name) : NULL;
+    return s->n_tensors ? bsearch(&key, s->tensors, s->n_tensors, sizeof key, by_safetensors_name)
+                        : NULL;
 }
 
 size_t cn_safetensors_count(const cn_safetensors *s) { return s->n_tensors; }

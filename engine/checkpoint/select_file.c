@@ -41,8 +41,8 @@ static cn_status check_tensor(const char *path, const cn_st_tensor *t, const cha
     return CN_OK;
 }
 
-static cn_status read_channels(const char *path, const cn_safetensors *file,
-                               const cn_model_config *m, uint8_t *channels)
+static cn_status read_select_channels(const char *path, const cn_safetensors *file,
+                                      const cn_model_config *m, uint8_t *channels)
 {
     const cn_st_tensor *t = cn_safetensors_find(file, "channels");
     const uint32_t n = cn_label_channels(m->head_dim);
@@ -78,7 +78,7 @@ static cn_status read_select_file(const char *path, const cn_model_config *m, ui
     if (access(path, F_OK) != 0) return cn_fail(CN_ERR_MODEL, "%s: the file is missing", path);
     cn_status status = cn_json_read_file(&image, path, MAX_BYTES);
     if (status == CN_OK) status = cn_safetensors_open_image(&file, image.data, image.len, path);
-    if (status == CN_OK) status = read_channels(path, file, m, channels);
+    if (status == CN_OK) status = read_select_channels(path, file, m, channels);
     if (status == CN_OK) status = read_offsets(path, file, m, offsets);
     cn_safetensors_close(file);
     cn_buf_free(&image);

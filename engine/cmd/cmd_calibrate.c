@@ -16,7 +16,7 @@ typedef struct job {
     cn_calibrator *calibrator;
 } job;
 
-static cn_status add_tokens(job *j, const char *path, const cn_tokens *ids)
+static cn_status add_calibrate_tokens(job *j, const char *path, const cn_tokens *ids)
 {
     const uint32_t vocab = cn_calibrator_config(j->calibrator)->vocab;
     const size_t most = j->len;
@@ -33,7 +33,7 @@ static cn_status add_tokens(job *j, const char *path, const cn_tokens *ids)
     return CN_OK;
 }
 
-static cn_status add_file(job *j, const char *path)
+static cn_status add_calibrate_file(job *j, const char *path)
 {
     cn_buf text = {0};
     cn_tokens ids = {0};
@@ -44,13 +44,13 @@ static cn_status add_file(job *j, const char *path)
     }
     if (status == CN_OK && text.len)
         status = cn_tokenizer_encode(j->tokenizer, text.data, text.len, true, &ids);
-    if (status == CN_OK) status = add_tokens(j, path, &ids);
+    if (status == CN_OK) status = add_calibrate_tokens(j, path, &ids);
     cn_tokens_free(&ids);
     cn_buf_free(&text);
     return status;
 }
 
-static cn_status write_channels(const job *j)
+static cn_status write_calibrate_channels(const job *j)
 {
     const cn_model_config *m = cn_calibrator_config(j->calibrator);
     cn_buf path = {0};
@@ -91,15 +91,15 @@ static cn_status run_calibrate(job *j, char **more, int n_more)
     CN_TRY(choose_len(j));
     CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
     CN_TRY(cn_calibrator_create(&j->calibrator, c->model, j->len));
-    CN_TRY(add_file(j, c->calibrate_text));
-    for (int i = 0; i < n_more; i++) CN_TRY(add_file(j, more[i]));
+    CN_TRY(add_calibrate_file(j, c->calibrate_text));
+    for (int i = 0; i < n_more; i++) CN_TRY(add_calibrate_file(j, more[i]));
     if (cn_calibrator_tokens(j->calibrator) == 0)
         return cn_fail(CN_ERR_ARG, "--text %s: expected text, got an empty file",
                        c->calibrate_text);
     if (cn_calibrator_tokens(j->calibrator) < FEW_TOKENS)
         cn_log(CN_LOG_WARN, "--text %s: %llu tokens are few: the channels may not suit other text",
                c->calibrate_text, (unsigned long long)cn_calibrator_tokens(j->calibrator));
-    return write_channels(j);
+    return write_calibrate_channels(j);
 }
 
 int cn_cmd_calibrate(int argc, char **argv)

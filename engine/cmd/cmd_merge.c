@@ -61,7 +61,7 @@ static void print_report(const cn_config *c, const cn_merge_report *r, double el
     if (r->n_missing) print_missing(c, r);
 }
 
-static int exit_code_of(const cn_merge_report *r)
+static int merge_exit_code_of(const cn_merge_report *r)
 {
     if (r->n_missing) return CN_EXIT_RESUMABLE;
     return r->n_errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
@@ -82,7 +82,7 @@ int cn_cmd_merge(int argc, char **argv)
                                                    "out/*.jsonl");
     if (status == CN_OK) print_report(c, &r, cn_now_s() - started_s);
     exit_code = cn_command_end("merge", status);
-    if (exit_code == CN_EXIT_OK) exit_code = exit_code_of(&r);
+    if (exit_code == CN_EXIT_OK) exit_code = merge_exit_code_of(&r);
     cn_merge_report_free(&r);
     cn_config_free(c);
     return exit_code;

@@ -12,7 +12,7 @@ static cn_server *server; /* only for the handler; set before the handler is ins
 
 static void stop_server(void) { cn_server_stop(server); }
 
-static void on_hangup(int number)
+static void on_serve_hangup(int number)
 {
     (void)number;
     cn_server_reopen_log(server);
@@ -50,7 +50,7 @@ int cn_cmd_serve(int argc, char **argv)
     cn_status status = cn_server_create(&server, c);
     if (status == CN_OK) {
         cn_stop_signals_set(&stop_rule);
-        cn_handle_signal(SIGHUP, on_hangup, SA_RESTART);
+        cn_handle_signal(SIGHUP, on_serve_hangup, SA_RESTART);
         status = cn_server_run(server);
     }
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());

@@ -27,7 +27,7 @@ typedef struct job {
 
 /* ---- output ---- */
 
-static cn_status add_json(cn_buf *out, json_t *value)
+static cn_status add_tokenize_json(cn_buf *out, json_t *value)
 {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     cn_status status = text ? cn_buf_add(out, text, strlen(text))
@@ -37,7 +37,7 @@ static cn_status add_json(cn_buf *out, json_t *value)
 }
 
 /* Appends the text of ids. U+FFFD replaces bytes that are not UTF-8. */
-static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
+static cn_status add_tokenize_text(job *j, bool as_json, const cn_tokens *ids)
 {
     cn_buf text = {0};
     cn_detok d;
@@ -48,7 +48,7 @@ static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
     if (status == CN_OK) status = cn_detok_flush(&d, &text);
     if (status == CN_OK && as_json) {
         json_t *string = json_stringn(text.len ? text.data : "", text.len);
-        status = add_json(&j->out, string);
+        status = add_tokenize_json(&j->out, string);
         json_decref(string);
     } else if (status == CN_OK) {
         status = cn_buf_add(&j->out, text.data, text.len);
@@ -67,14 +67,14 @@ static cn_status add_ids(job *j)
             continue;
         }
         CN_TRY(cn_buf_addf(&j->out, "%s%u\t", i ? "\n" : "", id));
-        CN_TRY(add_text(j, true, &(cn_tokens){&id, 1, 1}));
+        CN_TRY(add_tokenize_text(j, true, &(cn_tokens){&id, 1, 1}));
     }
     return CN_OK;
 }
 
 /* ---- one input ---- */
 
-static cn_status check_messages(const json_t *messages)
+static cn_status check_tokenize_messages(const json_t *messages)
 {
     for (size_t i = 0; i < json_array_size(messages); i++)
         if (!json_is_string(json_object_get(json_array_get(messages, i), "role")))
@@ -91,7 +91,7 @@ static cn_status render_chat(job *j, json_t *value)
     cn_status status = CN_OK;
     if (!json_is_array(json_object_get(variables, "messages")))
         status = cn_fail(CN_ERR_ARG, "--chat: expected an array of messages, or an object with it");
-    if (status == CN_OK) status = check_messages(json_object_get(variables, "messages"));
+    if (status == CN_OK) status = check_tokenize_messages(json_object_get(variables, "messages"));
     if (status == CN_OK && j->c->thinking != CN_OPT_THINKING_AUTO)
         json_object_set_new(variables, "enable_thinking",
                             json_boolean(j->c->thinking == CN_OPT_THINKING_ON));
@@ -124,7 +124,7 @@ static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
     j->ids.len = 0;
     if (j->c->decode) {
         CN_TRY(parse_ids(j, value));
-        CN_TRY(add_text(j, j->c->jsonl, &j->ids));
+        CN_TRY(add_tokenize_text(j, j->c->jsonl, &j->ids));
         return cn_buf_add(&j->out, "\n", 1);
     }
     if (j->c->chat) {
@@ -139,7 +139,7 @@ static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
     if (j->c->render && !j->c->jsonl) return cn_buf_add(&j->out, text, n);
     if (j->c->render) {
         json_t *string = json_stringn(text, n);
-        cn_status status = add_json(&j->out, string);
+        cn_status status = add_tokenize_json(&j->out, string);
         json_decref(string);
         CN_TRY(status);
         return cn_buf_add(&j->out, "\n", 1);

@@ -195,8 +195,8 @@ static cn_status check_checkpoint(const named_files *files, const cn_config *c, 
     return status;
 }
 
-static cn_status collect(named_files *files, const cn_config *c, uint32_t sections,
-                         char *const *more, int n_more)
+static cn_status collect_command(named_files *files, const cn_config *c, uint32_t sections,
+                                 char *const *more, int n_more)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
@@ -223,7 +223,7 @@ cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *co
     named_files files = {0};
     files.at = cn_calloc((size_t)n_more + CN_OPTION_MAX + 1, sizeof *files.at);
     if (!files.at) return cn_fail(CN_ERR_MEMORY, "out of memory for %d files", n_more);
-    cn_status status = collect(&files, c, sections, more, n_more);
+    cn_status status = collect_command(&files, c, sections, more, n_more);
     if (status == CN_OK) status = compare_files(&files);
     if (status == CN_OK) status = check_checkpoint(&files, c, c->model);
     if (status == CN_OK) status = check_checkpoint(&files, c, c->tokenizer);

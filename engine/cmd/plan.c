@@ -97,7 +97,7 @@ static cn_status measure_with(probe *p, plan_report *r)
     return CN_OK;
 }
 
-static cn_status measure(cn_backend *be, cn_stream *s, plan_report *r)
+static cn_status measure_plan(cn_backend *be, cn_stream *s, plan_report *r)
 {
     probe p = {.be = be, .stream = s, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
     cn_status status = measure_with(&p, r);
@@ -123,7 +123,7 @@ static uint32_t budget_tokens(const plan_report *r)
     return (uint32_t)cn_round_up(r->config->kv.budget_tokens, r->memory.block_tokens);
 }
 
-static cn_status load_config(plan_report *r)
+static cn_status load_plan_config(plan_report *r)
 {
     const cn_config *c = r->config;
     cn_model_config *m = &r->model;
@@ -162,7 +162,7 @@ static cn_status check_start(plan_report *r)
 }
 
 /* How many requests run at once by default, and how much of each is resident. */
-static void count_requests(plan_report *r)
+static void count_plan_requests(plan_report *r)
 {
     const cn_memory_plan *m = &r->memory;
     const bool away = cn_kv_is_away(&r->kv);
@@ -188,11 +188,11 @@ static cn_status fill_plan(plan_report *r, cn_backend *be, cn_stream *s)
     CN_TRY(cn_engine_plan_make(&r->start, c, &r->model, be, NULL));
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
-    count_requests(r);
+    count_plan_requests(r);
     r->step_weight_bytes = (double)cn_plan_weight_bytes(&r->model, be, r->running);
     r->matrix_dtype = be->matrix_dtype;
     cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be);
-    if (s) CN_TRY(measure(be, s, r));
+    if (s) CN_TRY(measure_plan(be, s, r));
     for (int h = 0; h < CN_N_HOMES; h++)
         cn_plan_home_make(&r->homes[h], c, &r->model, &r->start, (cn_kv_home)h, be,
                           r->read_bytes_per_s);
@@ -433,7 +433,7 @@ static cn_status plan_shards(plan_report *r)
 static cn_status print_plan(plan_report *r)
 {
     const cn_config *c = r->config;
-    CN_TRY(load_config(r));
+    CN_TRY(load_plan_config(r));
     CN_TRY(check_tokenizer(c));
     CN_TRY(c->gpu_memory ? plan_elsewhere(r) : plan_here(r));
     CN_TRY(plan_shards(r));

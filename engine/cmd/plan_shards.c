@@ -11,16 +11,17 @@
 /* ---- lengths ---- */
 
 /* A number in (0, 1] for each of the two halves of a draw. */
-static double uniform(uint32_t x) { return ((double)x + 1) / 4294967296.0; }
+static double uniform_shard(uint32_t x) { return ((double)x + 1) / 4294967296.0; }
 
 /* Output tokens of a line, at least 1. */
-static uint32_t length_of(const cn_shard_model *m, uint32_t seed, uint64_t line)
+static uint32_t shard_length_of(const cn_shard_model *m, uint32_t seed, uint64_t line)
 {
     const cn_philox4 counter = {{(uint32_t)line, (uint32_t)(line >> 32), seed, 0}};
     const cn_philox4 x = cn_philox4x32_10(counter, 0, 0);
     if (m->n_lengths > 0) return m->lengths[(uint64_t)x.v[0] * m->n_lengths >> 32];
     const double two_pi = 2 * acos(-1.0);
-    const double normal = sqrt(-2 * log(uniform(x.v[0]))) * cos(two_pi * uniform(x.v[1]));
+    const double normal =
+        sqrt(-2 * log(uniform_shard(x.v[0]))) * cos(two_pi * uniform_shard(x.v[1]));
     return (uint32_t)fmax(fmin(m->median * exp(normal), m->most), 1);
 }
 
@@ -59,7 +60,7 @@ static double run_shard(const cn_shard_model *m, uint32_t seed, uint64_t n, ends
     e->n = 0;
     *tokens = 0;
     for (; line < n && e->n < m->slots; line++) {
-        const uint32_t length = length_of(m, seed, line);
+        const uint32_t length = shard_length_of(m, seed, line);
         *tokens += length;
         push(e, length);
     }
@@ -68,7 +69,7 @@ static double run_shard(const cn_shard_model *m, uint32_t seed, uint64_t n, ends
         time_s += (double)(end - step) * (m->base_s + m->each_s * e->n);
         step = end;
         if (line < n) {
-            const uint32_t length = length_of(m, seed, line++);
+            const uint32_t length = shard_length_of(m, seed, line++);
             *tokens += length;
             put_top(e, step + length);
         } else {

@@ -5,7 +5,7 @@
 #include "engine/engine_probe.h"
 
 /* A file that cannot be written ends no run: the table follows. */
-static void write_json(const cn_forced_report *r, cn_status *written)
+static void write_forced_json(const cn_forced_report *r, cn_status *written)
 {
     if (!r->config->compare_json) return;
     *written = cn_forced_write_json(r, r->config->compare_json);
@@ -14,7 +14,7 @@ static void write_json(const cn_forced_report *r, cn_status *written)
 
 /* Prints the table of the documents that are done, also if one fails. *written: whether the last
  * JSON file was written. */
-static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_status *written)
+static cn_status run_forced_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_status *written)
 {
     CN_TRY(cn_forced_run_create(&r->runs[t], e, r->arms, &r->tasks[t]));
     cn_status status = CN_OK;
@@ -23,7 +23,7 @@ static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_stat
         if (status != CN_OK) break;
         cn_log(CN_LOG_INFO, "%s: %u of %u documents", r->tasks[t].name,
                cn_forced_run_done(r->runs[t]), r->tasks[t].n);
-        write_json(r, written);
+        write_forced_json(r, written);
     }
     if (cn_forced_run_done(r->runs[t]) > 0) cn_forced_print(stdout, r, t);
     return status;
@@ -47,13 +47,13 @@ static cn_status check_task_fit(const cn_engine *e, const cn_compare_arms *arms,
     return CN_OK;
 }
 
-static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine *e,
-                           const char *const *paths)
+static cn_status run_forced_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine *e,
+                                  const char *const *paths)
 {
     for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
     for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(check_task_fit(e, r->arms, &tasks[t]));
     cn_status written = CN_OK;
-    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t, &written));
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_forced_task(r, e, t, &written));
     if (written == CN_OK) return CN_OK;
     return cn_fail(written, "--json %s: not written", r->config->compare_json);
 }
@@ -64,9 +64,9 @@ cn_status cn_compare_forced(cn_engine *e, const cn_compare_arms *arms, const cha
     cn_forced_task *tasks = cn_calloc(n_paths, sizeof *tasks);
     cn_forced_report r = {.config = cn_engine_config(e), .arms = arms, .tasks = tasks,
                           .runs = cn_calloc(n_paths, sizeof *r.runs), .n_tasks = n_paths};
-    cn_status status = tasks && r.runs ? run_tasks(&r, tasks, e, paths)
-                                       : cn_fail(CN_ERR_MEMORY, "out of memory for %u files",
-                                                 n_paths);
+    cn_status status = tasks && r.runs
+                           ? run_forced_tasks(&r, tasks, e, paths)
+                           : cn_fail(CN_ERR_MEMORY, "out of memory for %u files", n_paths);
     for (uint32_t t = 0; t < n_paths; t++) {
         if (r.runs) cn_forced_run_free(r.runs[t]);
         if (tasks) cn_forced_task_free(&tasks[t]);

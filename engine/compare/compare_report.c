@@ -15,7 +15,7 @@ static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t
     return i < r->n_done ? &r->figures[i] : NULL;
 }
 
-static double per_second(const cn_compare_figures *f)
+static double compare_per_second(const cn_compare_figures *f)
 {
     return f->elapsed_s > 0 ? (double)f->output_tokens / f->elapsed_s : 0;
 }
@@ -64,7 +64,7 @@ static void text_gap(const cn_compare_figures *f, char *s)
 }
 static void text_speed(const cn_compare_figures *f, char *s)
 {
-    snprintf(s, CELL_BYTES, "%.0f", per_second(f));
+    snprintf(s, CELL_BYTES, "%.0f", compare_per_second(f));
 }
 static void text_speedup(const cn_compare_figures *f, char *s)
 {
@@ -201,15 +201,15 @@ static json_t *memory_json(const cn_compare_figures *f)
 
 static json_t *arm_json(const char *label, const cn_compare_figures *f)
 {
-    return json_pack(
-        "{s:s, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:I, s:I}", "arm",
-        label, "kv", cn_kv_params_json(&f->kv), "prompts", (json_int_t)f->prompts, "refused",
-        (json_int_t)f->refused, "exact_match", match_json(f), "agreement", agreement_json(f),
-        "prompt_tokens", (json_int_t)f->prompt_tokens, "output_tokens",
-        (json_int_t)f->output_tokens, "elapsed_s", f->elapsed_s, "output_tokens_per_s",
-        per_second(f), "speedup_over_full", f->speedup, "kv_memory", memory_json(f),
-        "mean_concurrency", f->running, "preemptions", (json_int_t)f->preemptions,
-        "recomputed_tokens", (json_int_t)f->recomputed_tokens);
+    return json_pack("{s:s, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:I, s:I}",
+                     "arm", label, "kv", cn_kv_params_json(&f->kv), "prompts",
+                     (json_int_t)f->prompts, "refused", (json_int_t)f->refused, "exact_match",
+                     match_json(f), "agreement", agreement_json(f), "prompt_tokens",
+                     (json_int_t)f->prompt_tokens, "output_tokens", (json_int_t)f->output_tokens,
+                     "elapsed_s", f->elapsed_s, "output_tokens_per_s", compare_per_second(f),
+                     "speedup_over_full", f->speedup, "kv_memory", memory_json(f),
+                     "mean_concurrency", f->running, "preemptions", (json_int_t)f->preemptions,
+                     "recomputed_tokens", (json_int_t)f->recomputed_tokens);
 }
 
 static json_t *report_json(const cn_compare_report *r)

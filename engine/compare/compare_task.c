@@ -13,7 +13,7 @@ cn_status cn_compare_task_name(char **out, const char *path)
 }
 
 /* Appends an empty item and returns it; NULL if out of memory. */
-static cn_batch_item *new_item(cn_compare_task *t)
+static cn_batch_item *new_task_item(cn_compare_task *t)
 {
     if (t->n == t->cap) {
         const uint32_t cap = t->cap ? 2 * t->cap : 64;
@@ -27,11 +27,11 @@ static cn_batch_item *new_item(cn_compare_task *t)
     return item;
 }
 
-static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line *line,
-                           const cn_api_defaults *defaults)
+static cn_status read_task_line(cn_compare_task *t, const cn_config *c, const cn_line *line,
+                                const cn_api_defaults *defaults)
 {
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
-    cn_batch_item *item = new_item(t);
+    cn_batch_item *item = new_task_item(t);
     if (!item) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", t->n + 1);
     CN_TRY(cn_batch_item_identify(item, line, &format));
     CN_TRY(cn_batch_item_read(item, &format, defaults));
@@ -62,7 +62,7 @@ static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_read
         CN_TRY(cn_line_reader_next(reader, -1, &line, &state));
         if (state == CN_LINE_END) break;
         if (state != CN_LINE_READY) continue;
-        cn_status status = read_line(t, c, &line, &defaults);
+        cn_status status = read_task_line(t, c, &line, &defaults);
         if (status != CN_OK)
             return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
     }

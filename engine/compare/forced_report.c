@@ -9,7 +9,7 @@
 #include "engine/compare/text_table.h"
 
 /* NAN without tokens. */
-static double share(const cn_forced_figures *f)
+static double share_forced(const cn_forced_figures *f)
 {
     return f->tokens ? (double)f->same_best / (double)f->tokens : (double)NAN;
 }
@@ -95,7 +95,7 @@ static void cell(const void *table, uint32_t row, uint32_t column, char *s)
     case DELTA: snprintf(s, n, row ? "%+.4f" : "-", m.delta); break;
     case ERROR: snprintf(s, n, row ? "%.4f" : "-", m.delta_error); break;
     case TO_WINDOW: put_to_window(s, t, row); break;
-    case SAME_BEST: put_share(s, share(f)); break;
+    case SAME_BEST: put_share(s, share_forced(f)); break;
     case TOKENS: snprintf(s, n, "%llu", (unsigned long long)f->tokens); break;
     case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
     case PEAK: snprintf(s, n, "%.0f", peak(t->run, f)); break;
@@ -161,7 +161,7 @@ static void add_window_json(json_t *json, const cn_forced_run *run, uint32_t arm
     json_object_set_new(json, "window_standard_error", json_real(m.delta_error));
 }
 
-static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uint32_t arm)
+static json_t *forced_arm_json(const cn_forced_report *r, const cn_forced_run *run, uint32_t arm)
 {
     const cn_forced_figures *f = cn_forced_run_figures(run, arm);
     const cn_forced_summary m = cn_forced_run_summary(run, arm, 0);
@@ -173,18 +173,18 @@ static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uin
     }
     json_t *json = json_pack(
         "{s:s, s:o, s:f, s:f, s:f, s:o, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm",
-        r->arms->arms[arm].label, "kv", cn_kv_params_json(&f->kv), "nll", m.nll,
-        "nll_minus_full", m.delta, "standard_error", m.delta_error, "same_best_share",
-        mean_json(share(f)), "tokens", (json_int_t)f->tokens, "cached_prompt_tokens",
-        (json_int_t)f->cached_tokens, "tokens_per_s", per_second(f), "peak_tokens_mean",
-        peak(run, f), "compressions", (json_int_t)f->compressions, "evicted",
-        (json_int_t)f->evicted_tokens, "by_document", "nll", nll, "same_best_share", same_best);
+        r->arms->arms[arm].label, "kv", cn_kv_params_json(&f->kv), "nll", m.nll, "nll_minus_full",
+        m.delta, "standard_error", m.delta_error, "same_best_share", mean_json(share_forced(f)),
+        "tokens", (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
+        "tokens_per_s", per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
+        (json_int_t)f->compressions, "evicted", (json_int_t)f->evicted_tokens, "by_document", "nll",
+        nll, "same_best_share", same_best);
     add_window_json(json, run, arm, r->arms->arms[arm].baseline);
     if (r->config->select_probe) add_selection_json(json, &f->selection);
     return json;
 }
 
-static json_t *report_json(const cn_forced_report *r)
+static json_t *forced_report_json(const cn_forced_report *r)
 {
     json_t *tasks = json_array();
     bool complete = true;
@@ -195,7 +195,7 @@ static json_t *report_json(const cn_forced_report *r)
         if (!run) continue;
         json_t *arms = json_array();
         for (uint32_t a = 0; a < r->arms->n; a++)
-            json_array_append_new(arms, arm_json(r, run, a));
+            json_array_append_new(arms, forced_arm_json(r, run, a));
         json_array_append_new(
             tasks, json_pack("{s:s, s:s, s:o, s:o}", "task", task->name, "input", task->path,
                              "documents", documents_json(task, run), "arms", arms));
@@ -206,5 +206,5 @@ static json_t *report_json(const cn_forced_report *r)
 
 cn_status cn_forced_write_json(const cn_forced_report *r, const char *path)
 {
-    return cn_json_write_file(report_json(r), path);
+    return cn_json_write_file(forced_report_json(r), path);
 }

@@ -52,7 +52,7 @@ static void on_forced_event(void *user, const cn_event *ev)
     if (ev->last) r->n_ended++;
 }
 
-static cn_status submit(cn_forced_run *r, const cn_compare_arm *arm, uint32_t i)
+static cn_status submit_forced(cn_forced_run *r, const cn_compare_arm *arm, uint32_t i)
 {
     const cn_forced_document *d = &r->task->documents[r->n_done + i];
     cn_request_params p = {
@@ -76,7 +76,7 @@ static bool keeps_all(const cn_compare_arm *arm)
     return cn_policy_of(arm->kv.policy)->keep == CN_KEEP_ALL && !cn_kv_is_away(&arm->kv);
 }
 
-static void clear(cn_forced_run *r, output *outputs)
+static void clear_forced(cn_forced_run *r, output *outputs)
 {
     for (uint32_t i = 0; i < r->task->n; i++) {
         cn_transcript_free(&outputs[i].said);
@@ -106,7 +106,7 @@ static cn_status run_requests(cn_forced_run *r, const cn_compare_arm *arm)
     r->n_tokens = r->n_tokens_begun = 0;
     for (uint32_t next = 0; r->n_ended < r->n_group;) {
         cn_status status = CN_OK;
-        while (next < r->n_group && (status = submit(r, arm, next)) == CN_OK) next++;
+        while (next < r->n_group && (status = submit_forced(r, arm, next)) == CN_OK) next++;
         if (status != CN_ERR_BUSY) CN_TRY(status);
         bool idle;
         CN_TRY(cn_engine_step(r->engine, &idle));
@@ -168,7 +168,7 @@ static uint32_t blocks_of(const cn_forced_run *r, const cn_forced_document *d, u
     return (uint32_t)cn_ceil_div(d->prompt.len + d->continuation.len, b) + 1 + most;
 }
 
-static uint32_t group_size(const cn_forced_run *r)
+static uint32_t forced_group_size(const cn_forced_run *r)
 {
     cn_stats s;
     cn_engine_stats(r->engine, &s);
@@ -184,13 +184,13 @@ static uint32_t group_size(const cn_forced_run *r)
 }
 
 /* Runs the arms that keep all tokens, or the others. */
-static cn_status run_arms(cn_forced_run *r, bool keeping)
+static cn_status run_forced_arms(cn_forced_run *r, bool keeping)
 {
     for (uint32_t a = 0; a < r->arms->n; a++) {
         if (keeps_all(&r->arms->arms[a]) != keeping) continue;
         r->outputs = a == 0 ? r->full : r->other;
         r->label = r->arms->arms[a].label;
-        clear(r, r->outputs);
+        clear_forced(r, r->outputs);
         CN_TRY(run_requests(r, &r->arms->arms[a]));
         r->n_arms_done++;
         r->n_ended = 0;
@@ -203,12 +203,12 @@ static cn_status run_arms(cn_forced_run *r, bool keeping)
 
 cn_status cn_forced_run_group(cn_forced_run *r)
 {
-    r->n_group = group_size(r);
+    r->n_group = forced_group_size(r);
     r->n_arms_done = 0;
     memcpy(r->before, r->figures, r->arms->n * sizeof *r->figures);
     /* A compression takes the blocks of the prompt out of the prefix cache. */
-    cn_status status = run_arms(r, true);
-    if (status == CN_OK) status = run_arms(r, false);
+    cn_status status = run_forced_arms(r, true);
+    if (status == CN_OK) status = run_forced_arms(r, false);
     cn_progress_end(&r->progress);
     if (status == CN_OK)
         r->n_done += r->n_group;
@@ -278,8 +278,8 @@ cn_status cn_forced_run_create(cn_forced_run **out, cn_engine *e, const cn_compa
 void cn_forced_run_free(cn_forced_run *r)
 {
     if (!r) return;
-    if (r->full) clear(r, r->full);
-    if (r->other) clear(r, r->other);
+    if (r->full) clear_forced(r, r->full);
+    if (r->other) clear_forced(r, r->other);
     for (uint32_t a = 0; r->figures && a < r->arms->n; a++) cn_free(r->figures[a].scores);
     cn_free(r->full);
     cn_free(r->other);

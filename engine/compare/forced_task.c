@@ -51,7 +51,7 @@ static cn_status read_document(cn_forced_document *d, cn_engine *e, const json_t
     return CN_OK;
 }
 
-static cn_status read_line(cn_forced_task *t, cn_engine *e, const cn_line *line)
+static cn_status read_forced_line(cn_forced_task *t, cn_engine *e, const cn_line *line)
 {
     const cn_config *c = cn_engine_config(e);
     const cn_batch_format format = {.prompt_field = c->prompt_field, .id_field = c->id_field};
@@ -67,7 +67,7 @@ static cn_status read_line(cn_forced_task *t, cn_engine *e, const cn_line *line)
     return status;
 }
 
-static cn_status read_lines(cn_forced_task *t, cn_engine *e, cn_line_reader *reader)
+static cn_status read_forced_lines(cn_forced_task *t, cn_engine *e, cn_line_reader *reader)
 {
     const uint32_t limit = cn_engine_config(e)->limit;
     while (limit == 0 || t->n < limit) {
@@ -76,7 +76,7 @@ static cn_status read_lines(cn_forced_task *t, cn_engine *e, cn_line_reader *rea
         CN_TRY(cn_line_reader_next(reader, -1, &line, &state));
         if (state == CN_LINE_END) break;
         if (state != CN_LINE_READY) continue;
-        cn_status status = read_line(t, e, &line);
+        cn_status status = read_forced_line(t, e, &line);
         if (status != CN_OK)
             return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
     }
@@ -89,7 +89,7 @@ cn_status cn_forced_task_load(cn_forced_task *out, cn_engine *e, const char *pat
     CN_TRY(cn_compare_task_name(&out->name, path));
     cn_line_reader *reader;
     CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
-    cn_status status = read_lines(out, e, reader);
+    cn_status status = read_forced_lines(out, e, reader);
     cn_line_reader_close(reader);
     return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
 }

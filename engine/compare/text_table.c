@@ -24,7 +24,7 @@ typedef struct widths {
 } widths;
 
 /* Whether all cells are "-". */
-static bool is_empty(const cn_text_table *t, uint32_t column)
+static bool is_table_empty(const cn_text_table *t, uint32_t column)
 {
     char cell[CN_TEXT_CELL_BYTES];
     for (uint32_t r = 0; r < t->n_rows; r++) {
@@ -46,7 +46,7 @@ static uint32_t fit(const cn_text_table *t, widths *w)
     for (uint32_t i = 0; i < t->n_columns; i++) {
         size_t *width = &w->column[t->by_importance[i]];
         const bool fits = line + *width + 3 <= CN_TEXT_LINE_BYTES;
-        if (fits && !is_empty(t, t->by_importance[i])) {
+        if (fits && !is_table_empty(t, t->by_importance[i])) {
             line += *width + 3;
         } else {
             *width = 0;

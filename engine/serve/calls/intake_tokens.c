@@ -94,7 +94,7 @@ static json_t *tokens_reply(const cn_service *s, const cn_tokens *tokens, bool s
                      (json_int_t)s->max_model_len, "tokens", ids, "token_strs", texts);
 }
 
-static cn_status encode(cn_token_job *job, bool is_long, json_t *body)
+static cn_status encode_tokens(cn_token_job *job, bool is_long, json_t *body)
 {
     cn_service *s = job->service;
     const cn_intake_turn turn = {.service = s, .is_long = is_long};
@@ -159,13 +159,13 @@ static cn_status decode(cn_token_job *job, json_t *body)
     return status;
 }
 
-static cn_status take_body(cn_token_job *job, bool is_long, json_t *body)
+static cn_status take_tokens_body(cn_token_job *job, bool is_long, json_t *body)
 {
     const cn_service *s = job->service;
     if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
     CN_TRY(cn_api_model_check(&s->names, json_object_get(body, "model")));
     if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
-    return job->decode ? decode(job, body) : encode(job, is_long, body);
+    return job->decode ? decode(job, body) : encode_tokens(job, is_long, body);
 }
 
 cn_status cn_intake_token_job(cn_token_job *job, bool is_long)
@@ -173,7 +173,7 @@ cn_status cn_intake_token_job(cn_token_job *job, bool is_long)
     json_t *body;
     uint64_t bytes;
     CN_TRY(cn_intake_parse(job->service, &job->body, &body, &bytes));
-    cn_status status = take_body(job, is_long, body);
+    cn_status status = take_tokens_body(job, is_long, body);
     json_decref(body);
     cn_budget_give(&job->service->memory, bytes);
     return status;

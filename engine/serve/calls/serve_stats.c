@@ -70,7 +70,7 @@ cn_serve_figures *cn_serve_stats_lock(cn_serve_stats *s)
 
 void cn_serve_stats_unlock(cn_serve_stats *s) { pthread_mutex_unlock(&s->lock); }
 
-static void add_value(cn_histogram *h, cn_histogram_id id, double value, uint64_t times)
+static void add_stats_value(cn_histogram *h, cn_histogram_id id, double value, uint64_t times)
 {
     uint32_t n, i = 0;
     const double *bounds = cn_histogram_bounds(id, &n);
@@ -82,7 +82,7 @@ static void add_value(cn_histogram *h, cn_histogram_id id, double value, uint64_
 
 void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value, uint64_t times)
 {
-    add_value(&cn_serve_stats_lock(s)->histograms[id], id, value, times);
+    add_stats_value(&cn_serve_stats_lock(s)->histograms[id], id, value, times);
     cn_serve_stats_unlock(s);
 }
 
@@ -90,8 +90,8 @@ void cn_serve_stats_observe_class(cn_serve_stats *s, cn_class klass, cn_histogra
                                   double value, uint64_t times)
 {
     cn_serve_figures *f = cn_serve_stats_lock(s);
-    add_value(&f->histograms[id], id, value, times);
-    add_value(&f->of_class[klass][id], id, value, times);
+    add_stats_value(&f->histograms[id], id, value, times);
+    add_stats_value(&f->of_class[klass][id], id, value, times);
     cn_serve_stats_unlock(s);
 }
 

@@ -54,7 +54,7 @@ static cn_status read_rights(api_key *key, const char *text, size_t n, const cha
 
 /* Makes the name of an unnamed key from the key. The spool stores names as owners, so a name must
  * not depend on the other lines of the key file. */
-static char *name_of(const char *secret, size_t n)
+static char *keys_name_of(const char *secret, size_t n)
 {
     static const char prefix[] = "key-";
     char name[sizeof prefix + 2 * NAME_DIGEST_BYTES];
@@ -104,7 +104,7 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const 
         if (text[i] <= ' ' || text[i] > '~')
             return cn_fail(CN_ERR_ARG, "%s: key %u: expected printable ASCII without spaces, got "
                            "byte 0x%02x", where, k->n + 1, (unsigned char)text[i]);
-    char *name = colon ? cn_strndup(text, n_name) : name_of(secret, n_secret);
+    char *name = colon ? cn_strndup(text, n_name) : keys_name_of(secret, n_secret);
     api_key *keys = cn_realloc(k->keys, k->n + 1, sizeof *keys);
     if (keys) k->keys = keys;
     if (!keys || !name) {
@@ -142,7 +142,7 @@ static cn_status add_lines(cn_api_keys *k, cn_line_reader *r, const char *path)
     }
 }
 
-static cn_status add_file(cn_api_keys *k, const char *path)
+static cn_status add_keys_file(cn_api_keys *k, const char *path)
 {
     cn_line_reader *r;
     struct stat st;
@@ -167,7 +167,7 @@ cn_status cn_api_keys_load(cn_api_keys **out, const char *list, const char *path
     cn_api_keys *k = cn_calloc(1, sizeof *k);
     if (!k) return cn_fail(CN_ERR_MEMORY, "out of memory for the API keys");
     cn_status status = list ? add_list(k, list) : CN_OK;
-    if (status == CN_OK && path) status = add_file(k, path);
+    if (status == CN_OK && path) status = add_keys_file(k, path);
     if (status == CN_OK && path && k->n == 0)
         status = cn_fail(CN_ERR_ARG, "%s: the key file has no keys: expected a line KEY or "
                          "NAME:KEY for each client", path);

@@ -117,7 +117,7 @@ static connection *find_surplus(const cn_http_server *s)
 
 /* Returns the seconds until there is room for one more connection. 0: there is room, maybe because
  * one was closed. INFINITY: no connection can be closed. */
-static double make_room(cn_http_server *s)
+static double make_accept_room(cn_http_server *s)
 {
     const double now = cn_now_s();
     if (s->n_connections < s->o.max_connections) return 0;
@@ -181,7 +181,7 @@ static void refuse_connection(cn_http_server *s, int fd)
 static void decide_pending(cn_http_server *s)
 {
     const int fd = s->pending.fd;
-    const double wait_s = make_room(s);
+    const double wait_s = make_accept_room(s);
     if (wait_s > 0 && wait_s < INFINITY) {
         const struct timeval wait = {.tv_sec = (time_t)wait_s,
                                      .tv_usec = (suseconds_t)(fmod(wait_s, 1) * 1e6) + 1};

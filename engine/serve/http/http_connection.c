@@ -117,7 +117,7 @@ static reading begin_exchange(connection *c, size_t n)
     return READ_WENT_ON;
 }
 
-static reading read_head(connection *c)
+static reading read_http_head(connection *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     const size_t most = c->server->o.max_head_bytes;
@@ -144,7 +144,7 @@ static reading read_head(connection *c)
 /* ---- body ---- */
 
 /* Takes n bytes of body. Returns false when the exchange must not read more. */
-static bool take_body(cn_exchange *x, const char *data, size_t n)
+static bool take_http_body(cn_exchange *x, const char *data, size_t n)
 {
     cn_http_server *s = x->conn->server;
     x->body_bytes += n;
@@ -195,12 +195,12 @@ static bool read_body_segment(connection *c)
     if (bad)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "malformed chunked request body", NULL, NULL);
     else if (n_data > 0)
-        bad = !take_body(x, data, n_data);
+        bad = !take_http_body(x, data, n_data);
     evbuffer_drain(in, used);
     return !bad;
 }
 
-static reading read_body(connection *c)
+static reading read_http_body(connection *c)
 {
     cn_exchange *x = c->exchange;
     while (!c->paused && !body_is_whole(x) && x->status == 0)
@@ -222,8 +222,8 @@ void http_connection_process(connection *c)
     while (r == READ_WENT_ON) {
         switch (c->state) {
         case CONN_IDLE:
-        case CONN_HEAD: r = read_head(c); break;
-        case CONN_BODY: r = read_body(c); break;
+        case CONN_HEAD: r = read_http_head(c); break;
+        case CONN_BODY: r = read_http_body(c); break;
         case CONN_BUSY: return; /* a pipelined request waits for the reply */
         case CONN_LINGER: evbuffer_drain(in, evbuffer_get_length(in)); return;
         }
@@ -256,7 +256,7 @@ static void next_exchange(connection *c)
     http_connection_process(c);
 }
 
-static void on_read(struct bufferevent *bev, void *arg)
+static void on_http_read(struct bufferevent *bev, void *arg)
 {
     (void)bev;
     http_connection_process(arg);
@@ -317,7 +317,7 @@ connection *http_connection_open(cn_http_server *s, int fd, const char *remote)
     snprintf(c->remote, sizeof c->remote, "%s", remote);
     evbuffer_add_cb(bufferevent_get_input(bev), count_input, c);
     evbuffer_add_cb(bufferevent_get_output(bev), note_output, c);
-    bufferevent_setcb(bev, on_read, on_write, on_connection_event, c);
+    bufferevent_setcb(bev, on_http_read, on_write, on_connection_event, c);
     bufferevent_setwatermark(bev, EV_READ, 0, READ_HIGH + s->o.max_head_bytes);
     bufferevent_enable(bev, EV_READ | EV_WRITE);
     http_connection_set_state(c, CONN_IDLE);

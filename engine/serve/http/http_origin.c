@@ -14,7 +14,7 @@
 enum { MAX_NAME = 256, MAX_HOST = 2 * MAX_NAME };
 
 /* Copies the name of "name:port" or "[address]:port". False: too long. */
-static bool name_of(const char *host, char name[MAX_NAME])
+static bool origin_name_of(const char *host, char name[MAX_NAME])
 {
     const bool bracket = *host == '[';
     const size_t n = bracket ? strcspn(host + 1, "]") : strcspn(host, ":");
@@ -63,7 +63,7 @@ bool http_origin_is_allowed(cn_exchange *x)
     const char *origin = cn_http_header(&x->head, "Origin");
     char name[MAX_NAME] = "";
     if (o->keys && cn_api_keys_count(o->keys) > 0) return true;
-    const bool named = host && name_of(host, name);
+    const bool named = host && origin_name_of(host, name);
     if (host && !(named && is_own_name(o, name)) && !http_list_has(o->allowed_hosts, name)) {
         cn_exchange_error(x, CN_HTTP_FORBIDDEN,
                           "Host: this name may not be used for a server without API keys: add it "

@@ -52,10 +52,10 @@ static bool is_token(const char *text)
     return *text != '\0';
 }
 
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-static bool is_blank(char c) { return c == ' ' || c == '\t'; }
+static bool is_http_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_http_blank(char c) { return c == ' ' || c == '\t'; }
 
-static int hex_value(char c)
+static int http_hex_value(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -70,8 +70,8 @@ bool cn_http_decode(const char *text, size_t n, bool plus, char *out)
     for (size_t i = 0; i < n; i++) {
         char c = text[i];
         if (c == '%') {
-            int hi = n - i > 2 ? hex_value(text[i + 1]) : -1;
-            int lo = n - i > 2 ? hex_value(text[i + 2]) : -1;
+            int hi = n - i > 2 ? http_hex_value(text[i + 1]) : -1;
+            int lo = n - i > 2 ? http_hex_value(text[i + 2]) : -1;
             if (hi < 0 || lo < 0) return false;
             c = (char)(hi * 16 + lo);
             i += 2;
@@ -87,7 +87,7 @@ bool cn_http_decode(const char *text, size_t n, bool plus, char *out)
 
 /* ---- request line ---- */
 
-static cn_http_method find_method(const char *name)
+static cn_http_method find_http_method(const char *name)
 {
     for (int m = 0; m < CN_HTTP_OTHER; m++)
         if (strcmp(name, methods[m]) == 0) return (cn_http_method)m;
@@ -143,8 +143,8 @@ static int parse_target(cn_http_head *h, char *target, const char **why)
 static int parse_version(cn_http_head *h, const char *version, const char **why)
 {
     *why = "expected an HTTP version at the end of the request line";
-    if (strncmp(version, "HTTP/", 5) != 0 || strlen(version) != 8 || !is_digit(version[5]) ||
-        version[6] != '.' || !is_digit(version[7]))
+    if (strncmp(version, "HTTP/", 5) != 0 || strlen(version) != 8 || !is_http_digit(version[5]) ||
+        version[6] != '.' || !is_http_digit(version[7]))
         return CN_HTTP_BAD_REQUEST;
     *why = "unsupported HTTP version: expected HTTP/1.0 or HTTP/1.1";
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0)
@@ -162,7 +162,7 @@ static int parse_request_line(cn_http_head *h, char *line, const char **why)
     char *version = strchr(target, ' ');
     if (!version || !is_token(line)) return CN_HTTP_BAD_REQUEST;
     *version++ = '\0';
-    h->method = find_method(line);
+    h->method = find_http_method(line);
     /* The preface of HTTP/2 is a client's mistake, not a version that the server could speak. */
     *why = "HTTP/2 is not supported: expected HTTP/1.1";
     if (strcmp(line, "PRI") == 0 && strcmp(version, "HTTP/2.0") == 0) return CN_HTTP_BAD_REQUEST;
@@ -196,9 +196,9 @@ static int parse_field(cn_http_head *h, char *line, const char **why)
     *colon = '\0';
     if (!is_token(line)) return CN_HTTP_BAD_REQUEST;
     char *value = colon + 1;
-    while (is_blank(*value)) value++;
+    while (is_http_blank(*value)) value++;
     char *end = value + strlen(value);
-    while (end > value && is_blank(end[-1])) *--end = '\0';
+    while (end > value && is_http_blank(end[-1])) *--end = '\0';
     for (const char *p = value; *p; p++)
         if (((unsigned char)*p < ' ' && *p != '\t') || *p == 0x7f) return CN_HTTP_BAD_REQUEST;
     h->fields[h->n_fields++] = (cn_http_field){line, value};
@@ -210,10 +210,10 @@ static bool list_has(const char *list, const char *word)
 {
     size_t n = strlen(word);
     for (const char *p = list; *p;) {
-        while (is_blank(*p) || *p == ',') p++;
+        while (is_http_blank(*p) || *p == ',') p++;
         size_t len = strcspn(p, ",");
         size_t trimmed = len;
-        while (trimmed > 0 && is_blank(p[trimmed - 1])) trimmed--;
+        while (trimmed > 0 && is_http_blank(p[trimmed - 1])) trimmed--;
         if (trimmed == n && strncasecmp(p, word, n) == 0) return true;
         p += len;
     }
@@ -313,7 +313,7 @@ static void begin_size(cn_http_chunks *c)
 /* Takes one byte of a size line such as "1a;ext\r\n". False: malformed. */
 static bool take_size(cn_http_chunks *c, char byte)
 {
-    int digit = hex_value(byte);
+    int digit = http_hex_value(byte);
     if (++c->line_bytes > MAX_CHUNK_LINE) return false;
     if (c->after_cr) {
         if (byte != '\n') return false;
@@ -329,7 +329,7 @@ static bool take_size(cn_http_chunks *c, char byte)
         c->left = c->left * 16 + (uint64_t)digit;
         return c->has_digits = true;
     }
-    return c->extension = c->has_digits && (byte == ';' || is_blank(byte));
+    return c->extension = c->has_digits && (byte == ';' || is_http_blank(byte));
 }
 
 /* Takes one byte of the CR LF after a chunk's data. False: malformed. */

@@ -138,7 +138,7 @@ static void answer_method(cn_exchange *x, uint32_t methods)
 
 /* Browsers store Basic credentials and add them to requests that other sites cause, so Basic allows
  * only reading (GET and HEAD). */
-static bool has_key(cn_exchange *x)
+static bool has_http_key(cn_exchange *x)
 {
     const cn_api_keys *keys = x->conn->server->o.keys;
     const bool reads = x->head.method == CN_HTTP_GET || x->head.method == CN_HTTP_HEAD;
@@ -147,7 +147,7 @@ static bool has_key(cn_exchange *x)
     return x->key != CN_API_KEY_NONE;
 }
 
-static bool refuse_key(cn_exchange *x)
+static bool refuse_http_key(cn_exchange *x)
 {
     const char *accept = cn_http_header(&x->head, "Accept");
     const bool browser = accept && strstr(accept, "text/html");
@@ -215,7 +215,7 @@ bool http_route(cn_exchange *x)
         cn_exchange_refuse_draining(x);
         return false;
     }
-    if (!open && !has_key(x)) return refuse_key(x);
+    if (!open && !has_http_key(x)) return refuse_http_key(x);
     if (!open && !http_origin_is_allowed(x)) return false;
     if (!found && methods) {
         answer_method(x, methods);
@@ -290,7 +290,7 @@ void cn_http_server_begin(cn_http_server *s) { s->begun = true; }
 
 void cn_http_server_drain(cn_http_server *s) { s->draining = true; }
 
-static void cut(connection *c)
+static void cut_http(connection *c)
 {
     cn_exchange *x = c->exchange;
     if (!x || x->status || c->paused) return;
@@ -308,7 +308,7 @@ void cn_http_server_cut(cn_http_server *s)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         for (cn_list_node *at = lists[i]->head, *next; at; at = next) {
             next = at->next; /* a connection that is cut moves to the end of `replying` */
-            cut(CN_CONTAINER_OF(at, connection, node));
+            cut_http(CN_CONTAINER_OF(at, connection, node));
         }
     }
 }
@@ -317,7 +317,7 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s) { return s->n_excha
 
 /* ---- create, free ---- */
 
-static cn_status open_server(cn_http_server *s)
+static cn_status open_http_server(cn_http_server *s)
 {
     const struct timeval every = {.tv_usec = SWEEP_MS * 1000};
     CN_TRY(cn_random_bytes(&s->id_seed, sizeof s->id_seed));
@@ -333,7 +333,7 @@ cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
     s->o = *o;
     s->pending.fd = -1;
-    cn_status status = open_server(s);
+    cn_status status = open_http_server(s);
     if (status == CN_OK)
         *out = s;
     else

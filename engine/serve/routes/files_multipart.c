@@ -158,7 +158,7 @@ static cn_status read_header(cn_multipart *m, char *header, size_t n)
 
 /* ---- the window ---- */
 
-static void consume(cn_multipart *m, size_t n)
+static void consume_multipart(cn_multipart *m, size_t n)
 {
     memmove(m->window, m->window + n, m->len - n);
     m->len -= n;
@@ -166,13 +166,13 @@ static void consume(cn_multipart *m, size_t n)
 
 /* Each of these consumes what it can of the window. *more: call the next state's function. */
 
-static cn_status take_data(cn_multipart *m, bool *more)
+static cn_status take_multipart_data(cn_multipart *m, bool *more)
 {
     const char *found = memmem(m->window, m->len, m->delimiter, m->delimiter_len);
     const size_t keep = m->delimiter_len - 1; /* the last bytes may begin a delimiter */
     const size_t n = found ? (size_t)(found - m->window) : m->len > keep ? m->len - keep : 0;
     if (m->state == IN_DATA && n > 0) CN_TRY(m->sink.data(m->sink.user, m->window, n));
-    consume(m, found ? n + m->delimiter_len : n);
+    consume_multipart(m, found ? n + m->delimiter_len : n);
     if (found) m->state = AFTER_BOUNDARY;
     *more = found != NULL;
     return CN_OK;
@@ -194,7 +194,7 @@ static cn_status take_boundary_end(cn_multipart *m, bool *more)
                            (int)CN_MULTIPART_MAX_PARTS);
         m->state = IN_HEADER;
         /* Keep the line end: together with another one it is the end of an empty header. */
-        consume(m, blanks);
+        consume_multipart(m, blanks);
         return CN_OK;
     }
     if (blanks > 0 || memcmp(at, "--", 2) != 0)
@@ -214,7 +214,7 @@ static cn_status take_header(cn_multipart *m, bool *more)
                        (int)CN_MULTIPART_MAX_HEADER);
     m->window[n] = '\0';
     CN_TRY(n < 2 ? read_header(m, m->window + n, 0) : read_header(m, m->window + 2, n - 2));
-    consume(m, n + 4);
+    consume_multipart(m, n + 4);
     m->state = IN_DATA;
     return CN_OK;
 }
@@ -224,7 +224,7 @@ static cn_status process(cn_multipart *m)
     for (bool more = true; more;) {
         switch (m->state) {
         case IN_PREAMBLE:
-        case IN_DATA: CN_TRY(take_data(m, &more)); break;
+        case IN_DATA: CN_TRY(take_multipart_data(m, &more)); break;
         case AFTER_BOUNDARY: CN_TRY(take_boundary_end(m, &more)); break;
         case IN_HEADER: CN_TRY(take_header(m, &more)); break;
         case IN_EPILOGUE:

@@ -34,7 +34,7 @@ static const cn_file *find_file(cn_spool_task *t, cn_batches *b)
     return NULL;
 }
 
-static void work_get(cn_spool_task *t, cn_batches *b)
+static void work_files_get(cn_spool_task *t, cn_batches *b)
 {
     const cn_file *file = find_file(t, b);
     if (file) t->reply = cn_file_json(file);
@@ -71,9 +71,9 @@ static cn_spool_task *begin_with_id(void *part, cn_exchange *x,
     return t;
 }
 
-static void handle_get(void *part, cn_exchange *x)
+static void handle_files_get(void *part, cn_exchange *x)
 {
-    cn_spool_task *t = begin_with_id(part, x, work_get);
+    cn_spool_task *t = begin_with_id(part, x, work_files_get);
     if (t) cn_spool_task_post(t);
 }
 
@@ -89,7 +89,7 @@ typedef struct list_form {
     char purpose[32]; /* "": any */
 } list_form;
 
-static void work_list(cn_spool_task *t, cn_batches *b)
+static void work_files_list(cn_spool_task *t, cn_batches *b)
 {
     const list_form *form = t->form;
     const cn_files *files = cn_batches_files(b);
@@ -134,13 +134,14 @@ static bool read_list_form(cn_exchange *x, list_form *form, cn_spool_id *after)
     return cn_spool_read_limit(x, LIST_MOST, LIST_MOST, &form->limit);
 }
 
-static void handle_list(void *part, cn_exchange *x)
+static void handle_files_list(void *part, cn_exchange *x)
 {
     cn_spool_id after = {""};
     list_form *form = cn_calloc(1, sizeof *form);
     if (!form) cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
-    cn_spool_task *t =
-        form && read_list_form(x, form, &after) ? cn_spool_task_begin(part, x, work_list) : NULL;
+    cn_spool_task *t = form && read_list_form(x, form, &after)
+                           ? cn_spool_task_begin(part, x, work_files_list)
+                           : NULL;
     if (!t) {
         cn_free(form);
         return;
@@ -404,8 +405,8 @@ void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes)
     const cn_route rows[CN_FILE_ROUTES] = {
         {CN_HTTP_POST, "/v1/files", CN_ROUTE_UPLOAD | CN_ROUTE_FORM, handle_upload,
          max_file_bytes + FORM_BYTES, head_upload, body_upload},
-        {CN_HTTP_GET, "/v1/files", 0, handle_list, 0, NULL, NULL},
-        {CN_HTTP_GET, "/v1/files/{id}", 0, handle_get, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/files", 0, handle_files_list, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/files/{id}", 0, handle_files_get, 0, NULL, NULL},
         {CN_HTTP_DELETE, "/v1/files/{id}", 0, handle_delete, 0, NULL, NULL},
         {CN_HTTP_GET, "/v1/files/{id}/content", CN_ROUTE_LONG, handle_content, 0, NULL, NULL},
     };

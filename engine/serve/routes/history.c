@@ -58,7 +58,7 @@ void cn_history_free(cn_history *h)
     cn_free(h);
 }
 
-static void push(ring *r, const point *p) { r->points[r->n++ % r->capacity] = *p; }
+static void push_history(ring *r, const point *p) { r->points[r->n++ % r->capacity] = *p; }
 
 static void sum_up(cn_history *h, const point *p)
 {
@@ -70,7 +70,7 @@ static void sum_up(cn_history *h, const point *p)
         h->sum[i] = 0;
     }
     h->n_summed = 0;
-    push(&h->rings[CN_HISTORY_DAY], &mean);
+    push_history(&h->rings[CN_HISTORY_DAY], &mean);
 }
 
 void cn_history_add(cn_history *h, const cn_stats *s, double now_s)
@@ -88,7 +88,7 @@ void cn_history_add(cn_history *h, const cn_stats *s, double now_s)
             [KV_USED] = (float)(s->blocks_used / blocks),
             [KV_SPARED] = (float)((double)s->blocks_spared / blocks),
         }};
-        push(&h->rings[CN_HISTORY_RECENT], &p);
+        push_history(&h->rings[CN_HISTORY_RECENT], &p);
         sum_up(h, &p);
     }
     h->begun = true;
@@ -96,7 +96,7 @@ void cn_history_add(cn_history *h, const cn_stats *s, double now_s)
     h->last_s = now_s;
 }
 
-static uint32_t length(const ring *r)
+static uint32_t length_history(const ring *r)
 {
     return r->n < r->capacity ? (uint32_t)r->n : r->capacity;
 }
@@ -104,7 +104,7 @@ static uint32_t length(const ring *r)
 static json_t *series_json(const ring *r, int which)
 {
     json_t *a = json_array();
-    const uint32_t n = length(r);
+    const uint32_t n = length_history(r);
     for (uint32_t i = 0; i < n; i++) {
         const float v = r->points[(r->n - n + i) % r->capacity].v[which];
         if (json_array_append_new(a, json_real((double)v)) != 0) {
@@ -132,7 +132,7 @@ json_t *cn_history_json(const cn_history *h, cn_history_span span)
 double cn_history_rate(const cn_history *h, uint32_t n_samples)
 {
     const ring *r = &h->rings[CN_HISTORY_RECENT];
-    const uint32_t n = cn_min_u32(n_samples, length(r));
+    const uint32_t n = cn_min_u32(n_samples, length_history(r));
     double sum = 0;
     for (uint32_t i = 0; i < n; i++)
         sum += (double)r->points[(r->n - 1 - i) % r->capacity].v[OUTPUT_TOKENS_PER_S];

@@ -18,7 +18,7 @@ typedef struct token_reply {
     bool done;
 } token_reply;
 
-static void free_if_over(token_reply *r)
+static void free_basic_if_over(token_reply *r)
 {
     if (r->x || !r->done) return;
     json_decref(r->job.reply);
@@ -44,15 +44,15 @@ static void on_tokens(cn_token_job *job)
         cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", field,
                           no_model ? CN_API_MODEL_NOT_FOUND : NULL);
     }
-    free_if_over(r);
+    free_basic_if_over(r);
 }
 
-static void on_closed(void *user, cn_exchange *x)
+static void on_basic_closed(void *user, cn_exchange *x)
 {
     token_reply *r = user;
     (void)x;
     r->x = NULL;
-    free_if_over(r);
+    free_basic_if_over(r);
 }
 
 static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
@@ -73,10 +73,10 @@ static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
     };
     if (cn_service_try_tokens(cn_server_service(server), &r->job)) {
         r->x = x;
-        cn_exchange_set_user(x, r, on_closed);
+        cn_exchange_set_user(x, r, on_basic_closed);
     } else {
         r->done = true;
-        free_if_over(r);
+        free_basic_if_over(r);
         cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, "too many requests are waiting to be read: "
                           "try again later", NULL, "queue_full");
     }
@@ -140,7 +140,7 @@ static void handle_version(void *user, cn_exchange *x)
 
 /* ---- the part ---- */
 
-static cn_status open_part(cn_server *server, void **out)
+static cn_status open_basic_part(cn_server *server, void **out)
 {
     basics_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
@@ -163,6 +163,6 @@ static cn_status open_part(cn_server *server, void **out)
                                      sizeof p->routes / sizeof *p->routes, p);
 }
 
-static void close_part(void *part) { cn_free(part); }
+static void close_basic_part(void *part) { cn_free(part); }
 
-const cn_server_part cn_basics_part = {.open = open_part, .close = close_part};
+const cn_server_part cn_basics_part = {.open = open_basic_part, .close = close_basic_part};

@@ -71,7 +71,7 @@ static void fail_busy(cn_server *server, cn_exchange *x, cn_status status)
 /* ---- server-sent events ---- */
 
 /* Appends an event, whose reference it takes over. */
-static void add_event(cn_buf *out, json_t *event)
+static void add_stream_event(cn_buf *out, json_t *event)
 {
     char *text = event ? json_dumps(event, JSON_COMPACT) : NULL;
     if (text) cn_buf_addf(out, "data: %s\n\n", text);
@@ -105,7 +105,7 @@ static cn_api_writer new_writer(const reply *r)
 
 /* Appends the next chunk of a chat or completion, or events of a response. Appends nothing
  * if there is no new output. */
-static cn_status take_output(reply *r, cn_buf *out)
+static cn_status take_stream_output(reply *r, cn_buf *out)
 {
     const bool usage = cn_call_request(r->call)->stream_usage;
     cn_status status = CN_OK;
@@ -118,7 +118,7 @@ static cn_status take_output(reply *r, cn_buf *out)
     else
         chunk = cn_api_result_take_chunk(result, reply_id(r), model_name(r), r->created, usage);
     cn_call_unlock(r->call);
-    add_event(out, chunk);
+    add_stream_event(out, chunk);
     return status;
 }
 
@@ -134,12 +134,12 @@ static void fail_response(reply *r, cn_status why, const char *message, cn_buf *
     cn_call_unlock(r->call);
 }
 
-static void add_usage(reply *r, cn_buf *out)
+static void add_stream_usage(reply *r, cn_buf *out)
 {
     cn_api_result *result = cn_call_lock(r->call);
     json_t *chunk = cn_api_result_usage_chunk(result, reply_id(r), model_name(r), r->created);
     cn_call_unlock(r->call);
-    add_event(out, chunk);
+    add_stream_event(out, chunk);
 }
 
 /* Sends `last` and frees it. */
@@ -160,10 +160,10 @@ static void conclude_stream(reply *r)
     if (is_response(r) && status != CN_OK)
         fail_response(r, status, cn_call_error(r->call), &last);
     else if (status != CN_OK)
-        add_event(&last, cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
-                                           code_of(r->call), 0));
+        add_stream_event(&last, cn_api_error_body(http_status_of(r->call), cn_call_error(r->call),
+                                                  NULL, code_of(r->call), 0));
     else if (!is_response(r) && cn_call_request(r->call)->stream_usage)
-        add_usage(r, &last);
+        add_stream_usage(r, &last);
     end_stream(r, &last);
 }
 
@@ -196,7 +196,7 @@ static void pump(reply *r)
     const bool over = cn_call_is_over(r->call); /* read before the output, or its end may be lost */
     while (!r->ended && cn_exchange_may_send(r->x)) {
         cn_buf_clear(&piece);
-        if (take_output(r, &piece) != CN_OK) {
+        if (take_stream_output(r, &piece) != CN_OK) {
             give_up(r);
         } else if (piece.len > 0) {
             begin_stream(r);
@@ -222,7 +222,7 @@ static void cut_stream(reply *r)
     cn_buf rest = {0};
     for (size_t n = SIZE_MAX; n != rest.len;) {
         n = rest.len;
-        if (take_output(r, &rest) != CN_OK) break;
+        if (take_stream_output(r, &rest) != CN_OK) break;
     }
     if (rest.len > 0) cn_exchange_send(r->x, rest.data, rest.len);
     cn_buf_clear(&rest);
@@ -234,8 +234,8 @@ static void cut_stream(reply *r)
     if (is_response(r))
         fail_response(r, CN_ERR_CANCELLED, CN_DRAINING_TEXT, &rest);
     else
-        add_event(&rest, cn_api_error_body(CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL,
-                                           CN_DRAINING_CODE, 0));
+        add_stream_event(&rest, cn_api_error_body(CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL,
+                                                  CN_DRAINING_CODE, 0));
     end_stream(r, &rest);
 }
 
@@ -243,7 +243,7 @@ static void cut_stream(reply *r)
 
 /* Writes the next part of a body, about the size that a slow client may leave unsent. False: that
  * failed, and an error has been sent or the connection will be closed. */
-static bool write_part(reply *r, cn_buf *part, bool *done)
+static bool write_stream_part(reply *r, cn_buf *part, bool *done)
 {
     cn_api_result *result = cn_call_lock(r->call);
     cn_status status = cn_api_result_write(result, &r->writer, part, CN_HTTP_SEND_HIGH, done);
@@ -261,7 +261,7 @@ static void send_parts(void *user, cn_exchange *x)
     bool done = false;
     while (!r->ended && cn_exchange_may_send(x)) {
         cn_buf_clear(&part);
-        if (!write_part(r, &part, &done)) break;
+        if (!write_stream_part(r, &part, &done)) break;
         cn_exchange_send(x, part.data, part.len);
         if (!done) continue;
         r->ended = true;
@@ -276,7 +276,7 @@ static void reply_whole(reply *r)
     cn_buf part = {0};
     bool done = false;
     r->writer = new_writer(r);
-    if (write_part(r, &part, &done) && done) {
+    if (write_stream_part(r, &part, &done) && done) {
         r->ended = true;
         cn_exchange_reply(r->x, CN_HTTP_OK, "application/json", part.data, part.len);
     } else if (!r->ended) {
@@ -288,7 +288,7 @@ static void reply_whole(reply *r)
     cn_buf_free(&part);
 }
 
-static void on_update(void *user, cn_call *call)
+static void on_stream_update(void *user, cn_call *call)
 {
     reply *r = user;
     const bool over = cn_call_is_over(call);
@@ -316,7 +316,7 @@ static void note_tokens(reply *r)
 }
 
 /* The exchange has ended or the client has disconnected: cancels the call if it still runs. */
-static void on_closed(void *user, cn_exchange *x)
+static void on_stream_closed(void *user, cn_exchange *x)
 {
     reply *r = user;
     (void)x;
@@ -336,7 +336,7 @@ static void generate(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint
         .klass = CN_CLASS_INTERACTIVE,
         .samples = cn_exchange_samples(x),
         .reply_to = cn_server_mailbox(server),
-        .update = on_update,
+        .update = on_stream_update,
         .user = r,
     };
     cn_status status = CN_OK;
@@ -356,7 +356,7 @@ static void generate(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint
     r->x = x;
     r->created = (int64_t)time(NULL);
     cn_list_append(&part->replies, &r->node);
-    cn_exchange_set_user(x, r, on_closed);
+    cn_exchange_set_user(x, r, on_stream_closed);
 }
 
 static void handle(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint)
@@ -422,7 +422,7 @@ static void handle_model(void *user, cn_exchange *x)
 
 /* ---- the part ---- */
 
-static cn_status open_part(cn_server *server, void **out)
+static cn_status open_stream_part(cn_server *server, void **out)
 {
     openai_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
@@ -452,11 +452,12 @@ static void cut_part(void *part)
     }
 }
 
-static void close_part(void *part)
+static void close_stream_part(void *part)
 {
     for (cn_list_node *at = ((openai_part *)part)->replies.head; at; at = at->next)
         CN_CONTAINER_OF(at, reply, node)->part = NULL;
     cn_free(part);
 }
 
-const cn_server_part cn_openai_part = {.open = open_part, .cut = cut_part, .close = close_part};
+const cn_server_part cn_openai_part = {
+    .open = open_stream_part, .cut = cut_part, .close = close_stream_part};

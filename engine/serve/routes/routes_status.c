@@ -43,7 +43,7 @@ static void take_metrics(status_part *p, cn_metrics *m)
     cn_serve_stats_copy(cn_service_serve_stats(service), &m->serve);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void on_status_timer(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     status_part *p = arg;
@@ -165,7 +165,7 @@ static const cn_route routes[] = {
     {.method = CN_HTTP_GET, .path = "/openapi.json", .handle = get_openapi},
 };
 
-static void close_part(void *part)
+static void close_status_part(void *part)
 {
     status_part *p = part;
     if (p->timer) event_free(p->timer);
@@ -173,29 +173,29 @@ static void close_part(void *part)
     cn_free(p);
 }
 
-static cn_status start(status_part *p)
+static cn_status start_status(status_part *p)
 {
     const struct timeval every = {.tv_sec = CN_HISTORY_STEP_S};
     CN_TRY(cn_history_create(&p->history));
-    p->timer = event_new(cn_server_base(p->server), -1, EV_PERSIST, on_timer, p);
+    p->timer = event_new(cn_server_base(p->server), -1, EV_PERSIST, on_status_timer, p);
     if (!p->timer || event_add(p->timer, &every) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a timer");
-    on_timer(-1, 0, p);
+    on_status_timer(-1, 0, p);
     return cn_http_server_add_routes(cn_server_http(p->server), routes,
                                      sizeof routes / sizeof *routes, p);
 }
 
-static cn_status open_part(cn_server *server, void **out)
+static cn_status open_status_part(cn_server *server, void **out)
 {
     status_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the status page");
     p->server = server;
-    cn_status status = start(p);
+    cn_status status = start_status(p);
     if (status == CN_OK)
         *out = p;
     else
-        close_part(p);
+        close_status_part(p);
     return status;
 }
 
-const cn_server_part cn_status_part = {.open = open_part, .close = close_part};
+const cn_server_part cn_status_part = {.open = open_status_part, .close = close_status_part};

@@ -99,7 +99,7 @@ static cn_status add_batch_record(cn_batches *b, cn_batch_record *record)
     return CN_OK;
 }
 
-static void drop(cn_batches *b, size_t i)
+static void drop_job(cn_batches *b, size_t i)
 {
     cn_batch_close(b->all[i]);
     cn_free(b->all[i]);
@@ -118,7 +118,7 @@ const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_
 
 /* ---- opening ---- */
 
-static cn_status take_name(void *user, const char *name)
+static cn_status take_job_name(void *user, const char *name)
 {
     cn_batches *b = user;
     cn_spool_id id;
@@ -163,7 +163,7 @@ static cn_status open_spool(cn_batches *b, const cn_batches_opts *o)
 {
     CN_TRY(cn_run_record_make(&b->run_record, o->config));
     CN_TRY(cn_spool_open(&b->spool, o->dir));
-    CN_TRY(cn_spool_each(b->spool, CN_SPOOL_BATCHES, take_name, b));
+    CN_TRY(cn_spool_each(b->spool, CN_SPOOL_BATCHES, take_job_name, b));
     if (b->n) qsort(b->all, b->n, sizeof *b->all, by_order);
     CN_TRY(cn_files_open(&b->files, b->spool, &o->files, is_being_written, b));
     for (size_t i = 0; i < b->n; i++)
@@ -200,7 +200,7 @@ cn_status cn_batches_open(cn_batches **out, const cn_batches_opts *o)
 void cn_batches_close(cn_batches *b)
 {
     if (!b) return;
-    while (b->n) drop(b, b->n - 1);
+    while (b->n) drop_job(b, b->n - 1);
     cn_free(b->all);
     cn_files_close(b->files);
     cn_spool_close(b->spool);
@@ -305,7 +305,7 @@ static size_t count_chars(const char *text, size_t n)
 }
 
 /* The limits are OpenAI's. */
-static cn_status read_metadata(const cn_json_at *at, cn_batch_record *r)
+static cn_status read_job_metadata(const cn_json_at *at, cn_batch_record *r)
 {
     const char *key;
     json_t *v, *metadata = NULL;
@@ -330,8 +330,8 @@ static cn_status read_metadata(const cn_json_at *at, cn_batch_record *r)
     return CN_OK;
 }
 
-static cn_status read_input(const cn_batches *b, const cn_viewer *v, const cn_json_at *at,
-                            cn_batch_record *r)
+static cn_status read_job_input(const cn_batches *b, const cn_viewer *v, const cn_json_at *at,
+                                cn_batch_record *r)
 {
     char shown[96];
     const char *text = NULL;
@@ -360,7 +360,7 @@ static cn_status read_endpoint(const cn_json_at *at, cn_batch_record *r)
                    cn_json_printable(text, shown, sizeof shown));
 }
 
-static cn_status read_window(const cn_json_at *at, cn_batch_record *r)
+static cn_status read_job_window(const cn_json_at *at, cn_batch_record *r)
 {
     char shown[96];
     const char *text = "24h";
@@ -380,10 +380,10 @@ static cn_status read_request(const cn_batches *b, const cn_viewer *v, const jso
                               cn_batch_record *r)
 {
     const cn_json_at at = {body, "batch", CN_ERR_ARG};
-    CN_TRY(cn_for_param(read_input(b, v, &at, r), "input_file_id"));
+    CN_TRY(cn_for_param(read_job_input(b, v, &at, r), "input_file_id"));
     CN_TRY(cn_for_param(read_endpoint(&at, r), "endpoint"));
-    CN_TRY(cn_for_param(read_window(&at, r), "completion_window"));
-    CN_TRY(cn_for_param(read_metadata(&at, r), "metadata"));
+    CN_TRY(cn_for_param(read_job_window(&at, r), "completion_window"));
+    CN_TRY(cn_for_param(read_job_metadata(&at, r), "metadata"));
     r->owner = cn_strdup(v->name);
     if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
     CN_TRY(cn_spool_id_make(&r->id, cn_batch_prefix));
@@ -433,7 +433,7 @@ static bool forget_one(cn_batches *b, const char *creator)
     }
     cn_log(CN_LOG_INFO, "spool: removed the record of %s, the oldest finished batch of \"%s\": %u "
            "are kept", id.text, old->record.owner, b->opts.max_kept);
-    drop(b, index_of(b, &id));
+    drop_job(b, index_of(b, &id));
     return true;
 }
 
@@ -458,13 +458,13 @@ static json_t *public(const cn_batch *b)
     return NULL;
 }
 
-static cn_status show(const cn_batch *b, json_t **batch)
+static cn_status show_job(const cn_batch *b, json_t **batch)
 {
     *batch = public(b);
     return *batch ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
-static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, json_t **batch)
+static cn_status create_job(cn_batches *b, const cn_viewer *v, const json_t *body, json_t **batch)
 {
     if (count_unfinished(b) >= b->opts.max_batches)
         return cn_fail(CN_ERR_BUSY,
@@ -480,11 +480,11 @@ static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, j
     forget_old(b, r.owner);
     CN_TRY(add_batch_record(b, &r));
     cn_batch *made = b->all[b->n - 1];
-    if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show(made, batch);
+    if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show_job(made, batch);
     cn_buf why = {0};
     status = cn_buf_addf(&why, "%s", cn_last_error()) == CN_OK ? CN_ERR_IO : CN_ERR_MEMORY;
     (void)cn_spool_remove_record(b->spool, CN_SPOOL_BATCHES, &made->record.id);
-    drop(b, b->n - 1);
+    drop_job(b, b->n - 1);
     cn_fail(status, "%s", why.data ? why.data : "out of memory for a batch");
     cn_buf_free(&why);
     return status;
@@ -498,7 +498,7 @@ cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *bod
     json_t *warnings = NULL;
     cn_status status = cn_api_unknown_members(b->opts.defaults.unknown, body, known,
                                               sizeof known / sizeof *known, &warnings);
-    if (status == CN_OK) status = create(b, v, body, batch);
+    if (status == CN_OK) status = create_job(b, v, body, batch);
     if (status == CN_OK && warnings && json_object_set(*batch, "warnings", warnings) != 0) {
         json_decref(*batch);
         status = cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
@@ -552,12 +552,12 @@ cn_status cn_batches_cancel(cn_batches *b, const cn_viewer *v, const cn_spool_id
     if (i == b->n) return cn_fail(CN_ERR_ARG, "no such batch: \"%s\"", id->text);
     cn_batch *batch_i = b->all[i];
     const cn_batch_status now = batch_i->record.status;
-    if (now == CN_BATCH_STATUS_CANCELLING) return show(batch_i, batch);
+    if (now == CN_BATCH_STATUS_CANCELLING) return show_job(batch_i, batch);
     if (now != CN_BATCH_STATUS_VALIDATING && now != CN_BATCH_STATUS_IN_PROGRESS)
         return cn_fail(CN_ERR_ARG, "cannot cancel %s: expected status validating or in_progress, "
                        "got %s", id->text, cn_batch_status_name(now));
     if (!cn_batch_enter(batch_i, CN_BATCH_STATUS_CANCELLING))
         return cn_fail(CN_ERR_IO, "%s", batch_i->paused);
     cn_batch_abandon(batch_i);
-    return show(batch_i, batch);
+    return show_job(batch_i, batch);
 }

@@ -33,8 +33,8 @@ static cn_status add_fault(cn_batch_check *c, const char *code, const char *mess
 }
 
 /* CN_ERR_ARG: the line is invalid and *code is the reason. */
-static cn_status check_line(cn_batch_check *c, cn_batch_item *item, const cn_line *line,
-                            const char **code)
+static cn_status check_job_line(cn_batch_check *c, cn_batch_item *item, const cn_line *line,
+                                const char **code)
 {
     const cn_batch_format format = {0};
     cn_status status = cn_batch_item_identify(item, line, &format);
@@ -50,11 +50,11 @@ static cn_status check_line(cn_batch_check *c, cn_batch_item *item, const cn_lin
     return cn_batch_item_check(item, c->endpoint);
 }
 
-static cn_status take_line(cn_batch_check *c, const cn_line *line)
+static cn_status take_job_line(cn_batch_check *c, const cn_line *line)
 {
     cn_batch_item item = {0};
     const char *code;
-    cn_status status = check_line(c, &item, line, &code);
+    cn_status status = check_job_line(c, &item, line, &code);
     if (status == CN_ERR_ARG)
         status = add_fault(c, code, cn_last_error(), cn_last_param(), line->number);
     cn_batch_item_free(&item);
@@ -81,7 +81,7 @@ cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done)
                      "split it", (unsigned long long)c->max_lines);
             return add_fault(c, "too_many_lines", text, "", line.number);
         }
-        CN_TRY(take_line(c, &line));
+        CN_TRY(take_job_line(c, &line));
     }
     return CN_OK;
 }

@@ -59,7 +59,7 @@ bool cn_batch_window_read(const char *text, int64_t *seconds)
 
 /* ---- the client's object ---- */
 
-static json_t *text_or_null(const char *text)
+static json_t *record_text_or_null(const char *text)
 {
     return text && *text ? json_string(text) : json_null();
 }
@@ -75,7 +75,7 @@ static json_t *counts_json(const cn_batch_counts *c)
                      (json_int_t)c->completed, "failed", (json_int_t)c->failed);
 }
 
-static json_t *usage_json(const cn_batch_counts *c)
+static json_t *record_usage_json(const cn_batch_counts *c)
 {
     return json_pack("{s:I, s:{s:I}, s:I, s:{s:I}, s:I}", "input_tokens",
                      (json_int_t)c->input_tokens, "input_tokens_details", "cached_tokens",
@@ -109,13 +109,14 @@ json_t *cn_batch_record_public(const cn_batch_record *r, const cn_batch_counts *
                           "batch", "endpoint", cn_api_endpoint_path(r->endpoint), "model", model,
                           "input_file_id", r->input.text, "completion_window", r->window,
                           "status", statuses[r->status].name);
-    bool ok =
-        o && put_record_key(o, "errors", faults_json(r)) &&
-        put_record_key(o, "output_file_id", text_or_null(r->has_output ? r->output.text : NULL)) &&
-        put_record_key(o, "error_file_id", text_or_null(r->has_errors ? r->errors.text : NULL)) &&
-        put_times(o, r) && put_record_key(o, "request_counts", counts_json(counts)) &&
-        put_record_key(o, "usage", usage_json(counts)) &&
-        put_record_key(o, "metadata", r->metadata ? json_incref(r->metadata) : json_null());
+    bool ok = o && put_record_key(o, "errors", faults_json(r)) &&
+              put_record_key(o, "output_file_id",
+                             record_text_or_null(r->has_output ? r->output.text : NULL)) &&
+              put_record_key(o, "error_file_id",
+                             record_text_or_null(r->has_errors ? r->errors.text : NULL)) &&
+              put_times(o, r) && put_record_key(o, "request_counts", counts_json(counts)) &&
+              put_record_key(o, "usage", record_usage_json(counts)) &&
+              put_record_key(o, "metadata", r->metadata ? json_incref(r->metadata) : json_null());
     if (ok && paused) ok = put_record_key(o, "paused", json_string(paused));
     if (ok) return o;
     json_decref(o);
@@ -135,8 +136,8 @@ json_t *cn_batch_record_json(const cn_batch_record *r)
     return NULL;
 }
 
-static cn_status read_id(const cn_json_at *at, const char *key, const char *prefix,
-                         cn_spool_id *out)
+static cn_status read_record_id(const cn_json_at *at, const char *key, const char *prefix,
+                                cn_spool_id *out)
 {
     const char *text = NULL;
     CN_TRY(cn_json_str(at, key, CN_JSON_REQUIRED, &text));
@@ -175,7 +176,7 @@ static cn_status read_names(cn_batch_record *r, const cn_json_at *at)
     return CN_OK;
 }
 
-static cn_status read_count(const cn_json_at *at, const char *key, uint64_t *out)
+static cn_status read_record_count(const cn_json_at *at, const char *key, uint64_t *out)
 {
     int64_t v = 0;
     CN_TRY(cn_json_i64(at, key, CN_JSON_REQUIRED, 0, MAX_COUNT, &v));
@@ -183,7 +184,7 @@ static cn_status read_count(const cn_json_at *at, const char *key, uint64_t *out
     return CN_OK;
 }
 
-static cn_status read_counts(cn_batch_counts *c, const cn_json_at *at)
+static cn_status read_record_counts(cn_batch_counts *c, const cn_json_at *at)
 {
     json_t *lines = NULL, *usage = NULL, *in = NULL, *out = NULL;
     CN_TRY(cn_json_obj(at, "request_counts", CN_JSON_REQUIRED, &lines));
@@ -192,15 +193,15 @@ static cn_status read_counts(cn_batch_counts *c, const cn_json_at *at)
     const cn_json_at in_usage = {usage, at->where, at->error};
     CN_TRY(cn_json_obj(&in_usage, "input_tokens_details", CN_JSON_REQUIRED, &in));
     CN_TRY(cn_json_obj(&in_usage, "output_tokens_details", CN_JSON_REQUIRED, &out));
-    CN_TRY(read_count(&in_lines, "total", &c->total));
-    CN_TRY(read_count(&in_lines, "completed", &c->completed));
-    CN_TRY(read_count(&in_lines, "failed", &c->failed));
-    CN_TRY(read_count(&in_usage, "input_tokens", &c->input_tokens));
-    CN_TRY(read_count(&in_usage, "output_tokens", &c->output_tokens));
-    CN_TRY(read_count(&(cn_json_at){in, at->where, at->error}, "cached_tokens",
-                      &c->cached_tokens));
-    return read_count(&(cn_json_at){out, at->where, at->error}, "reasoning_tokens",
-                      &c->reasoning_tokens);
+    CN_TRY(read_record_count(&in_lines, "total", &c->total));
+    CN_TRY(read_record_count(&in_lines, "completed", &c->completed));
+    CN_TRY(read_record_count(&in_lines, "failed", &c->failed));
+    CN_TRY(read_record_count(&in_usage, "input_tokens", &c->input_tokens));
+    CN_TRY(read_record_count(&in_usage, "output_tokens", &c->output_tokens));
+    CN_TRY(read_record_count(&(cn_json_at){in, at->where, at->error}, "cached_tokens",
+                             &c->cached_tokens));
+    return read_record_count(&(cn_json_at){out, at->where, at->error}, "reasoning_tokens",
+                             &c->reasoning_tokens);
 }
 
 static cn_status read_own(cn_batch_record *r, const cn_json_at *at)
@@ -215,15 +216,15 @@ static cn_status read_own(cn_batch_record *r, const cn_json_at *at)
     if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
     CN_TRY(cn_json_i64(&in_own, "order", CN_JSON_REQUIRED, 0, CN_SPOOL_MAX_ORDER, &order));
     r->order = (uint64_t)order;
-    CN_TRY(read_id(&in_own, "output", cn_file_prefix, &r->output));
-    CN_TRY(read_id(&in_own, "errors", cn_file_prefix, &r->errors));
+    CN_TRY(read_record_id(&in_own, "output", cn_file_prefix, &r->output));
+    CN_TRY(read_record_id(&in_own, "errors", cn_file_prefix, &r->errors));
     CN_TRY(cn_json_str(&in_own, "run_record", CN_JSON_OPTIONAL, &run_record));
     if (!run_record) return CN_OK;
     r->run_record = cn_strdup(run_record);
     return r->run_record ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
-static cn_status read_metadata(cn_batch_record *r, const cn_json_at *at)
+static cn_status read_record_metadata(cn_batch_record *r, const cn_json_at *at)
 {
     const char *key;
     json_t *v, *metadata = NULL;
@@ -255,7 +256,7 @@ static cn_status read_faults(cn_batch_record *r, const cn_json_at *at)
 }
 
 /* The files of a batch are three: what it writes must not be what it reads. */
-static cn_status check_ids(const cn_batch_record *r)
+static cn_status check_record_ids(const cn_batch_record *r)
 {
     if (strcmp(r->input.text, r->output.text) != 0 && strcmp(r->input.text, r->errors.text) != 0 &&
         strcmp(r->output.text, r->errors.text) != 0)
@@ -264,20 +265,20 @@ static cn_status check_ids(const cn_batch_record *r)
                    r->id.text);
 }
 
-static cn_status read_all(cn_batch_record *r, const cn_json_at *at)
+static cn_status read_record_all(cn_batch_record *r, const cn_json_at *at)
 {
     const char *output = NULL, *errors = NULL;
-    CN_TRY(read_id(at, "input_file_id", cn_file_prefix, &r->input));
+    CN_TRY(read_record_id(at, "input_file_id", cn_file_prefix, &r->input));
     CN_TRY(read_names(r, at));
     CN_TRY(read_times(r, at));
-    CN_TRY(read_counts(&r->counts, at));
+    CN_TRY(read_record_counts(&r->counts, at));
     CN_TRY(read_own(r, at));
-    CN_TRY(check_ids(r));
+    CN_TRY(check_record_ids(r));
     CN_TRY(cn_json_str(at, "output_file_id", CN_JSON_OPTIONAL, &output));
     CN_TRY(cn_json_str(at, "error_file_id", CN_JSON_OPTIONAL, &errors));
     r->has_output = output != NULL;
     r->has_errors = errors != NULL;
-    CN_TRY(read_metadata(r, at));
+    CN_TRY(read_record_metadata(r, at));
     return read_faults(r, at);
 }
 
@@ -285,7 +286,7 @@ cn_status cn_batch_record_read(cn_batch_record *r, const cn_spool_id *id, const 
 {
     *r = (cn_batch_record){.id = *id};
     const cn_json_at at = {o, id->text, CN_ERR_MODEL};
-    cn_status status = read_all(r, &at);
+    cn_status status = read_record_all(r, &at);
     if (status != CN_OK) cn_batch_record_free(r);
     return status;
 }

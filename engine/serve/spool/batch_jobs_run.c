@@ -140,7 +140,7 @@ static cn_status open_output(cn_batch *b, const cn_spool_id *id, cn_batch_output
     return cn_resume_scan(*out, false, &b->run.ids, &b->run.totals);
 }
 
-static cn_status open_files(cn_batch *b)
+static cn_status open_run_files(cn_batch *b)
 {
     cn_batch_run *run = &b->run;
     cn_buf path = {0};
@@ -187,7 +187,7 @@ static bool open_run(cn_batch *b)
     if (b->running) return true;
     b->port = b->all->port;
     b->run = (cn_batch_run){.config = b->all->opts.config, .port = &b->port, .pauses = true};
-    cn_status status = open_files(b);
+    cn_status status = open_run_files(b);
     if (status != CN_OK) {
         pause(b, cn_last_error());
         close_run(b);
@@ -278,8 +278,8 @@ uint64_t cn_batch_bytes(const cn_batch *b)
 
 /* ---- the end ---- */
 
-static cn_status publish(cn_batch *b, cn_batch_output *o, const cn_spool_id *id, const char *what,
-                         bool *has)
+static cn_status publish_run(cn_batch *b, cn_batch_output *o, const cn_spool_id *id,
+                             const char *what, bool *has)
 {
     char name[CN_SPOOL_ID_BYTES + 16];
     *has = cn_batch_output_bytes(o) > 0;
@@ -290,12 +290,13 @@ static cn_status publish(cn_batch *b, cn_batch_output *o, const cn_spool_id *id,
 }
 
 /* Publishes the output and error files, then enters a final status. */
-static void finish(cn_batch *b, cn_batch_status final)
+static void finish_run(cn_batch *b, cn_batch_status final)
 {
     cn_batch_record *r = &b->record;
     if (!open_run(b)) return;
-    cn_status status = publish(b, b->run.output, &r->output, "output", &r->has_output);
-    if (status == CN_OK) status = publish(b, b->run.errors, &r->errors, "error", &r->has_errors);
+    cn_status status = publish_run(b, b->run.output, &r->output, "output", &r->has_output);
+    if (status == CN_OK)
+        status = publish_run(b, b->run.errors, &r->errors, "error", &r->has_errors);
     if (status != CN_OK) {
         pause(b, cn_last_error());
         return;
@@ -370,7 +371,7 @@ static void expire(cn_batch *b, int *wait_ms)
         return;
     }
     if (done)
-        finish(b, CN_BATCH_STATUS_EXPIRED);
+        finish_run(b, CN_BATCH_STATUS_EXPIRED);
     else
         wait_at_most(wait_ms, 0);
 }
@@ -491,9 +492,9 @@ void cn_batch_go_on(cn_batch *b, int *wait_ms)
         else
             expire(b, wait_ms);
         break;
-    case CN_BATCH_STATUS_FINALIZING: finish(b, CN_BATCH_STATUS_COMPLETED); break;
+    case CN_BATCH_STATUS_FINALIZING: finish_run(b, CN_BATCH_STATUS_COMPLETED); break;
     case CN_BATCH_STATUS_CANCELLING:
-        if (!b->running || cn_batch_run_is_over(&b->run)) finish(b, CN_BATCH_STATUS_CANCELLED);
+        if (!b->running || cn_batch_run_is_over(&b->run)) finish_run(b, CN_BATCH_STATUS_CANCELLED);
         break;
     default: break;
     }

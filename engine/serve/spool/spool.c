@@ -23,8 +23,8 @@ struct cn_spool {
     int lock_fd, fds[CN_SPOOL_N_PLACES]; /* -1: not open */
 };
 
-static cn_status fail_io(const cn_spool *s, cn_spool_place place, const char *name,
-                         const char *what)
+static cn_status fail_spool_io(const cn_spool *s, cn_spool_place place, const char *name,
+                               const char *what)
 {
     return cn_fail(CN_ERR_IO, "%s/%s/%s: %s: %s", s->dir, place_names[place], name, what,
                    strerror(errno));
@@ -162,13 +162,13 @@ cn_status cn_spool_each(cn_spool *s, cn_spool_place place, cn_spool_name_fn fn, 
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) {
         if (fd >= 0) close(fd);
-        return fail_io(s, place, "", "open");
+        return fail_spool_io(s, place, "", "open");
     }
     cn_status status = CN_OK;
     while (status == CN_OK) {
         errno = 0;
         const struct dirent *e = readdir(d);
-        if (!e && errno) status = fail_io(s, place, "", "readdir");
+        if (!e && errno) status = fail_spool_io(s, place, "", "readdir");
         if (!e) break;
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
             status = fn(user, e->d_name);
@@ -180,13 +180,13 @@ cn_status cn_spool_each(cn_spool *s, cn_spool_place place, cn_spool_name_fn fn, 
 /* Syncs the directory, so that a change of names survives a power failure. */
 static cn_status sync_place(cn_spool *s, cn_spool_place place)
 {
-    return fsync(s->fds[place]) == 0 ? CN_OK : fail_io(s, place, "", "fsync");
+    return fsync(s->fds[place]) == 0 ? CN_OK : fail_spool_io(s, place, "", "fsync");
 }
 
 cn_status cn_spool_remove(cn_spool *s, cn_spool_place place, const char *name)
 {
     if (unlinkat(s->fds[place], name, 0) != 0)
-        return errno == ENOENT ? CN_OK : fail_io(s, place, name, "unlink");
+        return errno == ENOENT ? CN_OK : fail_spool_io(s, place, name, "unlink");
     return place == CN_SPOOL_TMP ? CN_OK : sync_place(s, place);
 }
 
@@ -197,7 +197,7 @@ cn_status cn_spool_open_name(cn_spool *s, cn_spool_place place, const char *name
     /* Non-blocking, so that a named pipe gives an error instead of a hang. */
     int opened = openat(s->fds[place], name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (opened < 0)
-        return errno == ELOOP ? refuse_kind(s, place, name) : fail_io(s, place, name, "open");
+        return errno == ELOOP ? refuse_kind(s, place, name) : fail_spool_io(s, place, name, "open");
     if (fstat(opened, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(opened);
         return refuse_kind(s, place, name);
@@ -213,15 +213,15 @@ cn_status cn_spool_temp_open(cn_spool *s, cn_spool_id *name, int *fd)
 {
     CN_TRY(cn_spool_id_make(name, cn_file_prefix));
     *fd = openat(s->fds[CN_SPOOL_TMP], name->text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    return *fd < 0 ? fail_io(s, CN_SPOOL_TMP, name->text, "create") : CN_OK;
+    return *fd < 0 ? fail_spool_io(s, CN_SPOOL_TMP, name->text, "create") : CN_OK;
 }
 
 static cn_status keep_as(cn_spool *s, const char *temp, int fd, cn_spool_place place,
                          const char *name)
 {
-    if (fsync(fd) != 0) return fail_io(s, CN_SPOOL_TMP, temp, "fsync");
+    if (fsync(fd) != 0) return fail_spool_io(s, CN_SPOOL_TMP, temp, "fsync");
     if (renameat(s->fds[CN_SPOOL_TMP], temp, s->fds[place], name) != 0)
-        return fail_io(s, place, name, "rename");
+        return fail_spool_io(s, place, name, "rename");
     return sync_place(s, place);
 }
 
@@ -241,7 +241,7 @@ typedef struct record_name {
     char text[CN_SPOOL_ID_BYTES + sizeof record_suffix];
 } record_name;
 
-static record_name name_of(const cn_spool_id *id)
+static record_name spool_name_of(const cn_spool_id *id)
 {
     record_name name;
     snprintf(name.text, sizeof name.text, "%s%s", id->text, record_suffix);
@@ -262,7 +262,7 @@ bool cn_spool_is_record(const char *name, const char *prefix, cn_spool_id *id)
 bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool_id *id)
 {
     struct stat st;
-    return fstatat(s->fds[place], name_of(id).text, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    return fstatat(s->fds[place], spool_name_of(id).text, &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 /* A failed write leaves no temporary file behind, because the disk may be full. */
@@ -273,7 +273,7 @@ static cn_status write_record(cn_spool *s, cn_spool_place place, const char *nam
     int fd;
     CN_TRY(cn_spool_temp_open(s, &temp, &fd));
     cn_status status = CN_OK;
-    if (cn_write_all(fd, text, n) != n) status = fail_io(s, place, name, "write");
+    if (cn_write_all(fd, text, n) != n) status = fail_spool_io(s, place, name, "write");
     if (status == CN_OK) status = keep_as(s, temp.text, fd, place, name);
     close(fd);
     if (status != CN_OK) unlinkat(s->fds[CN_SPOOL_TMP], temp.text, 0);
@@ -285,7 +285,7 @@ cn_status cn_spool_put_record(cn_spool *s, cn_spool_place place, const cn_spool_
 {
     char *text = json_dumps(record, JSON_INDENT(1));
     if (!text) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for its record", id->text);
-    cn_status status = write_record(s, place, name_of(id).text, text, strlen(text));
+    cn_status status = write_record(s, place, spool_name_of(id).text, text, strlen(text));
     free(text);
     return status;
 }
@@ -307,7 +307,7 @@ cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_
 {
     int fd;
     uint64_t bytes;
-    const record_name name = name_of(id);
+    const record_name name = spool_name_of(id);
     CN_TRY(cn_spool_open_name(s, place, name.text, &fd, &bytes));
     cn_status status =
         cn_json_load_fd(record, fd, name.text, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
@@ -322,7 +322,7 @@ cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_
 
 cn_status cn_spool_remove_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id)
 {
-    return cn_spool_remove(s, place, name_of(id).text);
+    return cn_spool_remove(s, place, spool_name_of(id).text);
 }
 
 /* ---- lists ---- */

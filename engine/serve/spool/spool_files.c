@@ -135,7 +135,7 @@ typedef struct opening {
 } opening;
 
 /* Reads the record of a file. The size is that of the content. */
-static cn_status load(cn_files *f, const cn_spool_id *id)
+static cn_status load_files(cn_files *f, const cn_spool_id *id)
 {
     cn_file file = {.id = *id};
     json_t *record = NULL;
@@ -150,12 +150,12 @@ static cn_status load(cn_files *f, const cn_spool_id *id)
     return status;
 }
 
-static cn_status take_name(void *user, const char *name)
+static cn_status take_files_name(void *user, const char *name)
 {
     const opening *o = user;
     cn_spool_id id;
     if (!cn_spool_is_record(name, cn_file_prefix, &id)) return CN_OK;
-    cn_status status = load(o->files, &id);
+    cn_status status = load_files(o->files, &id);
     if (status == CN_OK || status == CN_ERR_MEMORY) return status;
     cn_log(CN_LOG_WARN, "spool: ignored file %s, whose record must be repaired or removed: %s",
            id.text, cn_last_error());
@@ -177,7 +177,7 @@ static cn_status drop_orphan(void *user, const char *name)
     return CN_OK;
 }
 
-static int by_order(const void *a, const void *b)
+static int by_files_order(const void *a, const void *b)
 {
     const cn_file *x = a, *y = b;
     const int order = (x->order > y->order) - (x->order < y->order);
@@ -192,13 +192,13 @@ cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limit
     f->spool = s;
     f->limits = *limits;
     opening o = {f, in_use, user};
-    cn_status status = cn_spool_each(s, CN_SPOOL_FILES, take_name, &o);
+    cn_status status = cn_spool_each(s, CN_SPOOL_FILES, take_files_name, &o);
     if (status == CN_OK) status = cn_spool_each(s, CN_SPOOL_FILES, drop_orphan, &o);
     if (status != CN_OK) {
         cn_files_close(f);
         return status;
     }
-    if (f->n) qsort(f->all, f->n, sizeof *f->all, by_order);
+    if (f->n) qsort(f->all, f->n, sizeof *f->all, by_files_order);
     *out = f;
     return CN_OK;
 }
@@ -287,7 +287,7 @@ cn_status cn_upload_write(cn_upload *u, const void *data, size_t n)
     return done == n ? CN_OK : cn_fail(CN_ERR_IO, "spool: write: %s", strerror(errno));
 }
 
-static void end_upload(cn_files *f, cn_upload *u)
+static void end_files_upload(cn_files *f, cn_upload *u)
 {
     close(u->fd);
     u->fd = -1;
@@ -298,7 +298,7 @@ static void end_upload(cn_files *f, cn_upload *u)
 void cn_upload_drop(cn_files *f, cn_upload *u)
 {
     if (u->fd < 0) return;
-    end_upload(f, u);
+    end_files_upload(f, u);
     if (cn_spool_remove(f->spool, CN_SPOOL_TMP, u->temp.text) != CN_OK)
         cn_log(CN_LOG_WARN, "%s", cn_last_error());
 }
@@ -326,7 +326,7 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const cha
     if (status == CN_OK) status = cn_spool_temp_keep(f->spool, &u->temp, u->fd, CN_SPOOL_FILES);
     if (status == CN_OK) status = make_file(f, &file);
     if (status == CN_OK) {
-        end_upload(f, u);
+        end_files_upload(f, u);
         *out = &f->all[f->n - 1];
         return CN_OK;
     }
