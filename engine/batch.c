@@ -235,7 +235,7 @@ static void build_padding(cn_batch *b, uint32_t row)
     ((uint32_t *)host_at(b, SEC_LOGIT_ROWS))[row] = row;
 }
 
-static void pad(cn_batch *b, const cn_plan *plan, uint32_t n_rows)
+static void pad_rows(cn_batch *b, const cn_plan *plan, uint32_t n_rows)
 {
     CN_ASSERT(plan->n_rows <= n_rows && n_rows <= b->opts.max_seqs);
     CN_ASSERT(plan->n_decode == plan->n_rows && b->n_logit_rows == plan->n_rows);
@@ -318,7 +318,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     v->table_stride = stride;
     v->max_q = max_q;
     v->max_kv = max_kv;
-    if (shape.rows > 0) pad(b, plan, shape.rows);
+    if (shape.rows > 0) pad_rows(b, plan, shape.rows);
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));
     build_plane(b, plan);

@@ -1,10 +1,10 @@
 /* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
  *
- * Stage 3 of the path of a request. launch() enqueues a step, collect() reads its tokens. With
- * asynchronous scheduling, collect() runs one step later, so that the device never waits for the
- * host (DESIGN.md §4.5). A step with token masks is collected one step later too, but between the
- * model and the sample op of the next step: the masks depend on the tokens, and the model runs
- * meanwhile. */
+ * Stage 3 of the path of a request. launch_step() enqueues a step, collect_step() reads its tokens.
+ * With asynchronous scheduling, collect_step() runs one step later, so that the device never waits
+ * for the host (DESIGN.md §4.5). A step with token masks is collected one step later too, but
+ * between the model and the sample op of the next step: the masks depend on the tokens, and the
+ * model runs meanwhile. */
 #include "engine/step_graph.h"
 
 #include <string.h>
@@ -125,7 +125,7 @@ static cn_status swap(cn_engine *e, const cn_plan *plan)
     return copy_items(e, &e->swap, &e->device, in);
 }
 
-/* Enqueues the copy of the step's tokens to the host; collect() waits for the fence. */
+/* Enqueues the copy of the step's tokens to the host; collect_step() waits for the fence. */
 static cn_status read_back(cn_engine *e, cn_flight *f)
 {
     cn_backend *be = e->backend;
@@ -232,15 +232,15 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
     return CN_OK;
 }
 
-static cn_status collect(cn_engine *e);
+static cn_status collect_step(cn_engine *e);
 
 static cn_status collect_all(cn_engine *e)
 {
-    while (n_flights(e) > 0) CN_TRY(collect(e));
+    while (n_flights(e) > 0) CN_TRY(collect_step(e));
     return CN_OK;
 }
 
-static cn_status launch(cn_engine *e, const cn_plan *plan)
+static cn_status launch_step(cn_engine *e, const cn_plan *plan)
 {
     CN_TRY(cn_model_cover(e->model, e->stream, end_position(plan)));
     cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
@@ -320,7 +320,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish, failed ? cn_last_error() : NULL);
 }
 
-static cn_status collect(cn_engine *e)
+static cn_status collect_step(cn_engine *e)
 {
     cn_flight *f = &e->flights[e->flight_head % CN_FLIGHTS];
     CN_TRY(e->backend->fence_sync(f->fence));
@@ -375,7 +375,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     if (plan.after_puts) CN_TRY(cn_home_after_puts(&e->homes));
     CN_TRY(swap(e, &plan));
     if (plan.n_rows > 0) {
-        CN_TRY(launch(e, &plan));
+        CN_TRY(launch_step(e, &plan));
         e->stats->steps++;
     } else if (e->late.n > 0) {
         CN_TRY(collect_all(e));
@@ -383,7 +383,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         return CN_OK;
     }
     if (n_flights(e) > (plan.n_rows > 0 ? e->max_in_flight : 0)) {
-        CN_TRY(collect(e));
+        CN_TRY(collect_step(e));
     } else if (plan.n_rows > 0 || moves) {
         return CN_OK;
     } else if (e->events && cn_events_in_flight(e->events)) {

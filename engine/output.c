@@ -177,7 +177,7 @@ static bool find_stop(cn_output *o, channel *c, size_t from)
     return true;
 }
 
-static cn_status add_text(cn_output *o, channel *c, uint32_t token, bool *stopped)
+static cn_status add_output_text(cn_output *o, channel *c, uint32_t token, bool *stopped)
 {
     size_t from = c->buf.len;
     CN_TRY(cn_detok_push(&o->detok, token, &c->buf));
@@ -217,7 +217,7 @@ static cn_status push_text(cn_output *o, uint32_t token, bool *stopped)
     channel *c = current(o);
     cn_reasoning_part part = cn_reasoning_push(&o->reasoning, token);
     if (part == CN_REASONING_TEXT || !o->reasoning.rules.split)
-        CN_TRY(add_text(o, c, token, stopped));
+        CN_TRY(add_output_text(o, c, token, stopped));
     else
         CN_TRY(cross_tag(o, c, part == CN_REASONING_OPEN ? "<think>" : "</think>", stopped));
     if (token == o->reasoning.rules.close_id)

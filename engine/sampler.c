@@ -105,8 +105,8 @@ static cn_status check_strings(const char *name, const char *const *list, size_t
     return CN_OK;
 }
 
-static cn_status check_ids(const char *name, const uint32_t *ids, size_t n, size_t most,
-                           uint32_t vocab)
+static cn_status check_sampling_ids(const char *name, const uint32_t *ids, size_t n, size_t most,
+                                    uint32_t vocab)
 {
     CN_TRY(check_count(name, n, most));
     for (size_t i = 0; i < n; i++) {
@@ -120,10 +120,10 @@ static cn_status check_ids(const char *name, const uint32_t *ids, size_t n, size
 static cn_status check_token_lists(const cn_sampling *p, uint32_t vocab)
 {
     CN_TRY(check_strings("stop", p->stop, p->n_stop, CN_MAX_STOP_STRINGS, CN_MAX_STOP_BYTES));
-    CN_TRY(check_ids("stop_token_ids", p->stop_token_ids, p->n_stop_token_ids,
-                     CN_MAX_STOP_TOKEN_IDS, vocab));
-    CN_TRY(check_ids("allowed_token_ids", p->allowed_token_ids, p->n_allowed_token_ids, vocab,
-                     vocab));
+    CN_TRY(check_sampling_ids("stop_token_ids", p->stop_token_ids, p->n_stop_token_ids,
+                              CN_MAX_STOP_TOKEN_IDS, vocab));
+    CN_TRY(check_sampling_ids("allowed_token_ids", p->allowed_token_ids, p->n_allowed_token_ids,
+                              vocab, vocab));
     CN_TRY(check_strings("bad_words", p->bad_words, p->n_bad_words, CN_MAX_BAD_WORDS,
                          CN_MAX_BAD_WORD_BYTES));
     for (size_t i = 0; i < p->n_bad_words; i++)

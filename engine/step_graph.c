@@ -5,7 +5,7 @@
 
 static uint32_t bucket_rows(uint32_t i) { return i < 3 ? 1u << i : (i - 2) * CN_GRAPH_ROWS_STEP; }
 
-static uint32_t bucket_of(uint32_t rows)
+static uint32_t graph_bucket_of(uint32_t rows)
 {
     if (rows <= 4) return rows <= 2 ? rows - 1 : 2;
     return (uint32_t)cn_ceil_div(rows, CN_GRAPH_ROWS_STEP) + 2;
@@ -48,7 +48,7 @@ static cn_status record(cn_engine *e, uint32_t bucket, uint32_t route, cn_flight
 cn_status cn_step_graphs_record(cn_engine *e)
 {
     if (!e->backend->graph_begin || e->config->enforce_eager || e->config->dump) return CN_OK;
-    const uint32_t n = bucket_of(e->config->max_num_seqs) + 1;
+    const uint32_t n = graph_bucket_of(e->config->max_num_seqs) + 1;
     /* Steps with rows away from the device run op by op (cn_step_graph_shape). So without requests
      * at home on the device no recorded step selects. */
     const bool local = cn_config_homes(e->config) >> CN_HOME_DEVICE & 1;
@@ -84,7 +84,7 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
         if (!plan->rows[i].wants_sample || plan->rows[i].seq->home_len > 0) return op_by_op;
     const cn_select_need need = cn_select_need_of(plan, e->select.room);
     if (!need.fits) return op_by_op;
-    cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), 0};
+    cn_step_shape shape = {bucket_rows(graph_bucket_of(plan->n_rows)), 0};
     if (need.listed)
         shape.route = cn_select_route_of(e->backend, &need.forms, &e->recorded_forms);
     return route_index(e, shape.route) < e->n_routes ? shape : op_by_op;
@@ -93,5 +93,5 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
 cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f)
 {
     return e->backend->graph_launch(
-        e->stream, *graph_at(e, bucket_of(shape.rows), route_index(e, shape.route), f));
+        e->stream, *graph_at(e, graph_bucket_of(shape.rows), route_index(e, shape.route), f));
 }

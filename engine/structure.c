@@ -47,7 +47,7 @@ static cn_status make_grammars(cn_engine *e)
     return status;
 }
 
-static const char *name_of(cn_structure_kind kind)
+static const char *structure_name_of(cn_structure_kind kind)
 {
     static const char *const names[] = {
         [CN_STRUCTURE_NONE] = "none",       [CN_STRUCTURE_JSON] = "json_object",
@@ -99,7 +99,7 @@ static cn_status check_params(const cn_engine *e, const cn_request_params *p)
 
 static cn_status name_kind(cn_status status, cn_structure_kind kind)
 {
-    return cn_for_param(cn_fail_within(status, "structured output (%s)", name_of(kind)),
+    return cn_for_param(cn_fail_within(status, "structured output (%s)", structure_name_of(kind)),
                         "structured_outputs");
 }
 
@@ -208,7 +208,7 @@ static uint64_t held_bytes(const cn_engine *e, uint32_t owner)
     return bytes;
 }
 
-static cn_status begin(cn_engine *e, cn_engine_request *r)
+static cn_status begin_structure(cn_engine *e, cn_engine_request *r)
 {
     if (is_served(e, owner_of(r))) return CN_OK;
     if (!cn_grammars_have_room(e->grammars, held_bytes(e, owner_of(r)))) return CN_OK;
@@ -218,7 +218,7 @@ static cn_status begin(cn_engine *e, cn_engine_request *r)
 }
 
 /* Ends a request that is not ready with the last error. */
-static void refuse(cn_engine *e, cn_engine_request *r, cn_status status)
+static void refuse_structure(cn_engine *e, cn_engine_request *r, cn_status status)
 {
     const uint32_t n = r->n_samples;
     r->refusal = cn_strdup(cn_last_error());
@@ -230,15 +230,15 @@ static void refuse(cn_engine *e, cn_engine_request *r, cn_status status)
 }
 
 /* Uses the grammar of a request that is not ready, or has it compiled if `may_begin`. */
-static void prepare(cn_engine *e, cn_engine_request *r, bool may_begin)
+static void prepare_structure(cn_engine *e, cn_engine_request *r, bool may_begin)
 {
     cn_status status = use_grammar(e, r);
-    if (status == CN_OK && !r->grammar && may_begin) status = begin(e, r);
+    if (status == CN_OK && !r->grammar && may_begin) status = begin_structure(e, r);
     if (status == CN_OK && !r->grammar) return;
     e->n_unready--;
     r->is_unready = false;
     if (status != CN_OK)
-        refuse(e, r, status);
+        refuse_structure(e, r, status);
     else
         cn_scheduler_ready(e->scheduler, r->samples[0].seq);
 }
@@ -257,7 +257,7 @@ void cn_structure_prepare(cn_engine *e)
         while (i < n_owners && owners[i] != owner_of(r)) i++;
         const bool is_first = i == n_owners && i < sizeof owners / sizeof *owners;
         if (is_first) owners[n_owners++] = owner_of(r);
-        prepare(e, r, is_first);
+        prepare_structure(e, r, is_first);
     }
     e->forms_changed |= n_owners == sizeof owners / sizeof *owners; /* there may be more */
 }

@@ -55,7 +55,7 @@ static const uint32_t *made_mask(cn_sample *s)
 
 static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
 
-static bool is_too_costly(const cn_sample *s)
+static bool is_mask_too_costly(const cn_sample *s)
 {
     const uint64_t n_output = s->seq->n_tokens - s->seq->n_prompt;
     return s->mask_cost + cn_matcher_mask_cost(&s->matcher) >
@@ -67,7 +67,7 @@ static bool has_unique(const cn_sample *s) { return cn_automaton_has_unique(s->m
 static bool is_kept(const cn_sample *s) { return s->kept && s->kept_at == s->seq->n_tokens; }
 
 /* The tokens that continue the text, from a mask that is made. */
-static void find_tokens(cn_engine *e, cn_sample *s, uint32_t *mask)
+static void find_mask_tokens(cn_engine *e, cn_sample *s, uint32_t *mask)
 {
     memcpy(mask, made_mask(s), cn_mask_words(e->model_config.vocab) * sizeof *mask);
     uint64_t steps = 0;
@@ -86,7 +86,7 @@ static void keep_tokens(cn_engine *e, cn_sample *s)
         s->mask_error = no_memory;
         return;
     }
-    find_tokens(e, s, s->kept);
+    find_mask_tokens(e, s, s->kept);
     s->kept_at = s->seq->n_tokens;
 }
 
@@ -102,7 +102,7 @@ static void write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
     if (is_kept(s))
         memcpy(mask, s->kept, cn_mask_words(vocab) * sizeof *mask);
     else
-        find_tokens(e, s, mask);
+        find_mask_tokens(e, s, mask);
     if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
         allow(mask, (uint32_t)e->reasoning.open_id);
 }
@@ -116,7 +116,7 @@ static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
     cn_sample_row row;
     memset(mask, 0, cn_mask_words(vocab) * sizeof *mask);
     if (s->mask_error) return;
-    if (has_begun(s) && !is_kept(s) && is_too_costly(s)) {
+    if (has_begun(s) && !is_kept(s) && is_mask_too_costly(s)) {
         s->mask_error = too_costly;
         return;
     }
@@ -175,7 +175,7 @@ static bool try_make(cn_sample *s, uint64_t *work)
     s->seq->mask_steps += before - *work;
     if (status != CN_OK)
         s->mask_error = status == CN_ERR_MEMORY ? no_memory : too_large;
-    else if (is_too_costly(s))
+    else if (is_mask_too_costly(s))
         s->mask_error = too_costly;
     return mask || s->mask_error;
 }
@@ -205,7 +205,7 @@ void cn_structure_begin_step(cn_engine *e)
 
 /* Once in a step, before its first mask is made: a mask that is made then stays until it is used,
  * and so do the transitions of its tokens. */
-static void make_room(cn_engine *e)
+static void make_mask_room(cn_engine *e)
 {
     if (e->grammars && !e->has_mask_room) cn_grammars_make_room(e->grammars);
     e->has_mask_room = true;
@@ -221,7 +221,7 @@ static bool takes_work(cn_sample *s)
 
 void cn_structure_make_early(cn_engine *e)
 {
-    make_room(e);
+    make_mask_room(e);
     for (cn_list_node *at = e->requests.head; at; at = at->next) {
         cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
         for (uint32_t i = 0; r->is_away && i < r->n_samples; i++) {
@@ -236,7 +236,7 @@ void cn_structure_make_early(cn_engine *e)
 
 void cn_structure_make_late(cn_engine *e)
 {
-    make_room(e);
+    make_mask_room(e);
     make_late(e);
 }
 
@@ -252,7 +252,7 @@ void cn_structure_write_masks(cn_engine *e, cn_flight *f)
 {
     const uint32_t n = cn_mask_words(e->model_config.vocab);
     uint32_t *mask = e->masks;
-    make_room(e);
+    make_mask_room(e);
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;
         if (!s->request->has_mask) continue;

@@ -213,7 +213,7 @@ __device__ static __noinline__ void write_top(part *t, uint32_t n, uint64_t own_
 
 /* Writes the logprobs of the best tokens. Returns what write_token needs for the sampled one. If no
  * logit is above -inf, every logprob is -inf. */
-__device__ static __noinline__ raw_logits write_logprobs(part *t, uint64_t own_best)
+__device__ static __noinline__ raw_logits write_sample_logprobs(part *t, uint64_t own_best)
 {
     raw_logits raw = {ranked_value(group_max(t, own_best)), INFINITY};
     const scaling s = {raw.max, 1.0f};
@@ -353,7 +353,7 @@ __device__ static void choose_token(part *t, uint64_t own_best, raw_logits raw)
     draw_from_many(t, mass, b, raw);
 }
 
-__device__ static part open_part(const sample_params *p)
+__device__ static part open_row_part(const sample_params *p)
 {
     shared_memory *m = shared();
     const uint32_t ticket = p->boards ? cn_group_ticket(p->arrivals, &m->ticket) : blockIdx.x;
@@ -387,11 +387,11 @@ __global__ static void __launch_bounds__(THREADS, 2)
 {
     cn_overlap_next();
     cn_wait_previous();
-    part t = open_part(&p);
+    part t = open_row_part(&p);
     uint64_t own_best = load_logits(&t);
     raw_logits raw = {};
     const cn_sample_row *r = &shared()->row;
-    if (r->n_logprobs >= 0) raw = write_logprobs(&t, own_best);
+    if (r->n_logprobs >= 0) raw = write_sample_logprobs(&t, own_best);
     if (is_forced(&p.args, r)) {
         const uint32_t token = (uint32_t)r->force_token;
         if (r->n_logprobs >= 0 && p.args.ranks) write_rank(&t, token);
@@ -407,7 +407,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
 
 static size_t shared_bytes(uint32_t chunk) { return sizeof(shared_memory) + chunk * sizeof(float); }
 
-static uint32_t chunk_of(uint32_t vocab)
+static uint32_t sample_chunk_of(uint32_t vocab)
 {
     return (uint32_t)cn_round_up(cn_ceil_div(vocab, PARTS), 4);
 }
@@ -431,7 +431,7 @@ static cn_status check_sample(const cn_stream *s, const cn_sample_args *a)
 {
     const size_t most = s->cuda->device.shared_bytes;
     const size_t need = cn_cuda_sample_scratch_bytes(&s->cuda->table, a->n_rows, a->vocab);
-    if (shared_bytes(chunk_of(a->vocab)) > most)
+    if (shared_bytes(sample_chunk_of(a->vocab)) > most)
         return cn_fail(CN_ERR_SHAPE, "sample: a vocabulary of %u does not fit in %d blocks with "
                                      "%zu bytes of shared memory",
                        a->vocab, PARTS, most);
@@ -447,7 +447,7 @@ extern "C" cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a)
     if (a->n_rows == 0) return CN_OK;
     sample_params p = {};
     p.args = *a;
-    p.chunk = chunk_of(a->vocab);
+    p.chunk = sample_chunk_of(a->vocab);
     cn_launch how = {dim3(a->n_rows * PARTS), THREADS, shared_bytes(p.chunk)};
     if (has_clusters(s->cuda)) {
         how.cluster = PARTS;

@@ -26,7 +26,7 @@ typedef struct digest_keys {
 
 __host__ __device__ static inline uint32_t row_stride(uint32_t d) { return d / CN_VEC8 | 1; }
 
-__device__ static void load_keys(const digest_keys &t, const uint4 *from)
+__device__ static void load_digest_keys(const digest_keys &t, const uint4 *from)
 {
     const uint32_t vecs = t.d / CN_VEC8;
 #pragma unroll 8
@@ -34,13 +34,13 @@ __device__ static void load_keys(const digest_keys &t, const uint4 *from)
         t.rows[i / vecs * t.stride + i % vecs] = from[i];
 }
 
-__device__ static inline float key_of(const digest_keys &t, uint32_t token, uint32_t channel)
+__device__ static inline float digest_key_of(const digest_keys &t, uint32_t token, uint32_t channel)
 {
     return __bfloat162float(((const cn_bf16 *)(t.rows + token * t.stride))[channel]);
 }
 
 /* unit: the layer and kv head, in arrays by both. */
-__device__ static void write_labels(const digest_keys &t, const cn_digest &g, size_t unit)
+__device__ static void write_digest_labels(const digest_keys &t, const cn_digest &g, size_t unit)
 {
     const uint8_t *channels = g.channels + unit * g.n_channels;
     const float *offsets = g.offsets ? g.offsets + unit * g.n_channels : nullptr;
@@ -54,7 +54,8 @@ __device__ static void write_labels(const digest_keys &t, const cn_digest &g, si
     const float odd_offset = has_offsets ? offsets[2 * lane + 1] : 0;
     /* n is a multiple of 16, so all lanes of a warp make the same iterations. */
     for (uint32_t i = threadIdx.x / lanes; i < t.n; i += BLOCK / lanes) {
-        const float x = key_of(t, i, even) - even_offset, y = key_of(t, i, odd) - odd_offset;
+        const float x = digest_key_of(t, i, even) - even_offset,
+                    y = digest_key_of(t, i, odd) - odd_offset;
         /* NaN counts as 0, as on the CPU. */
         float largest = has_channels ? fmaxf(fmaxf(fabsf(x), fabsf(y)), 0.0f) : 0.0f;
         for (uint32_t offset = lanes / 2; offset > 0; offset /= 2)
@@ -68,7 +69,7 @@ __device__ static void write_labels(const digest_keys &t, const cn_digest &g, si
 }
 
 /* bounds[entry, min|max, d] of the tile's entries of `entry` tokens. */
-__device__ static void write_bounds(const digest_keys &t, void *bounds, uint32_t entry)
+__device__ static void write_digest_bounds(const digest_keys &t, void *bounds, uint32_t entry)
 {
     const uint32_t pairs = t.d / 2;
     uint32_t *out = (uint32_t *)bounds + t.side / entry * 2 * pairs;
@@ -109,13 +110,12 @@ __global__ static void __launch_bounds__(BLOCK)
     t.side = cn_kv_side(l, layer, at.block, head, slot);
     cn_overlap_next();
     cn_wait_previous();
-    load_keys(t, (const uint4 *)((const char *)pools.kv +
-                                 cn_kv_at(l, layer, at.block, head, slot, CN_KV_K)));
+    load_digest_keys(t, (const uint4 *)((const char *)pools.kv +
+                                        cn_kv_at(l, layer, at.block, head, slot, CN_KV_K)));
     __syncthreads();
-    if (g.labels)
-        write_labels(t, g, (size_t)layer * l->n_kv_heads + head);
-    if (g.bounds_16) write_bounds(t, g.bounds_16, CN_DIGEST_PAGE);
-    if (g.bounds_64) write_bounds(t, g.bounds_64, CN_DIGEST_TILE);
+    if (g.labels) write_digest_labels(t, g, (size_t)layer * l->n_kv_heads + head);
+    if (g.bounds_16) write_digest_bounds(t, g.bounds_16, CN_DIGEST_PAGE);
+    if (g.bounds_64) write_digest_bounds(t, g.bounds_64, CN_DIGEST_TILE);
 }
 
 static cn_status check_pools(const cn_pools *p)

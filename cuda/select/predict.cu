@@ -37,7 +37,7 @@ typedef struct regression {
 } regression;
 
 /* Columns of the matrix, for at most n_rows queries. */
-__host__ __device__ static inline uint32_t columns_of(uint32_t n_rows) { return n_rows | 1; }
+__host__ __device__ static inline uint32_t window_columns_of(uint32_t n_rows) { return n_rows | 1; }
 
 /* ---- queries ---- */
 
@@ -142,7 +142,7 @@ __device__ static bool factor(const regression &g, float ridge)
 }
 
 /* column[0], column[columns], ... are the n values. */
-__device__ static void softmax(float *column, uint32_t columns, uint32_t n)
+__device__ static void softmax_window(float *column, uint32_t columns, uint32_t n)
 {
     float top = column[0], sum = 0;
     for (uint32_t i = 1; i < n; i++) top = fmaxf(top, column[i * columns]);
@@ -166,7 +166,7 @@ __device__ static void solve_window(const regression &g, uint32_t k, bool is_sof
             x = fmaf(-g.matrix[c * g.columns + i], w[c * g.columns], x);
         w[i * g.columns] = x * g.inverse[i];
     }
-    if (is_softmax) softmax(w, g.columns, k);
+    if (is_softmax) softmax_window(w, g.columns, k);
 }
 
 /* Writes c_1 .. c_n. The rows are loaded. */
@@ -203,7 +203,7 @@ __global__ static void __launch_bounds__(BLOCK, BLOCKS)
     g.d = d;
     g.stride = d + ROW_PAD;
     g.n = a.n_window[seq] == 1 ? 0 : min(a.n_window[seq], a.newest[seq]);
-    g.columns = columns_of(most_rows);
+    g.columns = window_columns_of(most_rows);
     g.rows = (float *)shared;
     g.matrix = g.rows + most_rows * g.stride;
     g.inverse = g.matrix + most_rows * g.columns;
@@ -220,7 +220,7 @@ __global__ static void __launch_bounds__(BLOCK, BLOCKS)
     }
 }
 
-static cn_status check_shape(const cn_predict_args *a)
+static cn_status check_window_shape(const cn_predict_args *a)
 {
     if (a->head_dim % 16 != 0 || a->head_dim > MAX_HEAD_DIM)
         return cn_fail(CN_ERR_SHAPE, "predict: head_dim %u: expected a multiple of 16, at most %d",
@@ -230,10 +230,10 @@ static cn_status check_shape(const cn_predict_args *a)
 
 extern "C" cn_status cn_cuda_predict(cn_stream *s, const cn_predict_args *a)
 {
-    CN_TRY(check_shape(a));
+    CN_TRY(check_window_shape(a));
     if (a->n_seqs == 0 || a->n_layers == 0) return CN_OK;
     const uint32_t most_rows = cn_min_u32(a->rows, MAX + 1);
-    const size_t row_floats = a->head_dim + ROW_PAD + columns_of(most_rows);
+    const size_t row_floats = a->head_dim + ROW_PAD + window_columns_of(most_rows);
     const size_t floats = most_rows * row_floats + 2 * MAX;
     const dim3 grid(a->n_heads, a->n_layers, a->n_seqs);
     return cn_cuda_launch(s, "predict", predict_kernel, {grid, BLOCK, floats * sizeof(float)}, *a,

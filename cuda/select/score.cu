@@ -57,7 +57,7 @@ extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
     return places_of(o).end;
 }
 
-static cn_status check(const cn_score_args *a)
+static cn_status check_score(const cn_score_args *a)
 {
     const cn_kv_layout *l = &a->pools.layout;
     const uint32_t heads = a->pools.n_heads, d = l->head_dim;
@@ -121,7 +121,7 @@ static cn_status set_scratch(const cn_stream *s, cn_score_params *p, bool may_co
 cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint32_t **counts)
 {
     if (counts) *counts = NULL;
-    CN_TRY(check(a));
+    CN_TRY(check_score(a));
     cn_score_params p = cn_score_params_of(a);
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);

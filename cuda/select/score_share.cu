@@ -19,7 +19,7 @@ enum {
 
 /* Empties the list, and clears the sums for which blocks wait. If parts were late, the last block
  * does it, because others may still read them. n_slots: of sums that may have been used. */
-__device__ static inline void clear(const cn_score_params &p, uint32_t n_slots, bool any_late)
+__device__ static inline void clear_late(const cn_score_params &p, uint32_t n_slots, bool any_late)
 {
     __shared__ bool is_last;
     const uint32_t first = any_late ? 0 : blockIdx.x * THREADS;
@@ -56,7 +56,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
         else
             __syncthreads(); /* heads have been read */
     }
-    clear(p, n_slots, n_late > 0);
+    clear_late(p, n_slots, n_late > 0);
 }
 
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)

@@ -71,8 +71,8 @@ __global__ static void __launch_bounds__(THREADS, 4)
 }
 
 template <uint32_t PARTS>
-static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units, uint32_t *counts,
-                        uint32_t *done)
+static cn_status launch_select(cn_stream *s, const cn_select_args *a, uint32_t n_units,
+                               uint32_t *counts, uint32_t *done)
 {
     cn_launch how = {dim3(n_units * PARTS), THREADS};
     if (PARTS > 1) how.cluster = PARTS;
@@ -86,10 +86,11 @@ cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, uint32_t *coun
     /* More blocks than these would take longer to launch than they save. */
     const cn_cuda_device *dev = &s->cuda->device;
     const bool clusters = dev->hopper && a->tokens;
-    if (clusters && 8 * n_units <= 3 * dev->n_sms) return launch<8>(s, a, n_units, counts, done);
-    if (clusters && n_units <= dev->n_sms) return launch<4>(s, a, n_units, counts, done);
-    if (clusters && n_units <= 2 * dev->n_sms) return launch<2>(s, a, n_units, counts, done);
-    return launch<1>(s, a, n_units, counts, done);
+    if (clusters && 8 * n_units <= 3 * dev->n_sms)
+        return launch_select<8>(s, a, n_units, counts, done);
+    if (clusters && n_units <= dev->n_sms) return launch_select<4>(s, a, n_units, counts, done);
+    if (clusters && n_units <= 2 * dev->n_sms) return launch_select<2>(s, a, n_units, counts, done);
+    return launch_select<1>(s, a, n_units, counts, done);
 }
 
 extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)

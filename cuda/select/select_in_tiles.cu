@@ -91,7 +91,7 @@ __device__ static inline rank_labels load_labels(const cn_score_params &p, const
     return l;
 }
 
-__device__ static inline float scale_of(const rank_labels &l, uint32_t i)
+__device__ static inline float tiles_scale_of(const rank_labels &l, uint32_t i)
 {
     return l.below >> i & 1 ? CUDART_NAN_F : __half2float(__ushort_as_half(l.scales[i]));
 }
@@ -116,7 +116,7 @@ max_lot(const rank_labels &l, const cn_label_query<N_WORDS, PAIRS> &q, uint2 *lo
         products<PAIRS>(product, l, i, q);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
-            const float scale = scale_of(l, i + k);
+            const float scale = tiles_scale_of(l, i + k);
             float logit[HEADS];
 #pragma unroll
             for (uint32_t h = 0; h < HEADS; h++)
@@ -138,8 +138,9 @@ __device__ static inline void mean_lot(const rank_labels &l, const cn_label_quer
     for (uint32_t i = 0; i < ROUNDS; i += 2) {
         uint32_t product[1][4];
         products<1>(product, l, i, q);
-        const float first = cn_label_logit_of(product[0][0], scale_of(l, i), q.factor[0]);
-        const float second = cn_label_logit_of(product[0][2], scale_of(l, i + 1), q.factor[0]);
+        const float first = cn_label_logit_of(product[0][0], tiles_scale_of(l, i), q.factor[0]);
+        const float second =
+            cn_label_logit_of(product[0][2], tiles_scale_of(l, i + 1), q.factor[0]);
         const uint32_t both = cn_score_of_f16x2(cn_f16x2(first, second));
         if (!(l.valid >> i & 1)) continue; /* both are of one tile */
         scores[i * CN_WARP] = (uint16_t)both;
@@ -151,8 +152,8 @@ __device__ static inline void mean_lot(const rank_labels &l, const cn_label_quer
 
 /* Quantises the queries of the part, a head or the mean each warp. */
 template <uint32_t PARTS>
-__device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
-                                         rank_shared<PARTS> *shared)
+__device__ static inline void load_tiles_query(const cn_score_params &p, const cn_score_part &x,
+                                               rank_shared<PARTS> *shared)
 {
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     if (warp >= (cn_score_is_max(x.stage) ? p.group : 1)) return;
@@ -191,8 +192,8 @@ __device__ static inline void add_up(const cn_score_params &p, uint32_t part,
 }
 
 /* Turns the n logits of the block's part into scores, and counts their high bytes. n is even. */
-__device__ static inline void share(const rank_part &part, uint32_t n, const uint32_t *logs,
-                                    uint32_t *digits)
+__device__ static inline void share_tiles(const rank_part &part, uint32_t n, const uint32_t *logs,
+                                          uint32_t *digits)
 {
     const uint32_t low = logs[0], high = logs[1];
     for (uint32_t i = threadIdx.x; i < n / 2; i += THREADS) {
@@ -235,7 +236,7 @@ __device__ static inline void rank(const cn_score_params &p, const cn_score_part
     if (!is_max) return;
     add_up(p, number, shared);
     const uint32_t end = min(part.end * LOT, x.n), start = min(part.first * LOT, x.n);
-    share(part, end - start, shared->logs, digits);
+    share_tiles(part, end - start, shared->logs, digits);
 }
 
 /* Prepares the shared memory. */
@@ -291,8 +292,8 @@ __host__ __device__ static inline size_t lots_bytes(uint32_t lots)
 }
 
 /* Returns the block's part of a unit, of n_parts, in shared memory with room for so many lots. */
-__device__ static inline rank_part part_of(uint32_t n, uint32_t number, uint32_t n_parts,
-                                           uint32_t room, uint4 *memory)
+__device__ static inline rank_part tiles_part_of(uint32_t n, uint32_t number, uint32_t n_parts,
+                                                 uint32_t room, uint4 *memory)
 {
     const uint32_t lots = part_lots(n, n_parts), all = part_lots(n, 1);
     rank_part part;
@@ -340,10 +341,10 @@ __global__ static void __launch_bounds__(THREADS, 2)
     x.n = x.to = r.n;
     x.base = r.base;
     open_rank(p, x, &shared);
-    const rank_part part = part_of(r.n, number, PARTS, room, dynamic);
+    const rank_part part = tiles_part_of(r.n, number, PARTS, room, dynamic);
     const uint32_t k = min(r.k, r.n);
     uint32_t *counts = unit_counts ? unit_counts + (size_t)u.index * CN_COUNTS : NULL;
-    if (k > 0) load_query(p, x, &shared);
+    if (k > 0) load_tiles_query(p, x, &shared);
     list_forced(tokens, u, number, min(r.n_forced, tokens.list_stride));
     if (!counts) cn_wait_previous();
     else if (k > 0 || number == 0) cn_count_wait(counts + CN_COUNT_STORED, of_tiles.n);
@@ -391,7 +392,7 @@ bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *a)
            memory_of(a, n_parts) <= MOST_BYTES;
 }
 
-template <uint32_t PARTS> static cn_status launch(cn_stream *s, const cn_in_tiles *a)
+template <uint32_t PARTS> static cn_status launch_tiles(cn_stream *s, const cn_in_tiles *a)
 {
     const uint32_t room = part_lots(a->score.tile_stride * CN_DIGEST_TILE, PARTS);
     cn_launch how = {dim3(units_of(&a->score) * PARTS), THREADS, memory_of(&a->score, PARTS)};
@@ -403,5 +404,5 @@ template <uint32_t PARTS> static cn_status launch(cn_stream *s, const cn_in_tile
 
 cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a)
 {
-    return parts_of(s, units_of(&a->score)) == 4 ? launch<4>(s, a) : launch<2>(s, a);
+    return parts_of(s, units_of(&a->score)) == 4 ? launch_tiles<4>(s, a) : launch_tiles<2>(s, a);
 }

@@ -42,8 +42,8 @@ static cn_status run_piece(cn_stream *s, const void *args)
     return CN_OK;
 }
 
-static cn_status copy_items(cn_stream *s, const cn_plane *from, const cn_plane *to,
-                            uint32_t n_planes, const cn_block_copy *copies, uint32_t n)
+static cn_status copy_cpu_items(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                                uint32_t n_planes, const cn_block_copy *copies, uint32_t n)
 {
     copy_piece c = {.n_planes = n_planes};
     memcpy(c.from, from, n_planes * sizeof *from);
@@ -61,6 +61,6 @@ cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a)
     const cn_copy_list *l = &a->list;
     CN_TRY(cn_copy_check(a));
     CN_TRY(
-        copy_items(s, a->from.block, a->to.block, CN_N_BLOCK_PLANES, l->blocks, l->n_blocks));
-    return copy_items(s, a->from.slot, a->to.slot, CN_N_SLOT_PLANES, l->slots, l->n_slots);
+        copy_cpu_items(s, a->from.block, a->to.block, CN_N_BLOCK_PLANES, l->blocks, l->n_blocks));
+    return copy_cpu_items(s, a->from.slot, a->to.slot, CN_N_SLOT_PLANES, l->slots, l->n_slots);
 }

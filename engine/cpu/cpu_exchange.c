@@ -31,7 +31,7 @@ typedef struct wanted_set {
 
 /* ---- marks of candidates [start, start + MARKED) ---- */
 
-static void mark(uint64_t *marks, uint32_t at)
+static void mark_cpu(uint64_t *marks, uint32_t at)
 {
     if (at < MARKED) marks[at / 64] |= UINT64_C(1) << at % 64;
 }
@@ -48,14 +48,14 @@ static void mark_held(const exchange_unit *u, uint32_t start)
     for (uint32_t i = 0; i < a->n_held[u->seq]; i++) {
         const uint32_t slot = a->held_from[u->seq] + i, block = table[slot / l->block_tokens];
         const size_t at = cn_kv_side(l, u->layer, block, u->head, slot % l->block_tokens);
-        mark(u->marks->held, (a->local.origin[at] >> u->log2) - u->first - start);
+        mark_cpu(u->marks->held, (a->local.origin[at] >> u->log2) - u->first - start);
     }
 }
 
 static void mark_chosen(const exchange_unit *u, uint32_t start)
 {
     memset(u->marks->chosen, 0, sizeof u->marks->chosen);
-    for (uint32_t e = 0; e < u->k; e++) mark(u->marks->chosen, u->chosen[e] - u->first - start);
+    for (uint32_t e = 0; e < u->k; e++) mark_cpu(u->marks->chosen, u->chosen[e] - u->first - start);
 }
 
 /* ---- the wanted set ---- */
@@ -105,7 +105,7 @@ static void add_newcomer(exchange_unit *u, uint32_t c)
 
 /* Takes the wanted candidates, newest first: into the area with `fill`, else newcomers into
  * moves. */
-static void take_wanted(exchange_unit *u, wanted_set *w)
+static void take_cpu_wanted(exchange_unit *u, wanted_set *w)
 {
     const bool fill = u->a->fill;
     uint32_t left = u->k;
@@ -174,7 +174,7 @@ static void exchange_task(void *ctx, uint32_t task, uint32_t worker)
     w.lowest = digit_of(count, &w.n_equal);
     count_digits(&u, 0, w.lowest, count);
     w.lowest = w.lowest << 8 | digit_of(count, &w.n_equal);
-    take_wanted(&u, &w);
+    take_cpu_wanted(&u, &w);
     if (!a->fill) replace_victims(&u, &w);
     a->n_moves[task] = u.n_moves;
     a->n_missed[task] = u.n_new - u.n_moves;

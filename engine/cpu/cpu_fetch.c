@@ -6,8 +6,8 @@
 #include "engine/cpu/cpu_ops.h"
 
 /* Copies n tokens of a head that are consecutive and in one tile in both pools. */
-static void copy_rows(const cn_fetch_args *a, uint32_t layer, uint32_t head, uint32_t dst_block,
-                      uint32_t dst_slot, uint32_t src_block, uint32_t src_slot, uint32_t n)
+static void copy_cpu_rows(const cn_fetch_args *a, uint32_t layer, uint32_t head, uint32_t dst_block,
+                          uint32_t dst_slot, uint32_t src_block, uint32_t src_slot, uint32_t n)
 {
     const cn_kv_layout *to = &a->local.layout, *from = &a->home.layout;
     for (uint32_t part = 0; part < to->n_parts; part++) {
@@ -19,8 +19,9 @@ static void copy_rows(const cn_fetch_args *a, uint32_t layer, uint32_t head, uin
 }
 
 /* The same for labels and scales, where both memories have them. */
-static void copy_labels(const cn_fetch_args *a, uint32_t layer, uint32_t head, uint32_t dst_block,
-                        uint32_t dst_slot, uint32_t src_block, uint32_t src_slot, uint32_t n)
+static void copy_cpu_labels(const cn_fetch_args *a, uint32_t layer, uint32_t head,
+                            uint32_t dst_block, uint32_t dst_slot, uint32_t src_block,
+                            uint32_t src_slot, uint32_t n)
 {
     const cn_digest *to = &a->local.digest, *from = &a->home.digest;
     const size_t bytes = to->n_channels / 2;
@@ -46,11 +47,11 @@ static void fetch_task(void *ctx, uint32_t task, uint32_t worker)
         for (uint32_t t = 0; t < entry; t += n) {
             const uint32_t slot = moves[i].entry * entry + t;
             const uint32_t position = moves[i].source * entry + t;
-            copy_rows(a, layer, head, local[slot / b], slot % b, home[position / b], position % b,
-                      n);
+            copy_cpu_rows(a, layer, head, local[slot / b], slot % b, home[position / b],
+                          position % b, n);
             if (a->entry_log2[seq] == CN_DIGEST_TILE_LOG2)
-                copy_labels(a, layer, head, local[slot / b], slot % b, home[position / b],
-                            position % b, n);
+                copy_cpu_labels(a, layer, head, local[slot / b], slot % b, home[position / b],
+                                position % b, n);
             if (!a->local.origin) continue;
             uint32_t *p = a->local.origin + cn_kv_side(l, layer, local[slot / b], head, slot % b);
             for (uint32_t j = 0; j < n; j++) p[j] = position + j;

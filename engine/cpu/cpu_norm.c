@@ -68,7 +68,7 @@ cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
     return CN_OK;
 }
 
-static void gather_row(const void *args, uint32_t r)
+static void gather_cpu_row(const void *args, uint32_t r)
 {
     const cn_gather_args *a = args;
     copy_row(a->out, a->x, r, a->rows[r], a->hidden);
@@ -76,7 +76,7 @@ static void gather_row(const void *args, uint32_t r)
 
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a)
 {
-    for_rows(s, a, a->n_rows, a->hidden, gather_row);
+    for_rows(s, a, a->n_rows, a->hidden, gather_cpu_row);
     return CN_OK;
 }
 

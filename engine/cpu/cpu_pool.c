@@ -46,7 +46,7 @@ static void relax(void)
 #endif
 }
 
-static void run_tasks(cn_cpu_pool *p, uint32_t worker_index)
+static void run_pool_tasks(cn_cpu_pool *p, uint32_t worker_index)
 {
     for (;;) {
         uint32_t task = atomic_fetch_add(&p->next_task, 1);
@@ -98,7 +98,7 @@ static void *worker_main(void *arg)
         if (!is_new_loop(gate, served)) continue;
         if (!atomic_compare_exchange_strong(&p->gate, &gate, gate + 1)) continue;
         served = gate / GATE_EPOCH;
-        run_tasks(p, w->index);
+        run_pool_tasks(p, w->index);
         uint64_t left = atomic_fetch_sub(&p->gate, 1) - 1;
         if (!(left & GATE_OPEN) && nobody_inside(left)) wake_all(p);
     }
@@ -171,7 +171,7 @@ void cn_cpu_pool_run(cn_cpu_pool *p, uint32_t n_tasks, cn_cpu_task_fn fn, void *
     atomic_store(&p->next_task, 0);
     atomic_fetch_add(&p->gate, GATE_EPOCH + GATE_OPEN);
     wake_all(p);
-    run_tasks(p, 0);
+    run_pool_tasks(p, 0);
     atomic_fetch_and(&p->gate, ~GATE_OPEN);
     wait_until_empty(p);
 }

@@ -25,7 +25,7 @@ typedef struct regression {
     double sum[MAX]; /* of w(k)_i over the windows */
 } regression;
 
-static double dot(const float *a, const float *b, uint32_t d)
+static double dot_cpu(const float *a, const float *b, uint32_t d)
 {
     cn_vec sum = {0};
     for (uint32_t i = 0; i < d; i += CN_VEC)
@@ -40,8 +40,8 @@ static void fill_regression(regression *g, const float *rows, uint32_t d, double
     for (uint32_t i = 0; i < g->n; i++) {
         const float *row = rows + (size_t)(i + 1) * d;
         for (uint32_t j = 0; j <= i; j++)
-            g->factor[i * MAX + j] = dot(row, rows + (size_t)(j + 1) * d, d);
-        g->y[i] = dot(row, rows, d);
+            g->factor[i * MAX + j] = dot_cpu(row, rows + (size_t)(j + 1) * d, d);
+        g->y[i] = dot_cpu(row, rows, d);
         trace += g->factor[i * MAX + i];
     }
     for (uint32_t i = 0; i < g->n; i++) g->factor[i * MAX + i] += eps * trace / g->n;
@@ -65,7 +65,7 @@ static bool factor(regression *g)
     return true;
 }
 
-static void softmax(double *w, uint32_t n)
+static void softmax_cpu(double *w, uint32_t n)
 {
     double top = w[0], sum = 0;
     for (uint32_t i = 1; i < n; i++) top = w[i] > top ? w[i] : top;
@@ -74,7 +74,7 @@ static void softmax(double *w, uint32_t n)
 }
 
 /* Adds the weights of the window of k queries. */
-static void add_window(regression *g, uint32_t k, cn_select_weights weights)
+static void add_cpu_window(regression *g, uint32_t k, cn_select_weights weights)
 {
     double w[MAX];
     for (uint32_t i = k; i-- > 0;) {
@@ -82,13 +82,13 @@ static void add_window(regression *g, uint32_t k, cn_select_weights weights)
         for (uint32_t c = i + 1; c < k; c++) w[i] -= g->factor[c * MAX + i] * w[c];
         w[i] /= g->factor[i * MAX + i];
     }
-    if (weights == CN_WEIGHTS_SOFTMAX) softmax(w, k);
+    if (weights == CN_WEIGHTS_SOFTMAX) softmax_cpu(w, k);
     for (uint32_t i = 0; i < k; i++) g->sum[i] += w[i];
 }
 
 /* Returns c_1 .. c_n of the queries rows[n + 1, d]. */
-static void coefficients(float *c, uint32_t n, const float *rows, uint32_t d, float eps,
-                         cn_select_weights weights, double *scratch)
+static void coefficients_cpu(float *c, uint32_t n, const float *rows, uint32_t d, float eps,
+                             cn_select_weights weights, double *scratch)
 {
     regression g = {.n = n, .factor = scratch};
     fill_regression(&g, rows, d, (double)eps);
@@ -97,7 +97,7 @@ static void coefficients(float *c, uint32_t n, const float *rows, uint32_t d, fl
         c[0] = 1;
         return;
     }
-    for (uint32_t k = 1; k <= n; k++) add_window(&g, k, weights);
+    for (uint32_t k = 1; k <= n; k++) add_cpu_window(&g, k, weights);
     for (uint32_t i = 0; i < n; i++) c[i] = (float)(g.sum[i] / n);
 }
 
@@ -122,8 +122,8 @@ typedef struct predict_job {
 } predict_job;
 
 /* rows[n, d] = the n newest queries of a head, newest first. */
-static void load_rows(const cn_predict_args *a, uint32_t seq, uint32_t layer, uint32_t head,
-                      uint32_t n, float *rows)
+static void load_cpu_rows(const cn_predict_args *a, uint32_t seq, uint32_t layer, uint32_t head,
+                          uint32_t n, float *rows)
 {
     const uint32_t d = a->head_dim;
     for (uint32_t i = 0; i < n; i++) {
@@ -149,12 +149,12 @@ static void predict_task(void *ctx, uint32_t task, uint32_t worker)
     const uint32_t n = cn_min_u32(a->n_window[seq], a->newest[seq]);
     float *out = (float *)a->out + seq * a->out_stride + ((size_t)layer * a->n_heads + head) * d;
     if (a->n_window[seq] == 1 || n == 0) {
-        load_rows(a, seq, a->first_layer + layer, head, 1, out);
+        load_cpu_rows(a, seq, a->first_layer + layer, head, 1, out);
         return;
     }
     float c[MAX];
-    load_rows(a, seq, a->first_layer + layer, head, n + 1, w->rows);
-    coefficients(c, n, w->rows, d, a->eps, (cn_select_weights)a->weights[seq], w->factor);
+    load_cpu_rows(a, seq, a->first_layer + layer, head, n + 1, w->rows);
+    coefficients_cpu(c, n, w->rows, d, a->eps, (cn_select_weights)a->weights[seq], w->factor);
     memset(out, 0, d * sizeof *out);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t j = 0; j < d; j += CN_VEC) {

@@ -48,7 +48,7 @@ static candidates carve(void *scratch, uint32_t vocab)
     return c;
 }
 
-static void apply_mask(const uint32_t *mask, uint32_t vocab, float *x)
+static void apply_cpu_mask(const uint32_t *mask, uint32_t vocab, float *x)
 {
     for (uint32_t i = 0; i < vocab; i++) x[i] = mask[i / 32] >> i % 32 & 1 ? x[i] : -INFINITY;
 }
@@ -59,7 +59,8 @@ static void process_logits(const cn_sample_args *a, uint32_t row, float *out)
     const cn_sample_row *r = &a->rows[row];
     const float *in = a->logits + (size_t)row * a->vocab;
     for (uint32_t i = 0; i < a->vocab; i++) out[i] = in[i] == in[i] ? in[i] : -INFINITY;
-    if (r->mask) apply_mask(a->masks + (r->mask - 1) * cn_ceil_div(a->vocab, 32), a->vocab, out);
+    if (r->mask)
+        apply_cpu_mask(a->masks + (r->mask - 1) * cn_ceil_div(a->vocab, 32), a->vocab, out);
     for (uint32_t i = 0; i < r->n_ban; i++) out[a->bans[r->ban_start + i]] = -INFINITY;
     for (uint32_t i = 0; i < r->n_bias; i++) {
         const cn_logit_bias *b = &a->biases[r->bias_start + i];
@@ -101,7 +102,7 @@ static void scale(const float *x, float *out, uint32_t n, float max, float tempe
     for (uint32_t i = 0; i < n; i++) out[i] = cn_sample_scale(x[i], max, temperature);
 }
 
-static void weigh(const float *restrict scaled, uint64_t *restrict weight, uint32_t n)
+static void weigh_cpu(const float *restrict scaled, uint64_t *restrict weight, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) weight[i] = cn_sample_weight(scaled[i]);
 }
@@ -165,7 +166,7 @@ static cn_cpu_distribution only(candidates *c, uint32_t id)
     return (cn_cpu_distribution){c->id, c->weight, 1};
 }
 
-static bool is_forced(const cn_sample_args *a, const cn_sample_row *r)
+static bool is_cpu_forced(const cn_sample_args *a, const cn_sample_row *r)
 {
     const bool has_prev = a->prev_tokens && r->prev_row >= 0;
     return cn_sample_is_forced(r->force_token, r->force_after,
@@ -177,7 +178,7 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
 {
     const cn_sample_row *r = &a->rows[row];
     candidates c = carve(scratch, a->vocab);
-    if (is_forced(a, r)) return only(&c, (uint32_t)r->force_token);
+    if (is_cpu_forced(a, r)) return only(&c, (uint32_t)r->force_token);
     process_logits(a, row, c.logit);
     uint32_t best = argmax(c.logit, a->vocab);
     float max = c.logit[best];
@@ -185,7 +186,7 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
     if (r->temperature <= 0.0f) return only(&c, best);
 
     scale(c.logit, c.logit, a->vocab, max, r->temperature);
-    weigh(c.logit, c.weight, a->vocab);
+    weigh_cpu(c.logit, c.weight, a->vocab);
     gather_candidates(&c, a->vocab, cn_sample_min_weight(r->min_p));
     if (r->top_k > 0 && (uint32_t)r->top_k < c.n) {
         keep_from(&c, threshold_key(&c, false, (uint64_t)r->top_k));
@@ -198,7 +199,7 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
 }
 
 /* Returns the first id whose cumulative weight exceeds the point drawn for the row. */
-static uint32_t draw(const cn_cpu_distribution *d, const cn_sample_row *r)
+static uint32_t draw_cpu(const cn_cpu_distribution *d, const cn_sample_row *r)
 {
     if (d->n == 1) return d->ids[0];
     uint64_t u = cn_philox_u64(r->seed, r->sample, r->position);
@@ -212,48 +213,48 @@ static uint32_t draw(const cn_cpu_distribution *d, const cn_sample_row *r)
     return 0;
 }
 
-static float no_nan(float x) { return x == x ? x : -INFINITY; }
+static float no_cpu_nan(float x) { return x == x ? x : -INFINITY; }
 
-static float logprob_of(float logit, float max, double mass)
+static float cpu_logprob_of(float logit, float max, double mass)
 {
     float x = cn_sample_scale(logit, max, 1.0f);
     return x == x ? (float)((double)x - mass) : -INFINITY;
 }
 
 /* Writes the logprobs of the raw logits: of `token`, and of the best tokens, by insertion sort. */
-static void write_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token, void *scratch)
+static void write_cpu_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token, void *scratch)
 {
     const float *logits = a->logits + (size_t)row * a->vocab;
     float max = logits[argmax(logits, a->vocab)];
     candidates c = carve(scratch, a->vocab);
     scale(logits, c.logit, a->vocab, max, 1.0f);
-    weigh(c.logit, c.weight, a->vocab);
+    weigh_cpu(c.logit, c.weight, a->vocab);
     double mass = INFINITY; /* no logit above -inf: every logprob is -inf */
     if (max > -INFINITY)
         mass = log((double)sum(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
     a->token_logprobs[row] =
-        token == CN_NO_TOKEN ? -INFINITY : logprob_of(logits[token], max, mass);
+        token == CN_NO_TOKEN ? -INFINITY : cpu_logprob_of(logits[token], max, mass);
 
     uint32_t want = cn_min_u32((uint32_t)a->rows[row].n_logprobs, CN_MAX_LOGPROBS);
     cn_logprob *top = a->top + (size_t)row * CN_MAX_LOGPROBS;
     uint32_t n = 0;
     if (want == 0) return;
     for (uint32_t i = 0; i < a->vocab; i++) {
-        float x = no_nan(logits[i]);
+        float x = no_cpu_nan(logits[i]);
         if (n == want && x <= top[n - 1].logprob) continue;
         uint32_t at = n < want ? n++ : n - 1;
         for (; at > 0 && top[at - 1].logprob < x; at--) top[at] = top[at - 1];
         top[at] = (cn_logprob){i, x};
     }
-    for (uint32_t i = 0; i < n; i++) top[i].logprob = logprob_of(top[i].logprob, max, mass);
+    for (uint32_t i = 0; i < n; i++) top[i].logprob = cpu_logprob_of(top[i].logprob, max, mass);
 }
 
-static void write_rank(const cn_sample_args *a, uint32_t row, uint32_t token)
+static void write_cpu_rank(const cn_sample_args *a, uint32_t row, uint32_t token)
 {
     const float *logits = a->logits + (size_t)row * a->vocab;
-    const float own = no_nan(logits[token]);
+    const float own = no_cpu_nan(logits[token]);
     uint32_t n = 0;
-    for (uint32_t i = 0; i < a->vocab; i++) n += no_nan(logits[i]) >= own;
+    for (uint32_t i = 0; i < a->vocab; i++) n += no_cpu_nan(logits[i]) >= own;
     a->ranks[row] = n;
 }
 
@@ -266,15 +267,15 @@ void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch)
 {
     const cn_sample_row *r = &a->rows[row];
     cn_cpu_distribution d = cn_cpu_sample_distribution(a, row, scratch);
-    uint32_t token = draw(&d, r);
+    uint32_t token = draw_cpu(&d, r);
     a->tokens[row] = token;
-    if (r->n_logprobs >= 0) write_logprobs(a, row, token, scratch);
-    if (r->n_logprobs >= 0 && a->ranks && is_forced(a, r)) write_rank(a, row, token);
+    if (r->n_logprobs >= 0) write_cpu_logprobs(a, row, token, scratch);
+    if (r->n_logprobs >= 0 && a->ranks && is_cpu_forced(a, r)) write_cpu_rank(a, row, token);
     if (r->count_slot >= 0 && token != CN_NO_TOKEN)
         count_output(&a->counts[(size_t)r->count_slot * a->vocab + token]);
 }
 
-static cn_status check_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab)
+static cn_status check_cpu_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (tokens[i] >= vocab) {
@@ -289,8 +290,8 @@ static cn_status check_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab
 cn_status cn_cpu_count_reset(cn_stream *s, const cn_count_reset_args *a)
 {
     (void)s;
-    CN_TRY(check_tokens(a->prompt, a->n_prompt, a->vocab));
-    CN_TRY(check_tokens(a->output, a->n_output, a->vocab));
+    CN_TRY(check_cpu_tokens(a->prompt, a->n_prompt, a->vocab));
+    CN_TRY(check_cpu_tokens(a->output, a->n_output, a->vocab));
     uint16_t *counts = a->counts + (size_t)a->slot * a->vocab;
     memset(counts, 0, a->vocab * sizeof *counts);
     for (uint32_t i = 0; i < a->n_prompt; i++) counts[a->prompt[i]] = COUNT_IN_PROMPT;

@@ -216,7 +216,7 @@ typedef struct cosines {
     float *panel;       /* [PANEL_TOKENS, PANEL_TOKENS] */
 } cosines;
 
-static void inverse_norms(const cosines *c)
+static void cpu_inverse_norms(const cosines *c)
 {
     const uint32_t n = c->n;
     float *inv = c->inv_norm;
@@ -303,7 +303,7 @@ static void redundancy(const cn_score_job *job, uint32_t span)
                  .twin = (uint32_t *)(job->work + n),
                  .twin_cosine = job->work + 2 * (size_t)n,
                  .panel = job->work + 3 * (size_t)n};
-    inverse_norms(&c);
+    cpu_inverse_norms(&c);
     memset(c.sum, 0, n * sizeof *c.sum);
     for (uint32_t i = 0; i < n; i++) c.twin[i] = NO_TWIN;
     for (uint32_t lo = 0; lo < n; lo += span) add_span(&c, lo, lo + span);

@@ -11,7 +11,7 @@
 #include "engine/cpu/cpu_compress.h"
 
 /* Maps a float to an unsigned integer of the same order. Both zeros are equal; NaN is lowest. */
-static inline uint32_t ordered_bits(float x)
+static inline uint32_t cpu_ordered_bits(float x)
 {
     union {
         float f;
@@ -21,7 +21,7 @@ static inline uint32_t ordered_bits(float x)
     return v.u & 0x80000000u ? ~v.u : v.u | 0x80000000u;
 }
 
-static uint32_t count_from(const uint32_t *bits, uint32_t n, uint32_t least)
+static uint32_t count_cpu_from(const uint32_t *bits, uint32_t n, uint32_t least)
 {
     uint32_t count = 0;
 #pragma omp simd reduction(+ : count)
@@ -33,11 +33,11 @@ void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bit
 {
     CN_ASSERT(k <= n);
     if (k == 0) return;
-    for (uint32_t i = 0; i < n; i++) bits[i] = ordered_bits(score[i]);
+    for (uint32_t i = 0; i < n; i++) bits[i] = cpu_ordered_bits(score[i]);
     /* The k-th largest score is the largest value that at least k scores reach. */
     uint32_t threshold = 0, n_reach = n;
     for (uint32_t bit = 1u << 31; bit != 0 && n_reach != k; bit >>= 1) {
-        uint32_t count = count_from(bits, n, threshold | bit);
+        uint32_t count = count_cpu_from(bits, n, threshold | bit);
         if (count < k) continue;
         threshold |= bit;
         n_reach = count;

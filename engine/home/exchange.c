@@ -36,7 +36,7 @@ uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
 }
 
 /* Most candidates of one layer in one call of `score`, of so many requests. */
-static uint32_t room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
+static uint32_t exchange_room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
 {
     const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
     const uint32_t longest = cn_start_max_model_len(c, m);
@@ -72,7 +72,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
          * reaches its cap. */
         .max_local = longest_blocks,
         .max_home = longest_blocks,
-        .room = room_of(c, m, rows),
+        .room = exchange_room_of(c, m, rows),
         .move_stride = fill ? most.n_entries : most.cap,
         .pack_layers = layers,
         .n_layers = packs.n_layers,
@@ -217,7 +217,7 @@ static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *
 }
 
 /* What an exchange ranks: tokens, or for `tls` tiles. */
-static cn_sel_stage stage_of(const cn_kv_params *kv)
+static cn_sel_stage exchange_stage_of(const cn_kv_params *kv)
 {
     if (!cn_selector_of(kv->select)->has_tiles) return cn_selector_token_stage(kv);
     cn_sel_stage tiles = cn_selector_tile_stage();
@@ -231,7 +231,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     const cn_away away = cn_away_of(kv, r->block_tokens);
     const cn_away_span span = cn_away_span_of(kv, row->home_len, r->block_tokens);
     const uint32_t i = r->n_added++, ring = cn_ring_rows(kv);
-    const cn_sel_stage stage = stage_of(kv);
+    const cn_sel_stage stage = exchange_stage_of(kv);
     CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && ring >= 2);
     const uint32_t values[N_ROW_ARRAYS] = {
         [RING_SLOT] = row->query_slot,
@@ -376,7 +376,7 @@ static cn_status force_scores(const job *j, cn_row_range range, uint32_t buffer)
 }
 
 /* Units of row r in arrays [rows, n_layers, hk]. */
-static size_t unit_of(const job *j, uint32_t r)
+static size_t exchange_unit_of(const job *j, uint32_t r)
 {
     return (size_t)r * j->n_layers * j->x->home.layout.n_kv_heads;
 }
@@ -384,7 +384,7 @@ static size_t unit_of(const job *j, uint32_t r)
 static cn_status replace_entries(const job *j, cn_row_range range)
 {
     const uint32_t r = range.start;
-    const size_t unit = unit_of(j, r);
+    const size_t unit = exchange_unit_of(j, r);
     const uint32_t *tables = device_table(j, tables_at(&j->r->sizes));
     const cn_exchange_args a = {
         .score = j->m->score,
@@ -451,8 +451,8 @@ static uint32_t *counts_of(const cn_exchange_rows *r, const cn_exchange_scratch 
 }
 
 /* The exchange of one pack. */
-static job job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
-                  const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
+static job exchange_job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                           const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
     const uint32_t hk = x->home.layout.n_kv_heads, start = cn_pack_start(packs, pack);
     const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
@@ -477,7 +477,7 @@ static job job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows
 cn_status cn_exchange_predict(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                               const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
-    const job j = job_of(x, s, r, m, packs, pack);
+    const job j = exchange_job_of(x, s, r, m, packs, pack);
     return r->n_ranges > 0 ? predict(&j, r->ranges[0]) : CN_OK;
 }
 
@@ -485,7 +485,7 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
                            const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
                            bool fill)
 {
-    job j = job_of(x, s, r, m, packs, pack);
+    job j = exchange_job_of(x, s, r, m, packs, pack);
     j.fill = fill;
     const uint32_t buffer = fill ? CN_CHURN_BUFFERS - 1 : r->turn % 2 * CN_MAX_PACKS + pack;
     for (uint32_t g = 0; g < r->n_ranges; g++) {
@@ -500,7 +500,7 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
 cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                            const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
-    const job j = job_of(x, s, r, m, packs, pack);
+    const job j = exchange_job_of(x, s, r, m, packs, pack);
     return fetch_entries(&j);
 }
 

@@ -31,8 +31,8 @@ void cn_draft_declare(cn_start_plan *p, cn_draft *d)
 
 /* ---- loading ---- */
 
-static cn_status write_part(const cn_draft *d, cn_stream *s, const cn_checkpoint *ck,
-                            const cn_weight_part *part, cn_dtype dtype, void *to)
+static cn_status write_draft_part(const cn_draft *d, cn_stream *s, const cn_checkpoint *ck,
+                                  const cn_weight_part *part, cn_dtype dtype, void *to)
 {
     const uint64_t n = part->tensor.rows * part->tensor.cols, elem = cn_dtype_bytes(dtype);
     CN_TRY(cn_checkpoint_check_finite(part));
@@ -90,9 +90,9 @@ static cn_status write_parts(const cn_draft *d, cn_stream *s, const cn_checkpoin
                              const cn_weight_part *parts)
 {
     const cn_dtype matrix = d->be->matrix_dtype;
-    CN_TRY(write_part(d, s, ck, &parts[CN_HEAD_NORM], d->be->vector_dtype, d->norm));
-    CN_TRY(write_part(d, s, ck, &parts[CN_HEAD_Q], matrix, d->q_proj));
-    return write_part(d, s, ck, &parts[CN_HEAD_K], matrix, d->k_proj);
+    CN_TRY(write_draft_part(d, s, ck, &parts[CN_HEAD_NORM], d->be->vector_dtype, d->norm));
+    CN_TRY(write_draft_part(d, s, ck, &parts[CN_HEAD_Q], matrix, d->q_proj));
+    return write_draft_part(d, s, ck, &parts[CN_HEAD_K], matrix, d->k_proj);
 }
 
 cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_config *c,

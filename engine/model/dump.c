@@ -41,7 +41,7 @@ static const char *name_text(cn_dump_name name)
 
 /* ---- the spec ---- */
 
-static cn_status parse_name(const char *text, int64_t *out)
+static cn_status parse_dump_name(const char *text, int64_t *out)
 {
     *out = ANY;
     if (strcmp(text, "*") == 0) return CN_OK;
@@ -56,7 +56,7 @@ static cn_status parse_name(const char *text, int64_t *out)
                    known);
 }
 
-static cn_status parse_number(const char *what, const char *text, int64_t *out)
+static cn_status parse_dump_number(const char *what, const char *text, int64_t *out)
 {
     *out = ANY;
     if (strcmp(text, "*") == 0) return CN_OK;
@@ -83,9 +83,9 @@ static cn_status parse_spec(cn_dump *d, const char *spec)
     }
     if (n != 3 || strlen(spec) >= sizeof text)
         return cn_fail(CN_ERR_ARG, "--dump \"%s\": expected name:layer:step", spec);
-    CN_TRY(parse_name(parts[0], &d->name));
-    CN_TRY(parse_number("layer", parts[1], &d->layer));
-    return parse_number("step", parts[2], &d->step);
+    CN_TRY(parse_dump_name(parts[0], &d->name));
+    CN_TRY(parse_dump_number("layer", parts[1], &d->layer));
+    return parse_dump_number("step", parts[2], &d->step);
 }
 
 cn_status cn_dump_open(cn_dump **out, cn_backend *be, const char *spec, const char *dir)
@@ -161,7 +161,7 @@ static cn_status write_file(const cn_dump *d, const char *name, uint32_t rows, u
     return status;
 }
 
-static cn_status reserve(cn_dump *d, size_t elems)
+static cn_status reserve_dump(cn_dump *d, size_t elems)
 {
     if (elems <= d->elems) return CN_OK;
     cn_free(d->raw);
@@ -195,7 +195,7 @@ cn_status cn_dump_tensor(cn_dump *d, cn_stream *s, cn_dump_name name, int32_t la
         return CN_OK;
     CN_ASSERT(dtype == CN_F32 || dtype == CN_BF16);
     size_t elems = (size_t)rows * cols;
-    CN_TRY(reserve(d, elems));
+    CN_TRY(reserve_dump(d, elems));
     CN_TRY(d->be->mem_read(s, d->raw, data, elems * cn_dtype_bytes(dtype)));
     CN_TRY(d->be->stream_sync(s));
     widen(d, dtype, elems);

@@ -80,8 +80,8 @@ static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_
 
 /* Lays out the matrices outside the layers, then layer by layer. Returns the bytes. offsets may be
  * NULL. */
-static uint64_t lay_out(const cn_model_config *c, const cn_backend *be,
-                        uint64_t (*offsets)[CN_W_COUNT])
+static uint64_t weights_lay_out(const cn_model_config *c, const cn_backend *be,
+                                uint64_t (*offsets)[CN_W_COUNT])
 {
     uint64_t at = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++)
@@ -95,7 +95,7 @@ static uint64_t lay_out(const cn_model_config *c, const cn_backend *be,
 
 uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be)
 {
-    return lay_out(c, be, NULL);
+    return weights_lay_out(c, be, NULL);
 }
 
 double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uint32_t n_tokens)
@@ -113,7 +113,7 @@ double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uin
     return (double)all + share * (double)experts;
 }
 
-static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer)
+static unsigned char *place_weights(const cn_weights *w, cn_weight_id id, uint32_t layer)
 {
     CN_ASSERT(layer < w->n_layers);
     if (id == CN_W_LM_HEAD && w->tied) id = CN_W_EMBED;
@@ -123,7 +123,7 @@ static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer
 
 const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
 {
-    return place(w, id, id >= CN_W_ATTN_NORM ? layer : 0);
+    return place_weights(w, id, id >= CN_W_ATTN_NORM ? layer : 0);
 }
 
 static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
@@ -132,7 +132,7 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
     cn_stream *stream = w->stream;
     const cn_dtype dtype = dtype_of(w->backend, p->id);
     size_t elem = cn_dtype_bytes(dtype);
-    unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
+    unsigned char *to = place_weights(w, p->id, p->layer) + p->first_elem * elem;
     uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
     cn_dummy_fill_args fill = {.out = to, .dtype = dtype, .n = n};
     if (w->backend->dummy_fill && dtype == CN_BF16 &&
@@ -186,7 +186,7 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     w->memory = memory;
     w->n_layers = c->n_layers;
     w->tied = c->tied;
-    lay_out(c, be, w->offsets);
+    weights_lay_out(c, be, w->offsets);
     const cn_status status = load_all(w, ck);
     if (status != CN_OK) {
         cn_weights_free(w);

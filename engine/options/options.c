@@ -49,7 +49,7 @@ cn_status cn_removed_option_check(const cn_removed_option *o, const char *value)
                    o->instead ? o->instead : "leave it out");
 }
 
-static size_t row_of(const cn_option *o)
+static size_t option_row_of(const cn_option *o)
 {
     size_t n;
     return (size_t)(o - cn_options(&n));
@@ -65,7 +65,7 @@ const void *cn_option_field(const cn_option *o, const cn_config *c)
 #define U64_MAX_ROUNDED 18446744073709551616.0
 enum { BOUND_BYTES = 32 };
 
-static bool is_power_of_two(double v)
+static bool option_is_power_of_two(double v)
 {
     uint64_t u = (uint64_t)v;
     return u && (u & (u - 1)) == 0;
@@ -132,7 +132,7 @@ static bool within_bounds(const cn_option *o, double v)
     /* 1e-60 is above 0, but is stored as the float 0. */
     const double stored = o->type == CN_OPTION_F32 ? (double)(float)v : v;
     if (stored <= o->min && o->flags & CN_OPTION_ABOVE_MIN) return false;
-    return !(o->flags & CN_OPTION_POW2) || is_power_of_two(v);
+    return !(o->flags & CN_OPTION_POW2) || option_is_power_of_two(v);
 }
 
 bool cn_option_store_number(const cn_option *o, void *field, double v)
@@ -154,7 +154,7 @@ bool cn_option_store_number(const cn_option *o, void *field, double v)
 
 /* Accepts only decimal digits, with a sign or a fraction if the type has one: no hex, nan, blanks.
  */
-static bool parse_number(const char *text, bool fraction, double *out)
+static bool parse_option_number(const char *text, bool fraction, double *out)
 {
     if (text[strspn(text, fraction ? "+-.0123456789eE" : "-0123456789")] || !*text) return false;
     char *end;
@@ -208,7 +208,7 @@ int cn_option_name_index(const cn_option *o, const char *text, size_t len)
     return -1;
 }
 
-static bool parse_set(const cn_option *o, const char *text, uint32_t *out)
+static bool parse_option_set(const cn_option *o, const char *text, uint32_t *out)
 {
     uint32_t set = 0;
     for (const char *p = text;; p++) {
@@ -233,7 +233,7 @@ static cn_status set_string(char **field, const char *text)
 }
 
 /* Adds a line to the values so far. */
-static cn_status add_string(char **field, const char *text)
+static cn_status add_option_string(char **field, const char *text)
 {
     cn_buf all = {0};
     CN_TRY(cn_buf_addf(&all, "%s\n%s", *field, text));
@@ -262,7 +262,7 @@ static bool set_number(const cn_option *o, void *field, const char *text)
     if (len >= sizeof number) return false;
     memcpy(number, text, len);
     number[len] = '\0';
-    if (!parse_number(number, o->type == CN_OPTION_F32, &v)) return false;
+    if (!parse_option_number(number, o->type == CN_OPTION_F32, &v)) return false;
     if (percent && o->flags & CN_OPTION_SHARE) {
         if (v >= 100) return false; /* 1 is a token */
         v /= 100;
@@ -271,7 +271,7 @@ static bool set_number(const cn_option *o, void *field, const char *text)
 }
 
 /* The row that takes a list of the same names, or NULL. */
-static const cn_option *list_of(const cn_option *single)
+static const cn_option *option_list_of(const cn_option *single)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
@@ -288,7 +288,7 @@ static cn_status refuse_text(const cn_option *o, const char *text)
     if (o->type == CN_OPTION_SET || !strchr(text, ','))
         return cn_option_refuse(o, label, *text ? text : "''");
     cn_option_bounds(o, bounds, sizeof bounds);
-    const cn_option *list = list_of(o);
+    const cn_option *list = option_list_of(o);
     return cn_fail(CN_ERR_ARG, "--%s %s: expected one value, not a list: %s%s%s%s", o->name, text,
                    bounds, list ? "; --" : "", list ? list->name : "",
                    list ? " takes a list" : "");
@@ -300,7 +300,7 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
     bool ok = false;
     if (o->type == CN_OPTION_STRING) {
         const bool adds = o->flags & CN_OPTION_REPEATED && *(char **)field;
-        if (*text) CN_TRY(adds ? add_string(field, text) : set_string(field, text));
+        if (*text) CN_TRY(adds ? add_option_string(field, text) : set_string(field, text));
         ok = *text != '\0';
     } else if (o->type == CN_OPTION_BOOL) {
         ok = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
@@ -310,7 +310,7 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
         ok = index >= 0;
         if (ok) *(int *)field = index;
     } else if (o->type == CN_OPTION_SET) {
-        ok = parse_set(o, text, field);
+        ok = parse_option_set(o, text, field);
     } else if (o->type == CN_OPTION_TIME) {
         int32_t minutes;
         ok = parse_time(text, &minutes);
@@ -319,7 +319,7 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
         ok = set_number(o, field, text);
     }
     if (!ok) return refuse_text(o, text);
-    c->given[row_of(o)] = true;
+    c->given[option_row_of(o)] = true;
     if (field == &c->kv.rule || field == &c->kv.budget_tokens)
         cn_config_follow_rule(c, NULL, &c->kv);
     return CN_OK;

@@ -116,7 +116,7 @@ static bool is_flag(const char *word, uint32_t sections)
 }
 
 /* Applies argv[*at], with argv[*at + 1] if that is its value, and advances *at past them. */
-static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **argv, int *at)
+static cn_status apply_cli_flag(cn_config *c, uint32_t sections, int argc, char **argv, int *at)
 {
     const char *arg = argv[*at];
     flag f;
@@ -159,7 +159,7 @@ static cn_status parse_into(cn_config *c, uint32_t sections, int argc, char **ar
             c->help_all = is_help_all(arg);
             return CN_OK;
         } else if (arg[0] == '-' && arg[1]) {
-            CN_TRY(apply_flag(c, sections, argc, argv, &i));
+            CN_TRY(apply_cli_flag(c, sections, argc, argv, &i));
         } else {
             kept[(*n_kept)++] = arg;
             i++;

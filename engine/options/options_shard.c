@@ -16,7 +16,7 @@ typedef struct shard {
 /* ---- numbers ---- */
 
 /* Reads a number from the beginning of the text; returns what follows, or NULL. */
-static const char *read_number(const char *text, uint32_t *out)
+static const char *read_shard_number(const char *text, uint32_t *out)
 {
     const size_t n = strspn(text, "0123456789");
     if (n == 0 || n > 9) return NULL;
@@ -27,8 +27,8 @@ static const char *read_number(const char *text, uint32_t *out)
 /* "3/64" */
 static cn_status read_pair(shard *out, const char *what, const char *text)
 {
-    const char *rest = read_number(text, &out->index);
-    rest = rest && *rest == '/' ? read_number(rest + 1, &out->of) : NULL;
+    const char *rest = read_shard_number(text, &out->index);
+    rest = rest && *rest == '/' ? read_shard_number(rest + 1, &out->of) : NULL;
     if (!rest || *rest)
         return cn_fail(CN_ERR_ARG, "%s %s: expected I/N, as 3/64 for the fourth of 64 shards%s",
                        what, text, strcmp(what, "--shard") == 0 ? ", or auto" : "");
@@ -52,7 +52,7 @@ static cn_status read_variable(const char *name, uint32_t *out, bool *found)
     const char *text = cn_environment(name);
     *found = text != NULL;
     if (!text) return CN_OK;
-    const char *rest = read_number(text, out);
+    const char *rest = read_shard_number(text, out);
     if (rest && !*rest) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--shard auto: %s is \"%s\": expected a number", name, text);
 }

@@ -29,22 +29,23 @@ enum { AHEAD = CN_SELECT_STAGES, N_STAGES }; /* the arrays of cn_sel_stage */
 enum { N_U32_ARRAYS = N_ROW_ARRAYS + CN_SELECT_STAGES * N_STAGE_ARRAYS };
 
 /* Offsets in the memory of a step's arrays. */
-static size_t u32_at(uint32_t rows, uint32_t i)
+static size_t select_u32_at(uint32_t rows, uint32_t i)
 {
     return i * cn_round_up(rows * sizeof(uint32_t), ALIGN_BYTES);
 }
 
 static size_t stage_at(uint32_t rows, uint32_t i)
 {
-    return u32_at(rows, N_U32_ARRAYS) + i * cn_round_up(rows * sizeof(cn_sel_stage), ALIGN_BYTES);
+    return select_u32_at(rows, N_U32_ARRAYS) +
+           i * cn_round_up(rows * sizeof(cn_sel_stage), ALIGN_BYTES);
 }
 
-static size_t byte_at(uint32_t rows, uint32_t i)
+static size_t select_byte_at(uint32_t rows, uint32_t i)
 {
     return stage_at(rows, N_STAGES) + i * cn_round_up(rows, ALIGN_BYTES);
 }
 
-size_t cn_select_bytes(uint32_t max_rows) { return byte_at(max_rows, 2); }
+size_t cn_select_bytes(uint32_t max_rows) { return select_byte_at(max_rows, 2); }
 
 cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
 {
@@ -68,7 +69,7 @@ cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
 
 static uint32_t *u32_array(const cn_select_builder *b, char *base, uint32_t i)
 {
-    return (uint32_t *)(void *)(base + u32_at(b->opts.max_rows, i));
+    return (uint32_t *)(void *)(base + select_u32_at(b->opts.max_rows, i));
 }
 
 static uint32_t *of_stage(const cn_select_builder *b, char *base, uint32_t stage, stage_array a)
@@ -99,8 +100,8 @@ cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_o
     v->newest = u32_array(b, device, NEWEST);
     v->modulus = u32_array(b, device, MODULUS);
     v->n_window = u32_array(b, device, N_WINDOW);
-    v->weights = (const uint8_t *)device + byte_at(max_rows, 0);
-    v->rotate = (const uint8_t *)device + byte_at(max_rows, 1);
+    v->weights = (const uint8_t *)device + select_byte_at(max_rows, 0);
+    v->rotate = (const uint8_t *)device + select_byte_at(max_rows, 1);
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         v->rows.stage[i].stage = stages_of(b, device, i);
         v->rows.stage[i].first = of_stage(b, device, i, FIRST);
@@ -125,8 +126,8 @@ static void build_ring(cn_select_builder *b, char *host, uint32_t row, const cn_
     const uint32_t rows = predicts ? cn_selector_ring_rows(&q->kv) : 1;
     u32_array(b, host, MODULUS)[row] = rows;
     u32_array(b, host, N_WINDOW)[row] = rows - 1;
-    host[byte_at(b->opts.max_rows, 0) + row] = (char)q->kv.select_weights;
-    host[byte_at(b->opts.max_rows, 1) + row] = (char)q->kv.select_rotate;
+    host[select_byte_at(b->opts.max_rows, 0) + row] = (char)q->kv.select_weights;
+    host[select_byte_at(b->opts.max_rows, 1) + row] = (char)q->kv.select_rotate;
     b->view.runs_predict |= predicts;
 }
 
@@ -178,13 +179,13 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
 }
 
 /* A row that attends to nothing. */
-static void build_padding(cn_select_builder *b, char *host, uint32_t row)
+static void build_row_padding(cn_select_builder *b, char *host, uint32_t row)
 {
     for (uint32_t i = 0; i < N_U32_ARRAYS; i++) u32_array(b, host, i)[row] = 0;
     u32_array(b, host, RING_SLOT)[row] = CN_NO_SLOT;
     u32_array(b, host, MODULUS)[row] = 1;
     for (uint32_t i = 0; i < N_STAGES; i++) stages_of(b, host, i)[row] = (cn_sel_stage){0};
-    for (uint32_t i = 0; i < 2; i++) host[byte_at(b->opts.max_rows, i) + row] = 0;
+    for (uint32_t i = 0; i < 2; i++) host[select_byte_at(b->opts.max_rows, i) + row] = 0;
 }
 
 /* ---- routes ---- */
@@ -257,7 +258,7 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
     v->n_ranges = 0;
     v->route = cn_select_route_of(b->opts.be, &need.forms, &need.forms);
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
-    for (uint32_t r = plan->n_decode; r < shape.rows; r++) build_padding(b, host, r);
+    for (uint32_t r = plan->n_decode; r < shape.rows; r++) build_row_padding(b, host, r);
     if (shape.rows > 0) fix_shape(b, shape);
     return true;
 }

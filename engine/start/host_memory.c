@@ -68,12 +68,12 @@ uint64_t cn_host_cgroup_bytes(const char *list, const char *root)
 
 /* ---- what fits ---- */
 
-static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
+static uint64_t host_bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
 
 uint64_t cn_host_bytes(const cn_config *c)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    if (c->host_memory_gib > 0) return bytes_of_gib(c->host_memory_gib);
+    if (c->host_memory_gib > 0) return host_bytes_of_gib(c->host_memory_gib);
     if (pages <= 0 || page_bytes <= 0) return 0;
     const uint64_t all = (uint64_t)pages * (uint64_t)page_bytes;
     const uint64_t limit = cn_host_cgroup_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
@@ -105,7 +105,7 @@ cn_status cn_host_check(const cn_config *c)
         const size_t n = strlen(names);
         snprintf(names + n, sizeof names - n, "%s--%s %.5g", n ? " with " : "", parts[i].option,
                  (double)parts[i].gib);
-        sum += bytes_of_gib(parts[i].gib);
+        sum += host_bytes_of_gib(parts[i].gib);
     }
     if (all == 0 || sum <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
