@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "engine/serve/calls/mailbox.h"
+#include "engine/base/mailbox.h"
 
 enum { N_WRITERS = 4, N_EACH = 2000 };
 
@@ -52,7 +52,7 @@ static void express_messages_come_first_and_order_is_kept(void **state)
     assert_false(is_readable(box));
     for (int i = 0; i < 4; i++) {
         l[i] = (letter){.mail.open = note, .number = i};
-        cn_mailbox_post(box, i % 2 ? CN_LANE_EXPRESS : CN_LANE_NORMAL, &l[i].mail);
+        cn_mailbox_post(box, i % 2 ? CN_MAIL_EXPRESS : CN_MAIL_NORMAL, &l[i].mail);
         assert_true(is_readable(box));
     }
     assert_int_equal(cn_mailbox_length(box), 4);
@@ -69,12 +69,12 @@ static void a_full_box_refuses_try_post_but_not_post(void **state)
     letter l[3];
     cn_mailbox *box = make_box(1);
     for (int i = 0; i < 3; i++) l[i] = (letter){.mail.open = note, .number = i};
-    assert_true(cn_mailbox_try_post(box, CN_LANE_NORMAL, &l[0].mail));
-    assert_false(cn_mailbox_try_post(box, CN_LANE_EXPRESS, &l[1].mail));
-    cn_mailbox_post(box, CN_LANE_NORMAL, &l[2].mail);
+    assert_true(cn_mailbox_try_post(box, CN_MAIL_NORMAL, &l[0].mail));
+    assert_false(cn_mailbox_try_post(box, CN_MAIL_EXPRESS, &l[1].mail));
+    cn_mailbox_post(box, CN_MAIL_NORMAL, &l[2].mail);
     assert_int_equal(cn_mailbox_open_all(box), 2);
     assert_string_equal(opened, "ac");
-    assert_true(cn_mailbox_try_post(box, CN_LANE_EXPRESS, &l[1].mail));
+    assert_true(cn_mailbox_try_post(box, CN_MAIL_EXPRESS, &l[1].mail));
     assert_int_equal(cn_mailbox_open_all(box), 1);
     cn_mailbox_free(box);
 }
@@ -95,7 +95,7 @@ static void *write_letters(void *arg)
     const int writer = (int)(intptr_t)arg;
     for (int i = 0; i < N_EACH; i++) {
         letters[writer][i] = (letter){{.open = take_in_order}, writer, i + 1};
-        cn_mailbox_post(shared, writer % 2 ? CN_LANE_EXPRESS : CN_LANE_NORMAL,
+        cn_mailbox_post(shared, writer % 2 ? CN_MAIL_EXPRESS : CN_MAIL_NORMAL,
                         &letters[writer][i].mail);
     }
     return NULL;

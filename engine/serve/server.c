@@ -304,7 +304,7 @@ static void *load_main(void *arg)
     l->status = cn_service_load(l->server->service);
     if (l->status != CN_OK && cn_buf_addf(&l->error, "%s", cn_last_error()) != CN_OK)
         cn_buf_clear(&l->error);
-    cn_mailbox_post(l->server->mailbox, CN_LANE_NORMAL, &l->mail);
+    cn_mailbox_post(l->server->mailbox, CN_MAIL_NORMAL, &l->mail);
     return NULL;
 }
 

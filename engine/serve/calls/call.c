@@ -51,7 +51,7 @@ void cn_call_post_update(cn_call *call)
     if (known) return;
     call_ref(call);
     cn_mailbox_post(call->reply_to,
-                    call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
+                    call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS,
                     &call->update_mail);
 }
 
@@ -107,8 +107,8 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
     o->body = (cn_buf){0};
     pthread_mutex_init(&call->lock, NULL);
     const bool express = o->klass != CN_CLASS_BATCH && call->body.len <= CN_LARGE_BODY_BYTES;
-    const cn_lane lane = express ? CN_LANE_EXPRESS : CN_LANE_NORMAL;
-    if (cn_mailbox_try_post(s->intake_box, lane, &call->mail)) {
+    const cn_mail_queue queue = express ? CN_MAIL_EXPRESS : CN_MAIL_NORMAL;
+    if (cn_mailbox_try_post(s->intake_box, queue, &call->mail)) {
         *out = call;
         return CN_OK;
     }
@@ -121,7 +121,7 @@ void cn_call_cancel(cn_call *call)
 {
     if (atomic_exchange(&call->cancelled, true) || cn_call_is_over(call)) return;
     call_ref(call);
-    cn_mailbox_post(call->service->engine_box, CN_LANE_EXPRESS, &call->cancel_mail);
+    cn_mailbox_post(call->service->engine_box, CN_MAIL_EXPRESS, &call->cancel_mail);
 }
 
 void cn_call_release(cn_call *call)

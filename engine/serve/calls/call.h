@@ -16,7 +16,7 @@
 #include "engine/api/api_request.h"
 #include "engine/api/api_response.h"
 #include "engine/base/budget.h"
-#include "engine/serve/calls/mailbox.h"
+#include "engine/base/mailbox.h"
 
 typedef struct cn_service cn_service; /* service.h: the intake and engine threads */
 typedef struct cn_call cn_call;

@@ -250,7 +250,7 @@ static void open_stop(cn_mail *mail)
 void cn_engine_thread_stop(cn_service *s)
 {
     s->engine_stop_mail.open = open_stop;
-    cn_mailbox_post(s->engine_box, CN_LANE_NORMAL, &s->engine_stop_mail);
+    cn_mailbox_post(s->engine_box, CN_MAIL_NORMAL, &s->engine_stop_mail);
 }
 
 /* Waits for mail. After a second without any, returns the memory of ended requests. */

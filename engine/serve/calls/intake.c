@@ -200,7 +200,7 @@ static void read_call(cn_call *call, bool is_long)
         return;
     }
     call->mail.open = cn_engine_thread_take;
-    cn_mailbox_post(s->engine_box, call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
+    cn_mailbox_post(s->engine_box, call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS,
                     &call->mail);
 }
 
@@ -248,7 +248,7 @@ static void read_token_job(cn_token_job *job, bool is_long)
         if (cn_buf_add(&job->at_fault, param, strlen(param)) != CN_OK) cn_buf_clear(&job->at_fault);
     }
     job->mail.open = open_done;
-    cn_mailbox_post(job->reply_to, CN_LANE_EXPRESS, &job->mail);
+    cn_mailbox_post(job->reply_to, CN_MAIL_EXPRESS, &job->mail);
 }
 
 static void read_long_token_job(void *job) { read_token_job(job, true); }
@@ -268,7 +268,7 @@ bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
     job->service = s;
     job->mail.open = take_token_job;
     const bool express = job->body.len <= CN_LARGE_BODY_BYTES;
-    return cn_mailbox_try_post(s->intake_box, express ? CN_LANE_EXPRESS : CN_LANE_NORMAL,
+    return cn_mailbox_try_post(s->intake_box, express ? CN_MAIL_EXPRESS : CN_MAIL_NORMAL,
                                &job->mail);
 }
 
@@ -283,7 +283,7 @@ static void open_stop(cn_mail *mail)
 void cn_intake_stop(cn_service *s)
 {
     s->intake_stop_mail.open = open_stop;
-    cn_mailbox_post(s->intake_box, CN_LANE_EXPRESS, &s->intake_stop_mail);
+    cn_mailbox_post(s->intake_box, CN_MAIL_EXPRESS, &s->intake_stop_mail);
 }
 
 void *cn_intake_main(void *service)

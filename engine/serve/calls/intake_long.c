@@ -48,7 +48,7 @@ static void *job_main(void *arg)
 {
     long_job *job = arg;
     job->run(job->object);
-    cn_mailbox_post(job->service->intake_box, CN_LANE_EXPRESS, &job->done);
+    cn_mailbox_post(job->service->intake_box, CN_MAIL_EXPRESS, &job->done);
     return NULL;
 }
 

@@ -73,7 +73,7 @@ static void open_task(cn_mail *mail)
     cn_spool_task *t = CN_CONTAINER_OF(mail, cn_spool_task, mail);
     t->work(t, t->part->batches);
     t->mail.open = open_result;
-    cn_mailbox_post(cn_server_mailbox(t->part->server), CN_LANE_NORMAL, &t->mail);
+    cn_mailbox_post(cn_server_mailbox(t->part->server), CN_MAIL_NORMAL, &t->mail);
 }
 
 cn_spool_task *cn_spool_task_begin(cn_spool_part *p, cn_exchange *x,
@@ -103,7 +103,7 @@ void cn_spool_task_post(cn_spool_task *t)
 {
     t->posted = true;
     t->mail.open = open_task;
-    cn_mailbox_post(t->part->box, CN_LANE_EXPRESS, &t->mail);
+    cn_mailbox_post(t->part->box, CN_MAIL_EXPRESS, &t->mail);
 }
 
 void cn_spool_task_reply(cn_spool_task *t)
@@ -268,7 +268,7 @@ static void close_part(void *part)
     if (!p) return;
     if (p->started) {
         p->stop_mail.open = open_stop;
-        cn_mailbox_post(p->box, CN_LANE_NORMAL, &p->stop_mail);
+        cn_mailbox_post(p->box, CN_MAIL_NORMAL, &p->stop_mail);
         pthread_join(p->thread, NULL);
         /* Open its results before the tasks are freed. */
         while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
@@ -337,7 +337,7 @@ static void drain_part(void *part)
     cn_spool_part *p = part;
     if (!p->started) return;
     p->drain_mail.open = open_drain;
-    cn_mailbox_post(p->box, CN_LANE_EXPRESS, &p->drain_mail);
+    cn_mailbox_post(p->box, CN_MAIL_EXPRESS, &p->drain_mail);
 }
 
 static bool is_idle(void *part)

@@ -1,6 +1,6 @@
 /* mailbox.c - two lists under a mutex, and an eventfd that counts 1 while either list has a
  * message. See mailbox.h. */
-#include "engine/serve/calls/mailbox.h"
+#include "engine/base/mailbox.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -11,7 +11,7 @@
 
 struct cn_mailbox {
     pthread_mutex_t lock;
-    cn_list lanes[CN_N_LANES];
+    cn_list queues[CN_N_MAIL_QUEUES];
     uint32_t n, capacity;
     int fd; /* counts 1 exactly while n > 0: written and read under the lock */
 };
@@ -47,27 +47,27 @@ static void signal_first(cn_mailbox *box)
     CN_ASSERT(n == sizeof one);
 }
 
-static bool put_mail(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
+static bool put_mail(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail, uint32_t capacity)
 {
-    CN_ASSERT(mail->open && lane < CN_N_LANES);
+    CN_ASSERT(mail->open && queue < CN_N_MAIL_QUEUES);
     pthread_mutex_lock(&box->lock);
     bool fits = box->n < capacity;
     if (fits) {
-        cn_list_append(&box->lanes[lane], &mail->node);
+        cn_list_append(&box->queues[queue], &mail->node);
         if (box->n++ == 0) signal_first(box);
     }
     pthread_mutex_unlock(&box->lock);
     return fits;
 }
 
-bool cn_mailbox_try_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
+bool cn_mailbox_try_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail)
 {
-    return put_mail(box, lane, mail, box->capacity);
+    return put_mail(box, queue, mail, box->capacity);
 }
 
-void cn_mailbox_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
+void cn_mailbox_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail)
 {
-    const bool fits = put_mail(box, lane, mail, UINT32_MAX);
+    const bool fits = put_mail(box, queue, mail, UINT32_MAX);
     CN_ASSERT(fits);
 }
 
@@ -75,8 +75,8 @@ cn_mail *cn_mailbox_take(cn_mailbox *box)
 {
     pthread_mutex_lock(&box->lock);
     cn_mail *mail = NULL;
-    for (int lane = 0; lane < CN_N_LANES && !mail; lane++)
-        mail = CN_CONTAINER_OF(cn_list_pop(&box->lanes[lane]), cn_mail, node);
+    for (int queue = 0; queue < CN_N_MAIL_QUEUES && !mail; queue++)
+        mail = CN_CONTAINER_OF(cn_list_pop(&box->queues[queue]), cn_mail, node);
     if (mail && --box->n == 0) {
         uint64_t count;
         const ssize_t n = read(box->fd, &count, sizeof count);

@@ -1,4 +1,4 @@
-/* mailbox.h - messages between threads of the server: a bounded queue of intrusive messages with a
+/* mailbox.h - messages between threads: a bounded queue of intrusive messages with a
  * file descriptor that is readable while a message waits.
  *
  * Each thread has one mailbox. A message carries the function that the reader runs ("opens").
@@ -8,7 +8,7 @@
  *
  * Posting allocates nothing: a message is embedded in the object it concerns. That object must live
  * until the message is opened, and the message may be in only one mailbox at a time. There are two
- * lanes; express messages are taken first. */
+ * queues; express messages are taken first. */
 #ifndef CN_MAILBOX_H
 #define CN_MAILBOX_H
 
@@ -21,7 +21,7 @@ struct cn_mail {
     void (*open)(cn_mail *mail); /* runs on the reader's thread; may free the object of the mail */
 };
 
-typedef enum cn_lane { CN_LANE_EXPRESS, CN_LANE_NORMAL, CN_N_LANES } cn_lane;
+typedef enum cn_mail_queue { CN_MAIL_EXPRESS, CN_MAIL_NORMAL, CN_N_MAIL_QUEUES } cn_mail_queue;
 
 typedef struct cn_mailbox cn_mailbox;
 
@@ -31,9 +31,9 @@ cn_status cn_mailbox_create(cn_mailbox **out, uint32_t capacity);
 void cn_mailbox_free(cn_mailbox *box); /* NULL is fine; must be empty */
 
 /* False, and nothing done, when `capacity` messages are waiting. */
-bool cn_mailbox_try_post(cn_mailbox *box, cn_lane lane, cn_mail *mail);
+bool cn_mailbox_try_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail);
 /* Never fails. For messages about work that was already accepted, which bounds their number. */
-void cn_mailbox_post(cn_mailbox *box, cn_lane lane, cn_mail *mail);
+void cn_mailbox_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail);
 
 /* Removes and returns the next message, or NULL. */
 cn_mail *cn_mailbox_take(cn_mailbox *box);
