@@ -9,6 +9,12 @@
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
 
+/* The two halves of cn_engine_create. The first reads the checkpoint without its tensors, opens the
+ * devices, plans the memory and takes that of GPUs. The second, on any thread, allocates and reads
+ * weights. After a failure of the second free the engine. */
+cn_status cn_engine_plan_start(cn_engine **out, const cn_config *c);
+cn_status cn_engine_load(cn_engine *e);
+
 /* Looks at an engine whose memory is planned and not yet allocated. An error ends the start. */
 typedef cn_status (*cn_engine_check)(void *ctx, cn_engine *e);
 /* cn_engine_create with a check before memory is allocated and weights are read. The check may call

@@ -355,7 +355,9 @@ static void log_memory(const cn_engine *e)
            ((double)used / (double)planned - 1) * 100);
 }
 
-static cn_status build(cn_engine *e, cn_engine_check check, void *ctx)
+/* All of the start that can be refused for want of memory: nothing of the checkpoint's tensors is
+ * read. */
+static cn_status plan(cn_engine *e)
 {
     cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(cn_config_find_models(e->config));
@@ -374,8 +376,28 @@ static cn_status build(cn_engine *e, cn_engine_check check, void *ctx)
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
     describe_pools(e, kv);
-    CN_TRY(make_scheduler(e, kv));
-    if (check) CN_TRY(check(ctx, e));
+    return make_scheduler(e, kv);
+}
+
+cn_status cn_engine_plan_start(cn_engine **out, const cn_config *c)
+{
+    cn_engine *e = cn_calloc(1, sizeof *e);
+    if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
+    e->mask_share = CN_MASK_SHARE;
+    cn_status status = cn_config_copy(&e->config, c);
+    if (status == CN_OK) status = plan(e);
+    if (status != CN_OK) {
+        cn_engine_free(e);
+        return status;
+    }
+    *out = e;
+    return CN_OK;
+}
+
+cn_status cn_engine_load(cn_engine *e)
+{
+    const cn_memory_plan *kv = &e->plan.kv;
+    if (e->backend->enter) e->backend->enter(e->backend);
     CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
@@ -393,11 +415,10 @@ static cn_status build(cn_engine *e, cn_engine_check check, void *ctx)
 cn_status cn_engine_create_checked(cn_engine **out, const cn_config *c, cn_engine_check check,
                                    void *ctx)
 {
-    cn_engine *e = cn_calloc(1, sizeof *e);
-    if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
-    e->mask_share = CN_MASK_SHARE;
-    cn_status status = cn_config_copy(&e->config, c);
-    if (status == CN_OK) status = build(e, check, ctx);
+    cn_engine *e = NULL;
+    CN_TRY(cn_engine_plan_start(&e, c));
+    cn_status status = check ? check(ctx, e) : CN_OK;
+    if (status == CN_OK) status = cn_engine_load(e);
     if (status != CN_OK) {
         cn_engine_free(e);
         return status;
