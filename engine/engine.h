@@ -31,6 +31,8 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
 const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special);
 uint32_t cn_engine_max_model_len(const cn_engine *e);
 uint32_t cn_engine_block_tokens(const cn_engine *e);
+/* "cpu" or "cuda:2". */
+const char *cn_engine_device(const cn_engine *e);
 /* Writes what the choice of a device changes in results: "cpu, float32, blocks of 64 tokens". */
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size);
 

@@ -494,6 +494,13 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
 uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }
 uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.block_tokens; }
 
+const char *cn_engine_device(const cn_engine *e)
+{
+    const char *device = e->config->device;
+    if (strcmp(e->backend->name, "cuda") != 0) return e->backend->name;
+    return strchr(device, ':') ? device : "cuda:0";
+}
+
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size)
 {
     snprintf(text, size, "%s, %s, blocks of %u tokens", e->backend->name,

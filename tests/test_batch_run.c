@@ -214,6 +214,14 @@ static void add_lines(int n)
     }
 }
 
+static cn_lanes *one_lane(void)
+{
+    static cn_engine *const engines[] = {&fake};
+    cn_lanes *lanes;
+    assert_int_equal(cn_lanes_create(&lanes, &(cn_lanes_opts){.engines = engines, .n = 1}), CN_OK);
+    return lanes;
+}
+
 typedef struct outcome {
     cn_batch_state state;
     bool failed;
@@ -237,7 +245,7 @@ static cn_config *make_config(void)
 static outcome run_with(const cn_config *c)
 {
     cn_batch_run run = {.config = c};
-    cn_batch_drive drive = {.engine = &fake, .stop_asked = &signals};
+    cn_batch_drive drive = {.lanes = one_lane(), .stop_asked = &signals};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     assert_int_equal(cn_resume_scan(run.output, c->retry_errors, &run.ids, &run.totals), CN_OK);
@@ -247,6 +255,7 @@ static outcome run_with(const cn_config *c)
                  run.n_put_back + run.inflight.n, run.n_rescued, run.totals, run.agreement,
                  run.replayed};
     snprintf(o.why, sizeof o.why, "%s", run.why);
+    cn_lanes_free(drive.lanes);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);
     cn_line_reader_close(run.input);
@@ -449,13 +458,14 @@ static void until_stops_reading_lines(void **state)
     cn_config *c = make_config();
     cn_batch_run run = {.config = c};
     cn_batch_drive drive = {
-        .engine = &fake, .stop_asked = &signals, .until = (int64_t)time(NULL) - 1};
+        .lanes = one_lane(), .stop_asked = &signals, .until = (int64_t)time(NULL) - 1};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     cn_batch_drive_all(&drive, &run);
     assert_int_equal(run.n_read, 0);
     assert_non_null(strstr(run.why, "--until"));
     assert_false(run.failed);
+    cn_lanes_free(drive.lanes);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);
     cn_line_reader_close(run.input);

@@ -19,6 +19,7 @@
 #include "engine/cmd/stop_signals.h"
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/done_files.h"
+#include "engine/offline/lane_engines.h"
 
 /* ---- signals ---- */
 
@@ -113,7 +114,8 @@ static void warn_of_network(const cn_config *c, const cn_batch_run *run)
                c->output_file, fs.f_type == NFS ? "NFS" : "Lustre");
 }
 
-static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_config *c)
+static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_lane_engines *engines,
+                          cn_config *c)
 {
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
     const cn_line_part part = {c->shard_index, c->shard_of,
@@ -129,10 +131,11 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_config *c
     CN_TRY(prepare_output(run, c));
     drive->drain_timeout_s = c->drain_timeout_s;
     if (c->until_minutes >= 0) set_until(drive, c->until_minutes);
-    CN_TRY(cn_engine_create(&drive->engine, c));
+    CN_TRY(cn_lane_engines_plan(engines, c));
     char backend[96];
-    cn_engine_backend_text(drive->engine, backend, sizeof backend);
+    cn_engine_backend_text(engines->at[0], backend, sizeof backend);
     CN_TRY(cn_done_files_check_backend(c, backend));
+    CN_TRY(cn_lane_engines_start(&drive->lanes, engines, c));
     if (!cn_batch_output_is_file(run->output)) return CN_OK;
     return cn_run_record_backend(c->output_file, backend);
 }
@@ -141,6 +144,7 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_config *c
 
 typedef struct summary {
     const cn_batch_run *run;
+    cn_lanes *lanes;
     cn_stats stats;
     double elapsed_s;
     int exit_code;
@@ -196,6 +200,19 @@ static void print_end(FILE *f, const summary *s)
                 cn_utf8_escape_controls(r->first.cause, cause, sizeof cause));
 }
 
+static void print_engines(FILE *f, const summary *s)
+{
+    cn_stats one;
+    const uint32_t n = cn_lanes_n(s->lanes);
+    if (n > 1) fprintf(f, "engines: %u; output tokens", n);
+    for (uint32_t i = 0; n > 1 && i < n; i++) {
+        const bool failed = cn_lanes_stats_of(s->lanes, i, &one) != NULL;
+        fprintf(f, "%s %llu%s", i ? "," : "", (unsigned long long)one.generation_tokens,
+                failed ? " (failed)" : "");
+    }
+    if (n > 1) fprintf(f, "\n");
+}
+
 static void print_summary(FILE *f, const summary *s)
 {
     const cn_batch_run *r = s->run;
@@ -208,6 +225,7 @@ static void print_summary(FILE *f, const summary *s)
     fprintf(f, "tokens: %llu prompt (%llu from the prefix cache), %llu output\n",
             (unsigned long long)e->prompt_tokens, (unsigned long long)e->cached_tokens,
             (unsigned long long)e->generation_tokens);
+    print_engines(f, s);
     if (e->preemptions)
         fprintf(f, "kv: %llu preemptions, %llu tokens recomputed\n",
                 (unsigned long long)e->preemptions, (unsigned long long)e->recomputed_tokens);
@@ -264,6 +282,20 @@ static json_t *audit_json(const cn_batch_run *r)
                      "logprob_gap_per_token", json_real(cn_agreement_gap(a)));
 }
 
+static json_t *engines_json(const summary *s)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < cn_lanes_n(s->lanes); i++) {
+        cn_stats one;
+        const char *failed = cn_lanes_stats_of(s->lanes, i, &one);
+        json_array_append_new(all, json_pack("{s:s, s:I, s:I, s:s?}", "device",
+                                             cn_engine_device(cn_lanes_engine(s->lanes, i)),
+                                             "output_tokens", (json_int_t)one.generation_tokens,
+                                             "steps", (json_int_t)one.steps, "failed", failed));
+    }
+    return all;
+}
+
 static json_t *summary_json(const summary *s)
 {
     const cn_batch_run *r = s->run;
@@ -294,7 +326,7 @@ static json_t *summary_json(const summary *s)
         "auto_moves", (json_int_t)e->auto_moves);
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
-        "s:I, s:o, s:o}",
+        "s:I, s:o, s:o, s:o?}",
         "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped",
         *r->why && !cn_batch_run_is_complete(r) ? r->why : NULL,
         "elapsed_s", s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors",
@@ -305,7 +337,7 @@ static json_t *summary_json(const summary *s)
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
         "exact_match", match, "warnings", (json_int_t)r->n_warned,
         "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r), "shard",
-        shard_json(r->config));
+        shard_json(r->config), "engines", engines_json(s));
 }
 
 static cn_status write_summary(const summary *s)
@@ -362,6 +394,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     cn_progress_begin(&drive->progress, progress_mode(c), stderr);
     const double started_s = cn_now_s();
     cn_batch_drive_all(drive, run);
+    drive->hangs = !cn_lanes_stop(drive->lanes);
     const bool synced = cn_batch_output_sync(run->output) == CN_OK;
     if (!synced)
         cn_log(CN_LOG_ERROR,
@@ -369,8 +402,12 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
                "then run again with --resume",
                cn_last_error());
     summary s = {
-        .run = run, .elapsed_s = cn_now_s() - started_s, .exit_code = exit_code_of(run, synced)};
-    cn_engine_stats(drive->engine, &s.stats);
+        .run = run,
+        .lanes = drive->lanes,
+        .elapsed_s = cn_now_s() - started_s,
+        .exit_code = exit_code_of(run, synced),
+    };
+    cn_lanes_stats(drive->lanes, &s.stats);
     s.stats.prompt_tokens -= run->replayed.prompt_tokens;
     s.stats.cached_tokens -= run->replayed.cached_tokens;
     s.stats.generation_tokens -= run->replayed.completion_tokens;
@@ -392,14 +429,17 @@ int cn_cmd_run_batch(int argc, char **argv)
         c->kv_policies |= 1U << CN_KV_FULL;
     cn_batch_run run = {.config = c};
     cn_batch_drive drive = {0};
-    if (open_run(&run, &drive, c) == CN_OK) {
+    cn_lane_engines engines = {0};
+    if (open_run(&run, &drive, &engines, c) == CN_OK) {
         exit_code = run_batch(&run, &drive);
     } else {
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
         exit_code = CN_EXIT_FAILED;
     }
     if (exit_code == CN_EXIT_FAILED) remove_files(&run);
-    cn_engine_free(drive.engine);
+    if (drive.hangs) cn_end_now(exit_code);
+    cn_lanes_free(drive.lanes);
+    cn_lane_engines_free(&engines);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);
     cn_line_reader_close(run.input);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "engine/cmd/command.h"
@@ -63,4 +64,10 @@ void cn_stop_signals_set(const cn_stop_rule *rule)
     for (size_t i = 0; i < sizeof stop_signals / sizeof *stop_signals; i++)
         cn_handle_signal(stop_signals[i], on_stop, flags);
     if (rule->hangup && !is_ignored(SIGHUP)) cn_handle_signal(SIGHUP, on_hangup, flags);
+}
+
+void cn_end_now(int code)
+{
+    fflush(NULL);
+    _exit(code);
 }

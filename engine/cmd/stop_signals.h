@@ -24,4 +24,8 @@ void cn_stop_signals_begin(void);
 /* Replaces the rule. Signals that came before count. */
 void cn_stop_signals_set(const cn_stop_rule *rule);
 
+/* Ends the process at once, because a thread hangs in the driver: what it uses cannot be freed, and
+ * the handlers of exit() may wait for it. */
+_Noreturn void cn_end_now(int code);
+
 #endif

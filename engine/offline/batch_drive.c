@@ -3,30 +3,29 @@
 
 #include <time.h>
 
-enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* the output has all of them */ };
+enum {
+    IDLE_WAIT_MS = 200,
+    READ_WAIT_MS = 20,
+    READ_AHEAD = 1024,    /* lines */
+    MAX_ERRORS_SHOWN = 10 /* the output has all of them */
+};
 
-/* ---- the port to the engine ---- */
+/* ---- the port to the engines ---- */
 
-static cn_status submit_to_engine(void *drive, cn_batch_job *job)
+static cn_status submit(void *drive, cn_batch_job *job)
 {
-    cn_batch_drive *d = drive;
-    if (!job->result)
-        CN_TRY(cn_api_result_create(&job->result, &job->item.request,
-                                    cn_engine_token_bytes, d->engine));
-    job->n_left = job->attempt.n_prompts;
-    return cn_api_request_submit(&job->attempt, d->engine, cn_batch_job_event, job, &job->request);
+    return cn_lanes_submit(((cn_batch_drive *)drive)->lanes, job);
 }
 
 static void cancel(void *drive, cn_batch_job *job)
 {
-    for (uint32_t i = 0; i < job->attempt.n_prompts; i++)
-        cn_engine_cancel(((cn_batch_drive *)drive)->engine, job->request + i);
+    cn_lanes_cancel(((cn_batch_drive *)drive)->lanes, job);
 }
 
 static uint64_t n_tokens(void *drive, cn_batch_job *job)
 {
     (void)drive;
-    return cn_api_result_n_tokens(job->result);
+    return cn_lanes_n_tokens(job);
 }
 
 static bool interrupted(void *drive)
@@ -47,14 +46,18 @@ static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, cons
 
 static void open_port(cn_batch_drive *d, const cn_config *c)
 {
+    const cn_engine *engine = cn_lanes_engine(d->lanes, 0);
+    const bool several = cn_lanes_n(d->lanes) > 1;
     d->port = (cn_batch_port){.user = d,
-                              .submit = submit_to_engine,
+                              .shared = several,
+                              .borrows = several,
+                              .submit = submit,
                               .cancel = cancel,
                               .n_tokens = n_tokens,
                               .interrupted = interrupted,
                               .fault = show_fault};
-    cn_engine_default_sampling(d->engine, &d->port.defaults.sampling);
-    cn_engine_default_kv(d->engine, &d->port.defaults.kv);
+    cn_engine_default_sampling(engine, &d->port.defaults.sampling);
+    cn_engine_default_kv(engine, &d->port.defaults.kv);
     d->port.defaults.config = c;
     d->port.defaults.tool_parser = c->tool_call_parser;
     d->port.defaults.cap_max_tokens = c->cap_max_tokens;
@@ -105,10 +108,23 @@ static void check_drain(cn_batch_drive *d, cn_batch_run *run)
     cn_batch_run_stop(run, run->failed, why);
 }
 
+static void find_spread(cn_lanes *lanes, cn_progress_figures *g)
+{
+    for (uint32_t i = 0; i < cn_lanes_n(lanes); i++) {
+        cn_stats s;
+        cn_lanes_stats_of(lanes, i, &s);
+        if (i == 0 || s.generation_tokens < g->least.tokens)
+            g->least.tokens = s.generation_tokens, g->least.engine = i;
+        if (i == 0 || s.generation_tokens > g->most.tokens)
+            g->most.tokens = s.generation_tokens, g->most.engine = i;
+    }
+}
+
 static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 {
     if (!cn_progress_is_due(&d->progress)) return;
-    const cn_batch_work work = cn_batch_run_work(run, 0, cn_engine_max_model_len(d->engine), 0);
+    const uint32_t context = cn_engine_max_model_len(cn_lanes_engine(d->lanes, 0));
+    const cn_batch_work work = cn_batch_run_work(run, 0, context, 0);
     if (work.most_tokens > d->most_tokens) d->most_tokens = work.most_tokens;
     cn_progress_figures g = {
         .read = run->n_read,
@@ -122,8 +138,27 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
         .most_tokens = d->most_tokens,
         .running_tokens = work.running_tokens,
     };
-    cn_engine_stats(d->engine, &g.stats);
+    cn_lanes_stats(d->lanes, &g.stats);
+    find_spread(d->lanes, &g);
     cn_progress_show(&d->progress, &g);
+}
+
+/* The larger of READ_AHEAD and four times the samples that all engines run at once. */
+static uint32_t max_inflight(const cn_batch_drive *d, const cn_config *c)
+{
+    const uint64_t seats = (uint64_t)cn_lanes_n(d->lanes) * c->max_num_seqs;
+    if (c->max_inflight > 0) return c->max_inflight;
+    return (uint32_t)(4 * seats > READ_AHEAD ? 4 * seats : READ_AHEAD);
+}
+
+/* Lets the engines work, or waits for them. */
+static void work(cn_batch_drive *d, cn_batch_run *run)
+{
+    const bool may_read = run->state == CN_BATCH_RUNNING && !run->input_ended &&
+                          cn_batch_run_has_room(run);
+    if (cn_lanes_work(d->lanes, may_read ? READ_WAIT_MS : IDLE_WAIT_MS) != CN_OK)
+        cn_batch_run_stop(run, true, cn_last_error());
+    cn_batch_run_settle(run);
 }
 
 void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
@@ -133,19 +168,14 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         cn_batch_run_stop(run, true, cn_last_error());
     open_port(d, run->config);
     run->port = &d->port;
-    run->max_inflight = run->config->max_inflight;
+    run->max_inflight = max_inflight(d, run->config);
     d->tokens_earlier = run->totals.completion_tokens;
     for (;;) {
         check_stop_requests(d, run);
         check_drain(d, run);
         cn_batch_run_admit(run, IDLE_WAIT_MS);
         if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
-        if (run->inflight.n > 0) {
-            bool idle;
-            if (cn_engine_step(d->engine, &idle) != CN_OK)
-                cn_batch_run_stop(run, true, cn_last_error());
-            cn_batch_run_settle(run);
-        }
+        if (run->inflight.n > 0) work(d, run);
         show_progress(d, run);
     }
     cn_batch_run_look_for_rest(run);

@@ -7,38 +7,16 @@
 
 #include "engine/api/http_status.h"
 #include "engine/base/json.h"
+#include "engine/offline/batch_job.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/grade.h"
 
 /* ---- jobs ---- */
 
-static void free_job(cn_batch_job *job)
-{
-    job->run->held_bytes -= job->held_bytes;
-    cn_batch_item_free(&job->item);
-    cn_api_result_free(job->result);
-    cn_api_result_free(job->unrescued);
-    cn_transcript_free(&job->said);
-    cn_buf_free(&job->error);
-    cn_buf_free(&job->at_fault);
-    cn_free(job);
-}
-
 /* Removes and returns the first job; NULL if there is none. */
 static cn_batch_job *pop(cn_list *jobs)
 {
     return CN_CONTAINER_OF(cn_list_pop(jobs), cn_batch_job, node);
-}
-
-/* Ends the job without a result, with the thread's last error. */
-static void fail_job(cn_batch_job *job, cn_status status, const char *code)
-{
-    const char *text = cn_last_error();
-    job->status = status;
-    job->code = code;
-    cn_buf_clear(&job->error);
-    cn_api_note_param(&job->item.request, &job->at_fault);
-    if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
 }
 
 static const char *error_of(const cn_batch_job *job)
@@ -60,7 +38,7 @@ static void drop_again(cn_batch_run *run)
 {
     for (cn_batch_job *job; (job = pop(&run->again));) {
         run->n_put_back += !job->replays;
-        free_job(job);
+        cn_batch_job_free(job);
     }
 }
 
@@ -74,7 +52,7 @@ void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
     vsnprintf(run->why, sizeof run->why, fmt, ap);
     va_end(ap);
     if (run->waiting) {
-        free_job(run->waiting);
+        cn_batch_job_free(run->waiting);
         run->waiting = NULL;
         run->n_put_back++;
     }
@@ -127,12 +105,6 @@ static bool put_line(cn_batch_run *run, cn_batch_output *to, cn_status status,
     run->totals.graded += notes->of;
     run->totals.matched += notes->matched;
     return true;
-}
-
-static cn_batch_format format_of(const cn_batch_run *run)
-{
-    const cn_config *c = run->config;
-    return (cn_batch_format){c->prompt_field, c->id_field, c->answer_field};
 }
 
 /* Fails the run because its first lines all failed for one reason. Removes their lines. */
@@ -195,7 +167,7 @@ static bool reject(cn_batch_run *run, cn_batch_job *job, int http_status, const 
     if (!put_line(run, to, status, &notes)) return !run->paused;
     run->n_errors++;
     run->totals.errors++;
-    const cn_batch_format format = format_of(run);
+    const cn_batch_format format = cn_batch_run_format(run);
     if (cn_first_lines_failed(&run->first, item, &format, job->at_fault.data, message))
         fail_for_one_reason(run);
     return true;
@@ -252,48 +224,6 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     run->totals.reasoning_tokens += u.reasoning_tokens;
     cn_lengths_add(&run->totals.lengths, u.completion_tokens);
     return true;
-}
-
-/* ---- returned jobs ---- */
-
-static void take_replay(cn_batch_run *run, cn_batch_job *job, const cn_event *ev)
-{
-    cn_audit_add(&run->agreement, &job->said, &job->n_replayed, ev);
-    if (!ev->usage) return;
-    run->replayed.prompt_tokens += ev->usage->prompt_tokens;
-    run->replayed.cached_tokens += ev->usage->cached_tokens;
-    run->replayed.completion_tokens += ev->usage->completion_tokens;
-}
-
-static void take_output(cn_batch_job *job, const cn_event *ev)
-{
-    cn_api_result_add(job->result, ev);
-    job->looped |= ev->finish == CN_FINISH_REPETITION;
-    if (job->audited && ev->sample == 0 && cn_transcript_add(&job->said, ev) != CN_OK)
-        job->audited = false; /* out of memory: the answer is kept without an audit */
-}
-
-void cn_batch_job_event(void *user, const cn_event *ev)
-{
-    cn_batch_job *job = user;
-    const cn_event e = cn_api_event_of(&job->attempt, job->request, &job->n_left, ev);
-    if (job->replays)
-        take_replay(job->run, job, &e);
-    else
-        take_output(job, &e);
-    if (!e.last) return;
-    cn_list_remove(&job->run->inflight, &job->node);
-    cn_list_append(&job->run->finished, &job->node);
-}
-
-void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result)
-{
-    if (status == CN_OK)
-        job->result = result;
-    else
-        fail_job(job, status, NULL);
-    cn_list_remove(&job->run->inflight, &job->node);
-    cn_list_append(&job->run->finished, &job->node);
 }
 
 /* ---- submitting ---- */
@@ -359,13 +289,13 @@ static void submit_line(cn_batch_run *run, cn_batch_job *job)
         return;
     }
     if (status == CN_ERR_ARG) {
-        fail_job(job, status, NULL);
+        cn_batch_job_fail(job, status, NULL);
         conclude(run, job);
         return;
     }
     cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                        cn_last_error());
-    free_job(job);
+    cn_batch_job_free(job);
 }
 
 /* ---- the end of a line ---- */
@@ -391,9 +321,11 @@ static void keep_unrescued(cn_batch_job *job)
     job->status = CN_OK;
 }
 
-/* The HTTP status of a job whose line is invalid. */
+/* The HTTP status of a job that has no answer. */
 static int refusal_of(const cn_batch_job *job)
 {
+    if (job->code && strcmp(job->code, CN_BATCH_ENGINE_FAILED) == 0)
+        return CN_HTTP_INTERNAL_ERROR;
     const bool no_model = job->code && strcmp(job->code, CN_API_MODEL_NOT_FOUND) == 0;
     return no_model ? CN_HTTP_NOT_FOUND : CN_HTTP_BAD_REQUEST;
 }
@@ -420,7 +352,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
             cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                                error_of(job));
     }
-    free_job(job);
+    cn_batch_job_free(job);
     return true;
 }
 
@@ -456,7 +388,7 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
             return true;
         }
     }
-    free_job(job);
+    cn_batch_job_free(job);
     return true;
 }
 
@@ -497,13 +429,13 @@ static bool submit_again(cn_batch_run *run)
         keep_unrescued(job);
         conclude(run, job);
     } else if (status == CN_ERR_ARG && !job->replays) {
-        fail_job(job, status, NULL);
+        cn_batch_job_fail(job, status, NULL);
         conclude(run, job);
     } else {
         run->n_put_back += !job->replays;
         cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                            cn_last_error());
-        free_job(job);
+        cn_batch_job_free(job);
     }
     return true;
 }
@@ -574,20 +506,15 @@ static cn_status check_line_model(const cn_batch_run *run, const cn_batch_item *
 }
 
 /* Parses the item's request and decides whether it is audited. CN_ERR_ARG as in identify(). */
-static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format,
-                         const char **code)
+static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const char **code)
 {
     CN_TRY(check_line_model(run, &job->item, code));
-    CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
-    job->audited = job->item.request.n_prompts == 1 && !job->item.request.params.no_output &&
-                   cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
-                                  sizeof job->item.id);
-    return CN_OK;
+    return cn_batch_job_prepare(job);
 }
 
 static void take_line(cn_batch_run *run, cn_line *line)
 {
-    const cn_batch_format format = format_of(run);
+    const cn_batch_format format = cn_batch_run_format(run);
     cn_batch_job *job = cn_calloc(1, sizeof *job);
     if (!job) {
         cn_batch_run_drain(run, true, "out of memory for a request");
@@ -602,28 +529,28 @@ static void take_line(cn_batch_run *run, cn_line *line)
     run->held_bytes += job->held_bytes;
     if (skip && (status == CN_OK || status == CN_ERR_ARG)) {
         run->n_skipped++;
-        free_job(job);
+        cn_batch_job_free(job);
         return;
     }
     if (run->first.watching && run->n_read == 1 &&
         cn_first_line_check(&job->item, &format) != CN_OK) {
         cn_batch_run_drain(run, true, "%s", cn_last_error());
-        free_job(job);
+        cn_batch_job_free(job);
         return;
     }
-    if (status == CN_OK) status = prepare(run, job, &format, &code);
+    if (status == CN_OK) status = prepare(run, job, &code);
     if (status == CN_OK) {
         submit_line(run, job);
         return;
     }
     if (status == CN_ERR_ARG) {
-        fail_job(job, status, code);
+        cn_batch_job_fail(job, status, code);
         conclude(run, job);
         return;
     }
     cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)number_of(job),
                        cn_last_error());
-    free_job(job);
+    cn_batch_job_free(job);
 }
 
 bool cn_batch_run_has_room(const cn_batch_run *run)
@@ -729,7 +656,7 @@ bool cn_batch_run_is_complete(const cn_batch_run *run)
 
 static void free_all(cn_list *jobs)
 {
-    for (cn_batch_job *job; (job = pop(jobs));) free_job(job);
+    for (cn_batch_job *job; (job = pop(jobs));) cn_batch_job_free(job);
 }
 
 void cn_batch_run_end(cn_batch_run *run)
@@ -737,7 +664,7 @@ void cn_batch_run_end(cn_batch_run *run)
     free_all(&run->inflight);
     free_all(&run->finished);
     free_all(&run->again);
-    if (run->waiting) free_job(run->waiting);
+    if (run->waiting) cn_batch_job_free(run->waiting);
     run->waiting = NULL;
     cn_buf_free(&run->line);
     cn_buf_free(&run->changed);

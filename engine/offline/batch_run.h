@@ -59,11 +59,15 @@ enum { CN_BATCH_WHY_BYTES = 1200 };
 #define CN_BATCH_DUPLICATE_TEXT \
     "custom_id \"%s\" is already used by an earlier line: each needs its own"
 
+/* The error of a line that so many engines had when they failed. */
+#define CN_BATCH_ENGINE_FAILED "engine_failed"
+enum { CN_BATCH_MOST_LOST = 3 };
+
 typedef struct cn_batch_job cn_batch_job;
 typedef struct cn_batch_run cn_batch_run;
 
-/* The connection of a run to an engine. Each submitted job is returned once: by its last event,
- * through cn_batch_job_event, or by cn_batch_job_end. */
+/* The connection of a run to engines. Each submitted job is returned once, by cn_batch_job_end or
+ * cn_batch_job_lose. */
 typedef struct cn_batch_port {
     void *user;
     cn_api_defaults defaults;
@@ -78,7 +82,7 @@ typedef struct cn_batch_port {
      * submit. */
     bool borrows;
     /* Submits job->attempt to the engine. CN_ERR_ARG: the line is invalid. CN_ERR_BUSY: try again
-     * later. If results come as events, submit also makes job->result. */
+     * later. The port makes job->result, before the end. */
     cn_status (*submit)(void *user, cn_batch_job *job);
     void (*cancel)(void *user, cn_batch_job *job);
     /* Tokens that the engine has generated for the job so far. */
@@ -114,6 +118,9 @@ struct cn_batch_job {
     bool audited, replays;
     cn_transcript said; /* tokens of the first sample, if audited */
     uint32_t n_replayed;
+    cn_agreement agreement; /* of its replay */
+    cn_usage replayed;
+    uint32_t n_lost; /* engines that failed while they had its line */
 };
 
 struct cn_batch_run {
@@ -180,12 +187,16 @@ void cn_batch_run_retry(cn_batch_run *run);
 /* True if nothing is in flight, to write, to submit again or to read. */
 bool cn_batch_run_is_over(const cn_batch_run *run);
 
-/* A cn_event_fn whose `user` is the job: adds the event to the job's result. */
-void cn_batch_job_event(void *job, const cn_event *ev);
-/* Ends a job whose result was collected elsewhere. With CN_OK takes ownership of result. With
- * another status (CN_ERR_ARG: the line is invalid; CN_ERR_BUSY: try again; CN_ERR_CANCELLED: put
- * back) keeps the thread's last error. */
-void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result);
+/* Adds an event to the job's result, or to its replay. Returns true for the last. Any thread: it
+ * touches nothing of the run. */
+bool cn_batch_job_event(cn_batch_job *job, const cn_event *ev);
+/* Ends a job. With CN_OK it has its result. With another status (CN_ERR_ARG: the line is invalid;
+ * CN_ERR_BUSY: try again; CN_ERR_CANCELLED: put back) keeps the thread's last error. */
+void cn_batch_job_end(cn_batch_job *job, cn_status status);
+/* Takes a job out of the run, because its engine is lost, which may still use the job: the port
+ * frees it with cn_batch_job_free (batch_job.h). Its line is submitted again in another job, or
+ * gets an error line. Needs port->borrows. */
+void cn_batch_job_lose(cn_batch_job *job, const char *why);
 
 /* What the whole file has done and has to do. unread: lines of the input that were not read yet;
  * context: most tokens of a request; most_kv: as in cn_step_cost. */

@@ -7,6 +7,7 @@
 
 #define BAR_INTERVAL_S 0.25
 #define PLAIN_INTERVAL_S 10.0
+#define MOST_SPREAD 1.1 /* of the engines' tokens, without a line about it */
 #define RATE_MEMORY_S 10.0 /* the rate is smoothed over about this many seconds */
 enum { PLAIN_WIDTH = 200, DEFAULT_WIDTH = 80, BAR_CELLS = 20, LINE_BYTES = 1024, PART_BYTES = 96 };
 
@@ -183,6 +184,17 @@ static size_t terminal_width(FILE *f)
     return w.ws_col;
 }
 
+/* A second line, if engines have done more and less than others. */
+static void show_spread(cn_progress *p, const cn_progress_figures *g)
+{
+    char least[32], most[32];
+    if ((double)g->most.tokens <= MOST_SPREAD * (double)g->least.tokens) return;
+    format_count(least, sizeof least, (double)g->least.tokens);
+    format_count(most, sizeof most, (double)g->most.tokens);
+    fprintf(p->f, "  engines: %s (engine %u) to %s (engine %u) output tokens\n", least,
+            g->least.engine, most, g->most.engine);
+}
+
 void cn_progress_show(cn_progress *p, const cn_progress_figures *g)
 {
     if (p->off) return;
@@ -195,6 +207,7 @@ void cn_progress_show(cn_progress *p, const cn_progress_figures *g)
     } else {
         cn_progress_format(p, g, text, sizeof text, PLAIN_WIDTH);
         fprintf(p->f, "%s\n", text);
+        show_spread(p, g);
     }
     fflush(p->f);
     p->shown_s = cn_now_s();

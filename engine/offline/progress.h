@@ -19,7 +19,13 @@ typedef struct cn_progress_figures {
     uint64_t most_tokens;    /* output tokens of a request at most; 0: unknown */
     uint64_t running_tokens; /* of stats.generation_tokens, those of requests that still run */
     const char *doing;       /* what runs, such as an arm; NULL: the command alone says it */
-    cn_stats stats;          /* of this run's engine */
+    cn_stats stats;          /* of this run's engines */
+    /* Output tokens of the engines that made the fewest and the most, and which those are. The
+     * plain lines show them if they differ by more than a tenth. */
+    struct {
+        uint64_t tokens;
+        uint32_t engine;
+    } least, most;
 } cn_progress_figures;
 
 typedef struct cn_progress {

@@ -343,6 +343,17 @@ static const cn_option options[] = {
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),
 
+    ROW(LANES, "data-parallel-size", U32, n_lanes, "1", .min = 1, .max = CN_MAX_DEVICES,
+        .flags = USUAL,
+        .help = "engines in this process, on the first GPUs or with --device cpu on the CPU; they "
+                "share the lines of the input"),
+    ROW(LANES, "devices", STRING, devices, NULL,
+        .help = "GPUs of the engines, one for each, as CUDA numbers them: cuda:0-3 or cuda:0,2"),
+    ROW(HEALTH, "health-stall", U32, health_stall_s, "60", .min = 0, .max = 86400,
+        .help = "seconds after which a step that has not ended makes /health answer 503, or gives "
+                "the requests of one of several engines to the others; 0 is never, which is the "
+                "default on a CPU"),
+
     ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o',
         .flags = REQUIRED | WRITTEN | USUAL,
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run stores "
@@ -357,9 +368,11 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "until", TIME, until_minutes, NULL, .flags = USUAL,
         .help = "admit no request after this local time, finish the running ones, leave the "
                 "rest for --resume"),
-    ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "1024", .min = 1, .max = 16777216,
-        .help = "maximum requests read ahead and not yet answered"),
-    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL, .flags = WRITTEN | USUAL,
+    ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "0", .min = 1, .max = 16777216,
+        .flags = ZERO_OK,
+        .help = "maximum requests read ahead and not yet answered; 0 is the larger of 1024 and 4 "
+                "times --max-num-seqs of all engines"),
+    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL, .flags = WRITTEN,
         .help = "also write the summary to this file"),
     ROW(RUN_BATCH, "audit", F32, audit_percent, "0", .min = 0, .max = 100, .flags = PERCENT,
         .help = "share of the answers that are replayed with full KV, teacher-forced"),
@@ -443,9 +456,6 @@ static const cn_option options[] = {
                 "read nothing of its response"),
     ROW(SERVE, "shutdown-timeout", U32, shutdown_timeout_s, "30", .min = 0, .max = 86400,
         .help = "seconds that running requests have to finish after SIGTERM"),
-    ROW(SERVE, "health-stall", U32, health_stall_s, "60", .min = 0, .max = 86400,
-        .help = "seconds after which a step that has not ended makes /health answer 503; 0 is "
-                "never, which is the default on a CPU"),
     ROW(SERVE, "allowed-origins", STRING, allowed_origins, NULL,
         .help = "origins of web pages that may use the server (CORS), separated by commas; * is "
                 "every origin"),
@@ -646,6 +656,11 @@ static const struct {
     {CN_SECTION_PROGRESS, "progress", "How progress is shown on standard error."},
     {CN_SECTION_BODIES, "bodies", "How the JSON bodies of requests are read."},
     {CN_SECTION_MERGE, "merge", "One output of several."},
+    {CN_SECTION_LANES, "lanes",
+     "Several engines in one process, each on its own device. Each has its own --max-num-seqs, "
+     "--max-num-batched-tokens, --gpu-memory-utilization, --kv-cache-memory-bytes and "
+     "--home-space; they divide --threads, --swap-space and --host-space."},
+    {CN_SECTION_HEALTH, "health", "When an engine counts as hanging."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

@@ -209,6 +209,10 @@ struct cn_config {
     uint32_t max_files, max_batches, max_batch_inflight;
     uint64_t max_file_bytes, max_spool_bytes, max_batch_lines;
 
+    /* lanes */
+    uint32_t n_lanes; /* engines, if devices is NULL */
+    char *devices;    /* as for cn_devices_parse, one for each engine; NULL = the first GPUs */
+
     /* compare */
     char *arms;
     bool window_baseline; /* an arm window of the same budget beside each zip arm */
@@ -351,9 +355,11 @@ typedef enum cn_option_section {
     CN_SECTION_CALIBRATE = 1 << 17,
     CN_SECTION_PROGRESS = 1 << 18,
     CN_SECTION_BODIES = 1 << 19,
-    CN_SECTION_MERGE = 1 << 20
+    CN_SECTION_MERGE = 1 << 20,
+    CN_SECTION_LANES = 1 << 21,
+    CN_SECTION_HEALTH = 1 << 22
 } cn_option_section;
-enum { CN_N_SECTIONS = 21 };
+enum { CN_N_SECTIONS = 23 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 
@@ -477,6 +483,19 @@ cn_status cn_config_find_models(cn_config *c);
 /* Sets the shard of --shard, which is given: from the environment if it is auto. Expands %i, %n and
  * %% in the names of its files. CN_ERR_ARG: no shard can be told, and the text has the way out. */
 cn_status cn_config_find_shard(cn_config *c);
+
+/* ---- several engines in a process ---- */
+
+enum { CN_MAX_DEVICES = 64 };
+
+typedef struct cn_devices {
+    uint32_t n;
+    uint32_t ordinals[CN_MAX_DEVICES]; /* of GPUs, none twice */
+} cn_devices;
+
+/* Reads "cuda:0-3" or "cuda:0,2". CN_ERR_ARG says what is wrong. */
+cn_status cn_devices_parse(cn_devices *out, const char *text);
+cn_status cn_config_check_lanes(const cn_config *c);
 
 /* The model's names in requests and responses, the first of which responses have: those of
  * --served-model-name, or the name of the model's directory. CN_ERR_MEMORY. */

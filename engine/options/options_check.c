@@ -510,6 +510,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_COMPARE && c->continue_field)
         CN_TRY(cn_config_check_mode(c, CN_MODE_FORCED));
+    if (sections & CN_SECTION_LANES) CN_TRY(cn_config_check_lanes(c));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));

@@ -57,7 +57,7 @@ static void answer(cn_batch_job *job)
     const char *prompt = chat_text(&job->attempt.params, 0, "content");
     if (prompt && strcmp(prompt, "long") == 0) {
         cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
-        cn_batch_job_end(job, CN_ERR_ARG, NULL);
+        cn_batch_job_end(job, CN_ERR_ARG);
         return;
     }
     snprintf(text, sizeof text, "echo %s", job->item.custom_id);
@@ -74,7 +74,8 @@ static void answer(cn_batch_job *job)
                              .last = sample + 1 == n};
         cn_api_result_add(result, &ev);
     }
-    cn_batch_job_end(job, CN_OK, result);
+    job->result = result;
+    cn_batch_job_end(job, CN_OK);
 }
 
 void jobs_work(uint32_t n)
@@ -88,7 +89,7 @@ void jobs_work(uint32_t n)
     for (uint32_t i = 0; i < had; i++) {
         if (cancelled[i]) {
             cn_fail(CN_ERR_CANCELLED, "cancelled");
-            cn_batch_job_end(submitted[i], CN_ERR_CANCELLED, NULL);
+            cn_batch_job_end(submitted[i], CN_ERR_CANCELLED);
         } else if (n > 0) {
             n--;
             answer(submitted[i]);
@@ -107,7 +108,7 @@ void jobs_refuse_one(void)
     memmove(jobs.submitted, jobs.submitted + 1, jobs.n * sizeof *jobs.submitted);
     memmove(jobs.cancelled, jobs.cancelled + 1, jobs.n * sizeof *jobs.cancelled);
     cn_fail(CN_ERR_BUSY, "the memory for requests has no room");
-    cn_batch_job_end(job, CN_ERR_BUSY, NULL);
+    cn_batch_job_end(job, CN_ERR_BUSY);
 }
 
 /* ---- a spool in a temporary directory ---- */

@@ -31,7 +31,8 @@ cn_config *serve_rig_config(const char *const *options)
     int n = 15;
     cn_config *c = cn_config_create();
     while (options && *options && n < MAX_ARGS - 1) args[n++] = *options++;
-    const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_BODIES | CN_SECTION_SERVE;
+    const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_BODIES |
+                              CN_SECTION_HEALTH | CN_SECTION_SERVE;
     char **argv = (char **)(uintptr_t)args;
     must(cn_config_parse_args(c, sections, n, argv, NULL));
     return c;

@@ -163,7 +163,8 @@ static void on_update(void *user, cn_call *call)
         cn_for_param(status, cn_call_at_fault(call));
     }
     job->call = NULL;
-    cn_batch_job_end(job, status, result);
+    job->result = result;
+    cn_batch_job_end(job, status);
     cn_call_release(call);
 }
 

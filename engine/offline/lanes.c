@@ -1,0 +1,500 @@
+/* lanes.c - see lanes.h. */
+#include "engine/offline/lanes.h"
+
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/offline/batch_job.h"
+
+enum {
+    LEAST_WAITING = 8, /* samples that wait in an engine, so that a seat is never empty */
+    WAITING_SHARE = 16, /* or so many seats to one that waits */
+    OUTBOX_MAILS = 1 << 20, /* bounded by the jobs in flight */
+    STOP_WAIT_S = 30
+};
+
+typedef struct lane_state {
+    cn_lane lane;
+    cn_lanes *all;
+    cn_list calls;      /* that the engine has */
+    cn_list lost_calls; /* that it had when it was lost */
+    uint32_t n_samples; /* of calls */
+    bool is_loaded, is_lost, is_full; /* full: it was busy, until it returns a job */
+    char why[CN_LANE_WHY_BYTES];      /* it was lost */
+} lane_state;
+
+struct cn_lanes {
+    cn_lanes_opts opts;
+    cn_mailbox *outbox; /* of the run's thread; NULL: there is one engine, without a thread */
+    lane_state *at;     /* [opts.n] */
+    cn_list ready;      /* calls without a lane */
+    cn_list ended;      /* calls whose cancellation is on its way back */
+    uint32_t n_loaded, n_lost;
+    uint32_t next; /* of equal lanes, the first to look at */
+};
+
+/* One submission of a job. */
+typedef struct lane_call {
+    cn_mail mail, cancel_mail;
+    cn_list_node node;
+    lane_state *at; /* NULL: ready, or ended */
+    cn_lane *cancel_at;
+    cn_lanes *all;
+    cn_batch_job *job;
+    uint32_t n_samples;
+    atomic_ullong n_tokens;
+    bool ended, cancel_posted; /* the run's thread's */
+    bool begun, over;          /* the lane's thread's */
+    /* Why it could not begin. */
+    cn_status status;
+    cn_buf error, at_fault;
+} lane_call;
+
+static void free_call(lane_call *call)
+{
+    cn_buf_free(&call->error);
+    cn_buf_free(&call->at_fault);
+    cn_free(call);
+}
+
+/* ---- on the lane's thread ---- */
+
+static void on_event(void *user, const cn_event *ev)
+{
+    lane_call *call = user;
+    const bool last = cn_batch_job_event(call->job, ev);
+    const uint64_t n = cn_api_result_n_tokens(call->job->result);
+    atomic_store_explicit(&call->n_tokens, n, memory_order_relaxed);
+    if (!last) return;
+    call->over = true;
+    cn_lane_reply(&call->at->lane, &call->mail); /* may free the call */
+}
+
+static cn_status begin(lane_call *call)
+{
+    cn_batch_job *job = call->job;
+    cn_engine *engine = call->at->lane.engine;
+    if (!job->result)
+        CN_TRY(cn_api_result_create(&job->result, &job->item.request, cn_engine_token_bytes,
+                                    engine));
+    job->n_left = job->attempt.n_prompts;
+    return cn_api_request_submit(&job->attempt, engine, on_event, call, &job->request);
+}
+
+static void keep_text(cn_buf *to, const char *text)
+{
+    if (text && cn_buf_add(to, text, strlen(text)) != CN_OK) cn_buf_clear(to);
+}
+
+static void open_returned(cn_mail *mail);
+
+static void open_begin(cn_mail *mail)
+{
+    lane_call *call = CN_CONTAINER_OF(mail, lane_call, mail);
+    call->mail.open = open_returned;
+    call->status = begin(call);
+    call->begun = call->status == CN_OK;
+    if (call->begun) {
+        cn_lane_wake(&call->at->lane);
+        return;
+    }
+    call->over = true;
+    keep_text(&call->error, cn_last_error());
+    keep_text(&call->at_fault, cn_last_param());
+    cn_lane_reply(&call->at->lane, &call->mail);
+}
+
+static void open_cancel_done(cn_mail *mail);
+
+static void open_cancel(cn_mail *mail)
+{
+    lane_call *call = CN_CONTAINER_OF(mail, lane_call, cancel_mail);
+    for (uint32_t i = 0; call->begun && !call->over && i < call->job->attempt.n_prompts; i++)
+        cn_engine_cancel(call->cancel_at->engine, call->job->request + i);
+    call->cancel_mail.open = open_cancel_done;
+    cn_lane_reply(call->cancel_at, &call->cancel_mail);
+}
+
+/* ---- which lane takes a job ---- */
+
+static uint32_t most_samples(const cn_lanes *l)
+{
+    if (!l->outbox) return UINT32_MAX; /* its own queue orders the jobs */
+    return l->opts.n_seats + cn_max_u32(LEAST_WAITING, l->opts.n_seats / WAITING_SHARE);
+}
+
+static bool has_room(const lane_state *s, uint32_t n_samples)
+{
+    if (s->is_lost || s->is_full) return false;
+    return s->n_samples == 0 || s->n_samples + n_samples <= most_samples(s->all);
+}
+
+/* The lane with the fewest samples that has room; NULL if none has. */
+static lane_state *choose(cn_lanes *l, uint32_t n_samples)
+{
+    lane_state *best = NULL;
+    for (uint32_t i = 0; i < l->opts.n; i++) {
+        lane_state *s = &l->at[(l->next + i) % l->opts.n];
+        if (has_room(s, n_samples) && (!best || s->n_samples < best->n_samples)) best = s;
+    }
+    if (best) l->next = best->lane.index + 1;
+    return best;
+}
+
+/* The call that is next: the oldest, or the oldest of the first priority. */
+static lane_call *first_ready(const cn_lanes *l)
+{
+    lane_call *first = CN_CONTAINER_OF(l->ready.head, lane_call, node);
+    if (!first || !l->opts.by_priority) return first;
+    for (cn_list_node *at = first->node.next; at; at = at->next) {
+        lane_call *call = CN_CONTAINER_OF(at, lane_call, node);
+        const int32_t mine = call->job->attempt.params.priority;
+        if (mine < first->job->attempt.params.priority) first = call;
+    }
+    return first;
+}
+
+static void assign(lane_state *s, lane_call *call)
+{
+    call->at = s;
+    s->n_samples += call->n_samples;
+    cn_list_append(&s->calls, &call->node);
+}
+
+static void dispatch(cn_lanes *l)
+{
+    for (lane_call *call; (call = first_ready(l));) {
+        lane_state *s = choose(l, call->n_samples);
+        if (!s) return;
+        cn_list_remove(&l->ready, &call->node);
+        assign(s, call);
+        call->mail.open = open_begin;
+        cn_lane_post(&s->lane, &call->mail);
+    }
+}
+
+/* ---- on the run's thread ---- */
+
+static void end_call(lane_call *call)
+{
+    call->ended = true;
+    if (call->cancel_posted)
+        cn_list_append(&call->all->ended, &call->node);
+    else
+        free_call(call);
+}
+
+static void leave_lane(lane_call *call)
+{
+    lane_state *s = call->at;
+    if (!s) return;
+    cn_list_remove(&s->calls, &call->node);
+    s->n_samples -= call->n_samples;
+    s->is_full = false;
+    call->at = NULL;
+}
+
+/* Ends the call's job with its status. */
+static void end_job(lane_call *call)
+{
+    cn_batch_job *job = call->job;
+    cn_status status = call->status;
+    job->call = NULL;
+    if (status != CN_OK) {
+        cn_fail(status, "%s", call->error.len ? call->error.data : cn_status_name(status));
+        if (call->at_fault.len) cn_for_param(status, call->at_fault.data);
+    }
+    cn_batch_job_end(job, status);
+}
+
+/* Keeps a call that a busy engine refused until the engine returns another. */
+static bool is_kept_waiting(lane_call *call)
+{
+    lane_state *s = call->at;
+    if (call->status != CN_ERR_BUSY || s->calls.n < 2 || call->cancel_posted) return false;
+    leave_lane(call);
+    s->is_full = true;
+    call->status = CN_OK;
+    call->mail.open = NULL;
+    call->over = false;
+    cn_buf_clear(&call->error);
+    cn_buf_clear(&call->at_fault);
+    cn_list_prepend(&s->all->ready, &call->node);
+    return true;
+}
+
+static void open_returned(cn_mail *mail)
+{
+    lane_call *call = CN_CONTAINER_OF(mail, lane_call, mail);
+    cn_lanes *l = call->all;
+    if (call->at && call->at->is_lost) return; /* kept until the lanes are freed */
+    if (is_kept_waiting(call)) return;
+    leave_lane(call);
+    if (call->status == CN_ERR_BUSY) /* nothing that ends would make room */
+        call->status = call->cancel_posted ? CN_ERR_CANCELLED : CN_ERR_MEMORY;
+    end_job(call);
+    end_call(call);
+    dispatch(l);
+}
+
+static void open_cancel_done(cn_mail *mail)
+{
+    lane_call *call = CN_CONTAINER_OF(mail, lane_call, cancel_mail);
+    if (call->at && call->at->is_lost) return;
+    call->cancel_posted = false;
+    if (!call->ended) return;
+    cn_list_remove(&call->all->ended, &call->node);
+    free_call(call);
+}
+
+/* Submits to the single engine, whose refusal is that of the port. */
+static cn_status submit_now(cn_lanes *l, lane_call *call)
+{
+    call->at = &l->at[0];
+    CN_TRY(begin(call));
+    call->begun = true;
+    call->mail.open = open_returned;
+    assign(call->at, call);
+    return CN_OK;
+}
+
+cn_status cn_lanes_submit(cn_lanes *l, cn_batch_job *job)
+{
+    lane_call *call = cn_calloc(1, sizeof *call);
+    if (!call) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    const uint32_t n = job->attempt.params.sampling.n;
+    call->all = l;
+    call->job = job;
+    call->n_samples = job->attempt.n_prompts * (n ? n : 1);
+    job->call = call;
+    if (l->outbox) {
+        cn_list_append(&l->ready, &call->node);
+        dispatch(l);
+        return CN_OK;
+    }
+    const cn_status status = submit_now(l, call);
+    if (status == CN_OK) return CN_OK;
+    job->call = NULL;
+    free_call(call);
+    return status;
+}
+
+void cn_lanes_cancel(cn_lanes *l, cn_batch_job *job)
+{
+    lane_call *call = job->call;
+    if (call->at && !call->cancel_posted) {
+        call->cancel_posted = true;
+        call->cancel_at = &call->at->lane;
+        call->cancel_mail.open = open_cancel;
+        cn_lane_post(call->cancel_at, &call->cancel_mail);
+    } else if (!call->at && call->mail.open != open_returned) {
+        /* By mail, because the caller may be walking over its jobs. */
+        cn_list_remove(&l->ready, &call->node);
+        call->status = CN_ERR_CANCELLED;
+        call->mail.open = open_returned;
+        cn_mailbox_post(l->outbox, CN_MAIL_NORMAL, &call->mail);
+    }
+}
+
+uint64_t cn_lanes_n_tokens(const cn_batch_job *job)
+{
+    const lane_call *call = job->call;
+    return atomic_load_explicit(&call->n_tokens, memory_order_relaxed);
+}
+
+/* ---- a lost engine ---- */
+
+/* Gives the jobs of an engine to the others. */
+static void lose(lane_state *s, const char *why)
+{
+    cn_lanes *l = s->all;
+    if (s->is_lost) return;
+    s->is_lost = true;
+    l->n_lost++;
+    snprintf(s->why, sizeof s->why, "%s", why);
+    cn_lane_stop(&s->lane);
+    cn_log(CN_LOG_ERROR, "engine %u: %s; its %llu requests go to the other engines",
+           s->lane.index, why, (unsigned long long)s->calls.n);
+    for (cn_list_node *node; (node = cn_list_pop(&s->calls));) {
+        lane_call *call = CN_CONTAINER_OF(node, lane_call, node);
+        cn_list_append(&s->lost_calls, node);
+        cn_batch_job_lose(call->job, s->why);
+    }
+    s->n_samples = 0;
+}
+
+static void on_failed(cn_lane *lane)
+{
+    cn_lanes *l = lane->owner;
+    lose(&l->at[lane->index], lane->why);
+}
+
+static void check_stalls(cn_lanes *l)
+{
+    char why[CN_LANE_WHY_BYTES];
+    for (uint32_t i = 0; i < l->opts.n && l->opts.stall_s > 0; i++) {
+        lane_state *s = &l->at[i];
+        if (s->is_lost || cn_lane_step_s(&s->lane) < l->opts.stall_s) continue;
+        snprintf(why, sizeof why, "a step has not ended for %.0f s (--health-stall)",
+                 l->opts.stall_s);
+        lose(s, why);
+    }
+}
+
+cn_status cn_lanes_work(cn_lanes *l, int wait_ms)
+{
+    if (!l->outbox) return cn_lane_step(&l->at[0].lane);
+    if (cn_mailbox_length(l->outbox) == 0) cn_mailbox_wait(l->outbox, wait_ms);
+    cn_mailbox_open_all(l->outbox);
+    check_stalls(l);
+    if (l->n_lost < l->opts.n) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE, "no engine is left; engine %u: %s", l->opts.n - 1,
+                   l->at[l->opts.n - 1].why);
+}
+
+/* ---- start and end ---- */
+
+static void on_loaded(cn_lane *lane)
+{
+    cn_lanes *l = lane->owner;
+    l->n_loaded++;
+    l->at[lane->index].is_loaded = true;
+}
+
+static cn_status wait_for_engines(cn_lanes *l)
+{
+    while (l->n_loaded < l->opts.n) {
+        cn_mailbox_wait(l->outbox, -1);
+        cn_mailbox_open_all(l->outbox);
+    }
+    for (uint32_t i = 0; i < l->opts.n; i++) {
+        const cn_lane *lane = &l->at[i].lane;
+        if (lane->status != CN_OK) return cn_fail(lane->status, "engine %u: %s", i, lane->why);
+    }
+    return CN_OK;
+}
+
+static cn_status open_lanes(cn_lanes *l)
+{
+    const cn_lanes_opts *o = &l->opts;
+    if (o->n > 1) CN_TRY(cn_mailbox_create(&l->outbox, OUTBOX_MAILS));
+    for (uint32_t i = 0; i < o->n; i++) {
+        l->at[i].all = l;
+        l->at[i].lane = (cn_lane){.engine = o->engines[i],
+                                  .index = i,
+                                  .outbox = l->outbox,
+                                  .load = o->load,
+                                  .on_loaded = on_loaded,
+                                  .on_failed = on_failed,
+                                  .owner = l};
+    }
+    if (!l->outbox) return o->load ? o->load(o->engines[0]) : CN_OK;
+    for (uint32_t i = 0; i < o->n; i++) CN_TRY(cn_lane_open(&l->at[i].lane));
+    return wait_for_engines(l);
+}
+
+cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o)
+{
+    *out = NULL;
+    cn_lanes *l = cn_calloc(1, sizeof *l);
+    if (l) l->at = cn_calloc(o->n, sizeof *l->at);
+    if (!l || !l->at) {
+        cn_free(l);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %u engines", o->n);
+    }
+    l->opts = *o;
+    const cn_status status = open_lanes(l);
+    if (status == CN_OK) {
+        *out = l;
+        return CN_OK;
+    }
+    if (cn_lanes_stop(l)) cn_lanes_free(l);
+    return status;
+}
+
+bool cn_lanes_stop(cn_lanes *l)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < l->opts.n; i++) cn_lane_stop(&l->at[i].lane);
+    for (uint32_t i = 0; i < l->opts.n; i++) {
+        lane_state *s = &l->at[i];
+        all &= cn_lane_close(&s->lane, s->is_lost ? 0 : STOP_WAIT_S);
+    }
+    return all;
+}
+
+static void free_calls(cn_list *calls, bool with_jobs)
+{
+    for (cn_list_node *node; (node = cn_list_pop(calls));) {
+        lane_call *call = CN_CONTAINER_OF(node, lane_call, node);
+        if (with_jobs) cn_batch_job_free(call->job);
+        free_call(call);
+    }
+}
+
+void cn_lanes_free(cn_lanes *l)
+{
+    if (!l) return;
+    while (l->outbox && cn_mailbox_take(l->outbox)) continue;
+    for (uint32_t i = 0; i < l->opts.n; i++) {
+        free_calls(&l->at[i].calls, false);
+        free_calls(&l->at[i].lost_calls, true);
+    }
+    free_calls(&l->ready, false);
+    free_calls(&l->ended, false);
+    cn_mailbox_free(l->outbox);
+    cn_free(l->at);
+    cn_free(l);
+}
+
+/* ---- getters ---- */
+
+uint32_t cn_lanes_n(const cn_lanes *l) { return l->opts.n; }
+cn_engine *cn_lanes_engine(const cn_lanes *l, uint32_t i) { return l->opts.engines[i]; }
+
+const char *cn_lanes_stats_of(cn_lanes *l, uint32_t i, cn_stats *out)
+{
+    cn_lane_stats(&l->at[i].lane, out);
+    return l->at[i].is_lost ? l->at[i].why : NULL;
+}
+
+static void add_stats(cn_stats *to, const cn_stats *s)
+{
+    to->steps += s->steps;
+    to->generation_tokens += s->generation_tokens;
+    to->prompt_tokens += s->prompt_tokens;
+    to->cached_tokens += s->cached_tokens;
+    to->requests_done += s->requests_done;
+    to->preemptions += s->preemptions;
+    to->recomputed_tokens += s->recomputed_tokens;
+    to->running += s->running;
+    to->waiting += s->waiting;
+    to->blocks_total += s->blocks_total;
+    to->blocks_used += s->blocks_used;
+    to->compressions += s->compressions;
+    to->evicted_tokens += s->evicted_tokens;
+    to->freed_bytes += s->freed_bytes;
+    to->selected_steps += s->selected_steps;
+    to->selected_tokens += s->selected_tokens;
+    to->candidate_tokens += s->candidate_tokens;
+    to->exchanges += s->exchanges;
+    to->fetched_entries += s->fetched_entries;
+    to->missed_entries += s->missed_entries;
+    to->fetched_bytes += s->fetched_bytes;
+    to->put_bytes += s->put_bytes;
+    to->stall_s += s->stall_s;
+    for (int h = 0; h < CN_N_HOMES; h++) to->auto_admissions[h] += s->auto_admissions[h];
+    to->auto_moves += s->auto_moves;
+}
+
+void cn_lanes_stats(cn_lanes *l, cn_stats *out)
+{
+    *out = (cn_stats){0};
+    for (uint32_t i = 0; i < l->opts.n; i++) {
+        cn_stats s;
+        cn_lanes_stats_of(l, i, &s);
+        add_stats(out, &s);
+    }
+    for (const cn_list_node *at = l->ready.head; at; at = at->next)
+        out->waiting += CN_CONTAINER_OF((cn_list_node *)at, lane_call, node)->n_samples;
+}

@@ -1,0 +1,72 @@
+#!/bin/bash
+# lanes_check.sh - run-batch with several engines: answers do not depend on their number; kills at
+# random moments, LANES_ROUNDS (1) times, lose nothing; a signal; what is refused. LANES_SEED (1)
+# seeds the moments. BUILD is the build directory.
+set -eu
+cinch=$(realpath "${BUILD:-build}/cinch")
+dir=$(mktemp -d)
+trap 'kill -KILL $(jobs -p) 2>/dev/null || true; rm -rf "$dir"' EXIT
+RANDOM=${LANES_SEED:-1}
+fail() { echo "lanes: $*"; cat "$dir"/log*; exit 1; }
+
+# run OUTPUT...: becomes run-batch.
+run() {
+    exec "$cinch" run-batch --model examples/tiny-reasoner -i "$dir/in.jsonl" --device cpu \
+        --threads 1 --kv-cache-memory-bytes 8M --max-model-len 1024 --max-num-seqs 4 -o "$@"
+}
+# answers FILE: its lines, sorted, without what differs between runs of one engine.
+answers() {
+    sed -E 's/"(created|cached_tokens)":[0-9]+//g; s/"(id|request_id)":"[^"]*"//g' "$1" | sort
+}
+for i in $(seq 1 48); do
+    echo "{\"custom_id\": \"r$i\", \"url\": \"/v1/chat/completions\", \"body\": {\"max_tokens\":" \
+        "$((3 + i * 7 % 30)), \"n\": $((1 + i % 2)), \"temperature\": $((i % 3))," \
+        "\"messages\": [{\"role\": \"user\", \"content\": \"Sort: $i 3\"}]}}"
+done >"$dir/in.jsonl"
+
+(run "$dir/one" >"$dir/log" 2>&1) || fail "one engine"
+answers "$dir/one" >"$dir/expected"
+for n in 2 4; do
+    (run "$dir/some" --data-parallel-size $n --summary-json "$dir/json" --audit 10 \
+        >"$dir/log" 2>&1) || fail "$n engines"
+    answers "$dir/some" | cmp - "$dir/expected" || fail "$n engines answer otherwise than one"
+    grep -q "^engines: $n; output tokens" "$dir/log" || fail "no line about $n engines"
+    [ "$(grep -oE '"failed": ?null' "$dir/json" | wc -l)" = $n ] || fail "summary of $n engines"
+    ! grep -qE '"output_tokens": ?0,' "$dir/json" || fail "an engine of $n did nothing"
+    rm "$dir"/some*
+done
+
+for round in $(seq 1 "${LANES_ROUNDS:-1}"); do
+    rm -f "$dir"/all*
+    for n in 4 2; do
+        run "$dir/all" --data-parallel-size $n --resume >"$dir/log" 2>&1 &
+        sleep "$(printf '0.%03d' $((RANDOM % 999)))"
+        kill -$([ $((RANDOM % 3)) = 0 ] && echo TERM || echo KILL) $! 2>/dev/null || true
+        wait $! || true
+    done
+    (run "$dir/all" --data-parallel-size 4 --resume >"$dir/log" 2>&1) || fail "round $round: resume"
+    answers "$dir/all" | cmp - "$dir/expected" || fail "round $round: other answers"
+done
+
+# refused TEXT OPTION...
+refused() {
+    local text=$1
+    shift
+    ! "$cinch" run-batch --model examples/tiny-reasoner -i "$dir/in.jsonl" -o "$dir/no" "$@" \
+        >"$dir/log" 2>&1 || fail "$* is taken"
+    grep -qF -e "$text" "$dir/log" || fail "$*: another text"
+}
+refused 'cuda:1 is named twice' --devices cuda:0-1,1
+refused 'expected GPUs, as cuda:0-3' --devices cpu
+refused 'leave out one' --devices cuda:0-1 --device cuda:0
+refused 'list their GPUs with --devices' --device cuda:1 --data-parallel-size 2
+refused 'names 2' --devices cuda:0-1 --data-parallel-size 3
+refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device cpu --kv-homes peer \
+    --home-space 0.01 --kv-selectors spade
+for command in serve compare bench plan; do
+    ! "$cinch" $command --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
+        fail "$command takes engines"
+    grep -q 'data-parallel-size' "$dir/log" || fail "$command does not name the option"
+done
+[ ! -e "$dir/no" ] || fail "a refused run leaves an output"
+echo "lanes: ok"

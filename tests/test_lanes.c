@@ -1,0 +1,459 @@
+/* test_lanes.c - several engines that share the lines of a run: who gets what, engines that fail or
+ * hang, cancellation, busy engines. The engines are scripted and run on the lanes' threads. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "engine/offline/batch_drive.h"
+#include "engine/offline/batch_job.h"
+#include "tests/lib/chat_params.h"
+
+/* ---- an engine: answers each request with "echo <custom_id>", a token per step, in max_tokens
+ * steps (default 2). It fails while it has the prompt "poison". ---- */
+
+enum { MAX_REQUESTS = 4096, MAX_ENGINES = 4, SEATS = 4 };
+
+typedef struct fake_request {
+    bool live, cancelled, poisons;
+    uint32_t left, begun, sample_n;
+    char text[64];
+    cn_event_fn fn;
+    void *user;
+} fake_request;
+
+struct cn_engine {
+    fake_request requests[MAX_REQUESTS];
+    uint64_t n_requests;
+    uint32_t max_queue, most_live;
+    uint64_t fail_step, hang_step; /* 0: none */
+    useconds_t hang_ms, step_us;
+    bool fails_to_load;
+    cn_stats stats;
+};
+
+static cn_engine fakes[MAX_ENGINES];
+static cn_engine *const engines[MAX_ENGINES] = {&fakes[0], &fakes[1], &fakes[2], &fakes[3]};
+static volatile int signals;
+static atomic_uint signal_after; /* requests of all engines; 0: never */
+
+static uint32_t live_samples(const cn_engine *e)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i < e->n_requests; i++)
+        n += e->requests[i].live ? e->requests[i].sample_n : 0;
+    return n;
+}
+
+void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out)
+{
+    (void)e;
+    *out = (cn_sampling){.n = 1, .logprobs = -1, .thinking_token_budget = -1};
+}
+
+void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out)
+{
+    (void)e;
+    *out = (cn_kv_params){.budget_tokens = 2048};
+}
+
+const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special)
+{
+    (void)engine, (void)token, (void)n_bytes, (void)special;
+    return NULL;
+}
+
+uint32_t cn_engine_max_model_len(const cn_engine *e)
+{
+    (void)e;
+    return 4096;
+}
+
+void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
+
+static cn_status submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user)
+{
+    const char *prompt = p->chat ? chat_text(p, 0, "content") : p->text;
+    if (strcmp(prompt, "long") == 0) return cn_fail_param("prompt", "the prompt has 9 tokens");
+    if (live_samples(e) >= e->max_queue) return cn_fail(CN_ERR_BUSY, "the queue is full");
+    CN_ASSERT(e->n_requests < MAX_REQUESTS);
+    fake_request *r = &e->requests[e->n_requests++];
+    *r = (fake_request){.live = true,
+                        .fn = fn,
+                        .user = user,
+                        .poisons = strcmp(prompt, "poison") == 0,
+                        .sample_n = p->sampling.n,
+                        .left = p->sampling.max_tokens ? p->sampling.max_tokens : 2};
+    snprintf(r->text, sizeof r->text, "echo %s", p->custom_id);
+    e->most_live = cn_max_u32(e->most_live, live_samples(e));
+    const uint32_t after = atomic_load(&signal_after);
+    if (after && atomic_fetch_sub(&signal_after, 1) == 1) signals = 1;
+    return CN_OK;
+}
+
+cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
+                               void *user, uint64_t *first)
+{
+    *first = e->n_requests;
+    for (size_t i = 0; i < n; i++) CN_TRY(submit(e, &p[i], fn, user));
+    return CN_OK;
+}
+
+void cn_engine_cancel(cn_engine *e, uint64_t request) { e->requests[request].cancelled = true; }
+
+static void step_request(cn_engine *e, fake_request *r)
+{
+    const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = r->begun + 1};
+    const uint32_t token = r->begun;
+    const bool ends = r->cancelled || --r->left == 0;
+    r->begun++;
+    e->stats.generation_tokens++;
+    r->live = !ends;
+    for (uint32_t i = 0; i < r->sample_n; i++) {
+        cn_event ev = {.request = (uint64_t)(r - e->requests),
+                       .sample = i,
+                       .text = ends ? r->text : "",
+                       .text_len = ends ? strlen(r->text) : 0,
+                       .tokens = &token,
+                       .n_tokens = 1};
+        if (ends) {
+            ev.finish = r->cancelled ? CN_FINISH_CANCELLED : CN_FINISH_STOP;
+            ev.usage = &usage;
+            ev.last = i + 1 == r->sample_n;
+        }
+        r->fn(r->user, &ev);
+    }
+}
+
+cn_status cn_engine_step(cn_engine *e, bool *idle)
+{
+    e->stats.steps++;
+    if (e->step_us) usleep(e->step_us);
+    if (e->stats.steps == e->fail_step) return cn_fail(CN_ERR_DEVICE, "a device fault");
+    if (e->stats.steps == e->hang_step) usleep(e->hang_ms * 1000);
+    for (uint64_t i = 0; i < e->n_requests; i++) {
+        if (!e->requests[i].live) continue;
+        if (e->requests[i].poisons) return cn_fail(CN_ERR_DEVICE, "poisoned");
+        step_request(e, &e->requests[i]);
+    }
+    *idle = live_samples(e) == 0;
+    return CN_OK;
+}
+
+static cn_status load(cn_engine *e)
+{
+    return e->fails_to_load ? cn_fail(CN_ERR_MEMORY, "no room for weights") : CN_OK;
+}
+
+/* ---- a run over files in a temporary directory ---- */
+
+static char dir[32], in_path[64], out_path[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/cinch_lanes_XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(in_path, sizeof in_path, "%s/in.jsonl", dir);
+    snprintf(out_path, sizeof out_path, "%s/out.jsonl", dir);
+    memset(fakes, 0, sizeof fakes);
+    for (int i = 0; i < MAX_ENGINES; i++) fakes[i].max_queue = 1000;
+    atomic_store(&signal_after, 0);
+    signals = 0;
+    cn_log_set_level(CN_LOG_ERROR);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command);
+}
+
+static void add_line(const char *id, const char *prompt, uint32_t n)
+{
+    FILE *f = fopen(in_path, "a");
+    assert_non_null(f);
+    fprintf(f,
+            "{\"custom_id\": \"%s\", \"url\": \"/v1/chat/completions\", \"body\": {\"n\": %u, "
+            "\"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}}\n",
+            id, n, prompt);
+    fclose(f);
+}
+
+static void add_lines(int n)
+{
+    char id[16];
+    for (int i = 0; i < n; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line(id, "hi", 1);
+    }
+}
+
+typedef struct outcome {
+    cn_batch_state state;
+    bool failed;
+    char why[CN_BATCH_WHY_BYTES];
+    uint64_t n_answered, n_errors, n_skipped;
+    uint32_t n_lost;
+} outcome;
+
+/* Runs as with --resume. */
+static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->model = cn_strdup("m");
+    c->progress = CN_OPT_PROGRESS_NONE;
+    c->max_inflight = max_inflight;
+    cn_batch_run run = {.config = c};
+    cn_batch_drive drive = {.stop_asked = &signals};
+    const cn_lanes_opts o = {.engines = engines,
+                             .n = n_engines,
+                             .n_seats = SEATS,
+                             .stall_s = stall_s,
+                             .load = load};
+    for (uint32_t i = 0; i < n_engines; i++) fakes[i].n_requests = fakes[i].stats.steps = 0;
+    assert_int_equal(cn_lanes_create(&drive.lanes, &o), CN_OK);
+    assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
+    assert_int_equal(cn_resume_scan(run.output, false, &run.ids, &run.totals), CN_OK);
+    cn_progress_begin(&drive.progress, c->progress, stderr);
+    cn_batch_drive_all(&drive, &run);
+    outcome q = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped, 0};
+    snprintf(q.why, sizeof q.why, "%s", run.why);
+    assert_true(cn_lanes_stop(drive.lanes));
+    for (uint32_t i = 0; i < n_engines; i++) {
+        cn_stats stats;
+        q.n_lost += cn_lanes_stats_of(drive.lanes, i, &stats) != NULL;
+    }
+    cn_lanes_free(drive.lanes);
+    cn_batch_run_end(&run);
+    cn_batch_output_close(run.output);
+    cn_line_reader_close(run.input);
+    cn_config_free(c);
+    return q;
+}
+
+/* The output has exactly one line of each of r0 to r(n - 1), with its own answer. */
+static void expect_answers(int n)
+{
+    char want[64];
+    int *seen = calloc((size_t)n, sizeof *seen), total = 0;
+    FILE *f = fopen(out_path, "r");
+    assert_non_null(f);
+    for (json_t *line; (line = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL)); json_decref(line)) {
+        const char *id = json_string_value(json_object_get(line, "custom_id"));
+        json_t *body = json_object_get(json_object_get(line, "response"), "body");
+        json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
+        if (!choice) continue;
+        snprintf(want, sizeof want, "echo %s", id);
+        json_t *message = json_object_get(choice, "message");
+        assert_string_equal(json_string_value(json_object_get(message, "content")), want);
+        assert_int_equal(seen[atoi(id + 1)]++, 0);
+        total++;
+    }
+    fclose(f);
+    free(seen);
+    assert_int_equal(total, n);
+}
+
+/* ---- tests ---- */
+
+static void engines_share_the_lines(void **state)
+{
+    (void)state;
+    add_lines(1000);
+    for (int i = 0; i < 3; i++) fakes[i].step_us = 100;
+    const outcome o = run_on(3, 0, 0);
+    assert_int_equal(o.n_answered, 1000);
+    assert_string_equal(o.why, "");
+    expect_answers(1000);
+    uint64_t sum = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_in_range(fakes[i].n_requests, 100, 1000);
+        assert_in_range(fakes[i].most_live, 1, SEATS + 8);
+        sum += fakes[i].n_requests;
+    }
+    assert_int_equal(sum, 1000);
+}
+
+static void a_slow_engine_gets_fewer_lines(void **state)
+{
+    (void)state;
+    add_lines(600);
+    fakes[0].step_us = 100;
+    fakes[1].step_us = 5000;
+    assert_int_equal(run_on(2, 0, 0).n_answered, 600);
+    expect_answers(600);
+    assert_true(fakes[0].n_requests > 3 * fakes[1].n_requests);
+}
+
+/* A line with more samples than an engine has seats is taken by an empty one. */
+static void samples_stay_together(void **state)
+{
+    (void)state;
+    add_line("r0", "hi", 50);
+    for (int i = 1; i < 40; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "r%d", i);
+        add_line(id, "hi", 3);
+    }
+    assert_int_equal(run_on(2, 0, 0).n_answered, 40);
+    expect_answers(40);
+    assert_int_equal(fakes[0].n_requests + fakes[1].n_requests, 40);
+}
+
+static void lines_of_a_failed_engine_go_to_others(void **state)
+{
+    (void)state;
+    add_lines(300);
+    fakes[1].fail_step = 7;
+    const outcome o = run_on(3, 0, 0);
+    assert_int_equal(o.n_answered, 300);
+    assert_int_equal(o.n_errors, 0);
+    assert_int_equal(o.n_lost, 1);
+    assert_string_equal(o.why, "");
+    expect_answers(300);
+}
+
+static void a_run_without_engines_can_be_resumed(void **state)
+{
+    (void)state;
+    add_lines(300);
+    for (int i = 0; i < 2; i++) fakes[i].fail_step = 12, fakes[i].step_us = 200;
+    outcome o = run_on(2, 0, 0);
+    assert_int_equal(o.state, CN_BATCH_STOPPED);
+    assert_true(o.failed);
+    assert_non_null(strstr(o.why, "no engine is left"));
+    assert_non_null(strstr(o.why, "a device fault"));
+    assert_in_range(o.n_answered, 1, 299);
+    for (int i = 0; i < 2; i++) fakes[i].fail_step = 0;
+    const uint64_t before = o.n_answered;
+    o = run_on(2, 0, 0);
+    assert_int_equal(o.n_skipped, before);
+    assert_int_equal(o.n_answered, 300 - before);
+    expect_answers(300);
+}
+
+static void a_line_that_fails_three_engines_is_an_error(void **state)
+{
+    (void)state;
+    char text[4096] = "";
+    add_lines(20);
+    add_line("p", "poison", 1);
+    const outcome o = run_on(4, 0, 0);
+    assert_int_equal(o.n_answered, 20);
+    assert_int_equal(o.n_errors, 1);
+    assert_int_equal(o.n_lost, 3);
+    assert_string_equal(o.why, "");
+    expect_answers(20);
+    snprintf(text, sizeof text, "grep -c '\"custom_id\":\"p\".*\"status_code\":500.*3 engines "
+                                "failed.*poisoned.*engine_failed' %s >/dev/null", out_path);
+    assert_int_equal(system(text), 0);
+}
+
+static void lines_of_an_engine_that_hangs_go_to_others(void **state)
+{
+    (void)state;
+    add_lines(300);
+    fakes[0].hang_step = 3;
+    fakes[0].hang_ms = 700;
+    const outcome o = run_on(2, 0.1, 0);
+    assert_int_equal(o.n_answered, 300);
+    assert_int_equal(o.n_lost, 1);
+    expect_answers(300); /* also after the step has ended */
+}
+
+/* The step that hung ends, with answers to lines that the other engine has. */
+static void late_results_are_dropped(void **state)
+{
+    (void)state;
+    add_lines(400);
+    fakes[0].hang_step = 3;
+    fakes[0].hang_ms = 300;
+    fakes[1].step_us = 10000;
+    const outcome o = run_on(2, 0.1, 0);
+    assert_int_equal(o.n_answered, 400);
+    assert_int_equal(o.n_lost, 1);
+    assert_true(fakes[1].stats.steps * fakes[1].step_us / 1000 > fakes[0].hang_ms);
+    expect_answers(400);
+}
+
+static void a_signal_drains_all_engines(void **state)
+{
+    (void)state;
+    add_lines(400);
+    for (int i = 0; i < 4; i++) fakes[i].step_us = 300;
+    atomic_store(&signal_after, 100);
+    outcome o = run_on(4, 0, 64);
+    assert_string_equal(o.why, "interrupted");
+    assert_false(o.failed);
+    assert_in_range(o.n_answered, 1, 399);
+    const uint64_t before = o.n_answered;
+    signals = 0;
+    o = run_on(4, 0, 0);
+    assert_int_equal(o.n_skipped, before);
+    expect_answers(400);
+}
+
+static void a_busy_engine_is_asked_again(void **state)
+{
+    (void)state;
+    add_lines(300);
+    for (int i = 0; i < 2; i++) fakes[i].max_queue = 2, fakes[i].step_us = 100;
+    assert_int_equal(run_on(2, 0, 0).n_answered, 300);
+    expect_answers(300);
+    assert_int_equal(fakes[0].most_live, 2);
+}
+
+static void an_invalid_line_is_an_error_line(void **state)
+{
+    (void)state;
+    add_lines(50);
+    add_line("bad", "long", 1);
+    const outcome o = run_on(2, 0, 0);
+    assert_int_equal(o.n_answered, 50);
+    assert_int_equal(o.n_errors, 1);
+    char text[256];
+    snprintf(text, sizeof text, "grep -c '\"custom_id\":\"bad\".*400.*the prompt has 9 tokens.*"
+                                "\"param\":\"messages\"' %s >/dev/null", out_path);
+    assert_int_equal(system(text), 0);
+}
+
+static void an_engine_that_does_not_load_ends_the_start(void **state)
+{
+    (void)state;
+    cn_lanes *lanes;
+    fakes[2].fails_to_load = true;
+    const cn_lanes_opts o = {.engines = engines, .n = 3, .n_seats = SEATS, .load = load};
+    assert_int_equal(cn_lanes_create(&lanes, &o), CN_ERR_MEMORY);
+    assert_string_equal(cn_last_error(), "engine 2: no room for weights");
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(engines_share_the_lines),
+        TEST(a_slow_engine_gets_fewer_lines),
+        TEST(samples_stay_together),
+        TEST(lines_of_a_failed_engine_go_to_others),
+        TEST(a_run_without_engines_can_be_resumed),
+        TEST(a_line_that_fails_three_engines_is_an_error),
+        TEST(lines_of_an_engine_that_hangs_go_to_others),
+        TEST(late_results_are_dropped),
+        TEST(a_signal_drains_all_engines),
+        TEST(a_busy_engine_is_asked_again),
+        TEST(an_invalid_line_is_an_error_line),
+        TEST(an_engine_that_does_not_load_ends_the_start),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
