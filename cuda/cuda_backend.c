@@ -81,16 +81,19 @@ static cn_status mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *
 
 /* ---- opening and closing ---- */
 
-/* The open backends of the process. A backend can address the memory of all of them. */
+/* The open backends of the process. A backend can address the memory of all of them, except that
+ * engines on several GPUs, each with a model, share nothing. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static cn_cuda *first_open;
+
+static bool has_model(const cn_cuda *c) { return c->opts.beside == 0 && c->opts.hidden > 0; }
 
 static cn_status join_others(cn_cuda *c)
 {
     cn_status status = CN_OK;
     pthread_mutex_lock(&open_lock);
     for (const cn_cuda *o = first_open; o && status == CN_OK; o = o->next_open)
-        status = cn_cuda_join(o, c);
+        if (!has_model(o) || !has_model(c)) status = cn_cuda_join(o, c);
     if (status == CN_OK) {
         c->next_open = first_open;
         first_open = c;

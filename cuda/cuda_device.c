@@ -87,6 +87,19 @@ static cn_status refuse_non_peers(int a, int b)
                    a, b);
 }
 
+/* There is no GPU `ordinal` among n. */
+static cn_status refuse_ordinal(const cn_cuda_backend_opts *o, uint32_t ordinal, uint32_t n)
+{
+    struct cudaDeviceProp p;
+    if (n == 1 && cudaGetDeviceProperties(&p, 0) == cudaSuccess && strstr(p.name, " MIG "))
+        return cn_fail(CN_ERR_DEVICE,
+                       "cuda:%u: a process has only one MIG instance (%s): run a process for each "
+                       "(--shard)",
+                       ordinal, p.name);
+    return cn_fail(CN_ERR_DEVICE, "--%s cuda:%u: expected cuda:0 to cuda:%u",
+                   o->beside ? "cache-device" : "device", ordinal, n - 1);
+}
+
 /* Chooses the device of the options among n. */
 static cn_status choose_device(const cn_cuda_backend_opts *o, uint32_t n, uint32_t *ordinal)
 {
@@ -104,9 +117,7 @@ static cn_status choose_device(const cn_cuda_backend_opts *o, uint32_t n, uint32
                        "visible, or set --cache-device cuda:%d to use the model's GPU",
                        n, model, model);
     }
-    if (*ordinal >= n)
-        return cn_fail(CN_ERR_DEVICE, "--%s cuda:%u: expected cuda:0 to cuda:%u",
-                       o->beside ? "cache-device" : "device", *ordinal, n - 1);
+    if (*ordinal >= n) return refuse_ordinal(o, *ordinal, n);
     if (!o->beside || (int)*ordinal == model || model >= (int)n) return CN_OK;
     CN_TRY(are_peers(model, (int)*ordinal, &peers));
     return peers ? CN_OK : refuse_non_peers(model, (int)*ordinal);
