@@ -155,6 +155,14 @@ for i in 0 1 2 3; do run "$((i == 2 ? 2 : 0))" -o "$dir/out" --shard $i/4; done
 merge 2 'lines 3 and 14 have the same custom_id "r-3"' "$dir"/out/*0-of* "$dir"/out/*2-of* \
     "$dir"/out/*3-of* "$dir"/out/*1-of*
 same "a custom_id in two shards"
+# Without the shard of the first, the answer is still that of the second.
+for order in input any; do
+    merge 3 'missing shards: 2' "$dir"/out/*0-of* "$dir"/out/*1-of* "$dir"/out/*3-of* \
+        --allow-missing --order $order
+    answers "$dir/all" | grep '^"r-3" ' >"$dir/third" || fail "no line of r-3"
+    answers "$dir"/out/*1-of* | grep '^"r-3" ' | cmp - "$dir/third" || fail "another's answer"
+done
+merge 2 '30 lines' "$dir"/out/*0-of* "$dir"/out/*2-of* "$dir"/out/*3-of* "$dir"/out/*1-of*
 
 # A merge that is killed leaves the old file or the new one.
 cp "$dir/all" "$dir/new"

@@ -54,6 +54,7 @@ typedef struct merge {
     cn_batch_format format;
     bool graded;
     cn_line_part part; /* of a shard, its index aside */
+    cn_line_part *parts; /* [n_files] of the file; of 0: the whole input */
     uint8_t *gap;      /* [part.of] bits: shards with missing lines */
 
     cn_merge_file *output, *errors; /* errors NULL: they are in the output */
@@ -76,13 +77,16 @@ static const char *option_of(const json_t *record, const char *name)
     return text && *text ? text : NULL;
 }
 
-/* Remembers how the input was split, of the first output that is one of a shard. */
-static void take_shard(merge *m, const json_t *record)
+/* Remembers which shard an output is of, and how the first such output says the input was split. */
+static void take_shard(merge *m, uint32_t file, const json_t *record)
 {
     const json_t *shard = json_object_get(record, "shard");
     const json_int_t of = json_integer_value(json_object_get(shard, "of"));
     const char *by = json_string_value(json_object_get(shard, "by"));
     if (of < 1 || of > CN_MAX_SHARDS || !by) return;
+    const json_int_t index = json_integer_value(json_object_get(shard, "index"));
+    m->parts[file] = (cn_line_part){
+        .index = (uint32_t)index, .of = (uint32_t)of, .by_bytes = strcmp(by, "bytes") == 0};
     if (m->part.of == 0)
         m->part = (cn_line_part){.of = (uint32_t)of, .by_bytes = strcmp(by, "bytes") == 0};
     m->report->same_of &= m->part.of == (uint32_t)of;
@@ -92,6 +96,8 @@ static void take_shard(merge *m, const json_t *record)
 static cn_status read_records(merge *m)
 {
     m->report->same_of = true;
+    m->parts = cn_calloc(m->n_files, sizeof *m->parts);
+    if (!m->parts) return cn_fail(CN_ERR_MEMORY, "out of memory for %u files", m->n_files);
     for (uint32_t i = 0; i < m->n_files; i++) {
         json_t *record = NULL;
         if (cn_run_record_is_awaited(m->files[i])) {
@@ -101,7 +107,7 @@ static cn_status read_records(merge *m)
         cn_status status = cn_run_record_load(&record, m->files[i]);
         if (status == CN_OK && m->record)
             status = cn_run_record_check_other(m->files[i], m->record);
-        if (status == CN_OK) take_shard(m, record);
+        if (status == CN_OK) take_shard(m, i, record);
         if (status == CN_OK && !m->record)
             m->record = record;
         else
@@ -298,10 +304,9 @@ static cn_status put_duplicate(merge *m, cn_batch_item *item, uint64_t earlier)
 
 /* ---- missing lines ---- */
 
-/* The shard that a line of the input belongs to. */
-static uint32_t shard_of(const merge *m, const cn_line *line, uint64_t input_bytes)
+/* The shard that a line of the input belongs to, where it is split as for this part. */
+static uint32_t shard_of(cn_line_part part, const cn_line *line, uint64_t input_bytes)
 {
-    cn_line_part part = m->part;
     if (!part.by_bytes) return (uint32_t)((line->number - 1) % part.of);
     uint64_t from, to;
     if (line->offset >= input_bytes) return part.of - 1; /* the input grew after it was opened */
@@ -326,7 +331,7 @@ static void note_missing(merge *m, const cn_batch_item *item, const cn_line *lin
     r->n_missing++;
     m->writes &= m->config->allow_missing;
     if (m->part.of == 0) return;
-    const uint32_t shard = shard_of(m, line, input_bytes);
+    const uint32_t shard = shard_of(m->part, line, input_bytes);
     m->gap[shard / 8] = (uint8_t)(m->gap[shard / 8] | 1U << shard % 8);
 }
 
@@ -346,6 +351,15 @@ static cn_status list_missing_shards(merge *m)
 }
 
 /* ---- the input ---- */
+
+/* Whether the entry's output had to answer this line. An output of another shard may answer a later
+ * line with the same custom_id. */
+static bool owns(const merge *m, const cn_merge_entry *e, const cn_line *line,
+                 uint64_t input_bytes)
+{
+    const cn_line_part *part = &m->parts[e->file];
+    return part->of == 0 || shard_of(*part, line, input_bytes) == part->index;
+}
 
 /* Finds the lines of an item. An item whose custom_id an earlier line has is identified by its line
  * instead, as a run does; *earlier is then the number of that line. */
@@ -382,9 +396,16 @@ static cn_status take_item(merge *m, cn_batch_item *item, const cn_line *line,
         note_missing(m, item, line, input_bytes);
         return CN_OK;
     }
-    cn_merge_entry *best = first;
-    for (size_t i = 1; i < n; i++)
-        if (is_better(&first[i], best, item->request_hash)) best = &first[i];
+    cn_merge_entry *best = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const bool same = item->request_hash && first[i].request_hash == item->request_hash;
+        if (!same && !owns(m, &first[i], line, input_bytes)) continue;
+        if (!best || is_better(&first[i], best, item->request_hash)) best = &first[i];
+    }
+    if (!best) {
+        note_missing(m, item, line, input_bytes);
+        return CN_OK;
+    }
     count_duplicates(m, first, n, best);
     m->report->n_foreign -= n - 1;
     if (best->request_hash && item->request_hash && item->custom_id) {
@@ -480,11 +501,11 @@ static cn_status take_batch(merge *m, uint64_t input_bytes)
     cn_status status = CN_OK;
     for (uint32_t i = 0; i < m->batch.n && status == CN_OK; i++) {
         input_line *l = &m->batch.at[i];
-        if (l->quick && !l->quick->input_line) {
+        if (l->quick && !l->quick->input_line && owns(m, l->quick, &l->line, input_bytes)) {
             status = use_entry(m, l->quick, &l->line);
             continue;
         }
-        if (l->quick) identify_line(&m->batch, l); /* an earlier line has its custom_id */
+        if (l->quick) identify_line(&m->batch, l); /* another line has its custom_id */
         if (l->status != CN_OK)
             status = cn_fail(l->status, "line %llu cannot be read: out of memory",
                              (unsigned long long)l->line.number);
@@ -589,6 +610,7 @@ cn_status cn_merge(const cn_config *c, char *const *files, uint32_t n_files, cn_
     cn_free(m.batch.at);
     cn_buf_free(&m.line);
     cn_free(m.fds);
+    cn_free(m.parts);
     cn_free(m.gap);
     json_decref(m.record);
     return status;
