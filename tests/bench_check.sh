@@ -128,6 +128,12 @@ for want in "^decode, batch 6, 1500 resident, full: left out: .* need 144 KV blo
     "^decode, batch 6, [0-9]* resident, $tls: " "^decode, batch 2, 96 resident, full: [0-9]"; do
     grep -q -e "$want" "$dir/out" || fail "no '$want'"
 done
+# A prompt with a home goes there while it is computed. 1,024 tokens have 16 blocks.
+"$cinch" bench throughput --model $model --device cpu --block-size 64 --prefill 1024 \
+    --max-model-len 2048 --max-num-batched-tokens 256 --home-space 0.2 --max-num-seqs 2 \
+    --kv-select tls --kv-home host --select-tokens 128 --select-tiles 4 >"$dir/out" 2>&1
+grep -qE "^prefill of 1024 tokens: .*, [456].[0-9] MiB went home meanwhile$" "$dir/out" ||
+    fail "a prompt did not go home"
 # Forced churn: of 16 tiles a tenth enters in each step; of a quarter the cap leaves out some.
 churned() {
     home --num-gpu-blocks-override 200 --batches 3x1500 --decode-steps 20 --select-dense-layers 0 \

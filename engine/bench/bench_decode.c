@@ -385,31 +385,54 @@ static cn_status time_decode(cn_bench *b, json_t *json)
 
 /* ---- prefill ---- */
 
-static cn_status time_prompt(cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *tokens,
-                             double *seconds)
+/* Tokens of output: a request with a home needs more than a block, or it would end before it uses
+ * its home. */
+static uint32_t prefill_output(const cn_bench *b)
 {
+    return cn_kv_is_away(&b->kv) ? cn_engine_block_tokens(b->engine) + 2 : 1;
+}
+
+/* Times a prompt to its first token, and drops the rest of the output. Sets the bytes that went
+ * home meanwhile. */
+static cn_status time_prompt(cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *tokens,
+                             double *seconds, uint64_t *put_bytes)
+{
+    uint64_t request;
+    cn_stats before, now;
+    bool idle = false;
     CN_TRY(cn_bench_random_tokens(b, stream, n, tokens));
-    CN_TRY(cn_bench_submit(b, tokens, 1, NULL));
+    CN_TRY(cn_bench_submit(b, tokens, prefill_output(b), &request));
+    cn_engine_stats(b->engine, &before);
     const double began_s = cn_now_s();
-    for (bool idle = false; !idle;) CN_TRY(cn_bench_step(b, &idle));
+    do {
+        CN_TRY(cn_bench_step(b, &idle));
+        cn_engine_stats(b->engine, &now);
+    } while (now.generation_tokens == before.generation_tokens && !idle);
     *seconds = cn_now_s() - began_s;
+    *put_bytes = now.put_bytes - before.put_bytes;
+    cn_engine_cancel(b->engine, request);
+    while (!idle) CN_TRY(cn_bench_step(b, &idle));
     return CN_OK;
 }
 
 static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t *rows)
 {
     double best_s = 0, products_s = 0;
+    uint64_t put_bytes;
     for (uint32_t i = 0; i <= PREFILL_ROUNDS; i++) { /* the first round warms up */
         double s;
-        CN_TRY(time_prompt(b, PREFILL_STREAM + (uint64_t)n * 8 + i, n, tokens, &s));
+        CN_TRY(time_prompt(b, PREFILL_STREAM + (uint64_t)n * 8 + i, n, tokens, &s, &put_bytes));
         if (i == 1 || (i > 1 && s < best_s)) best_s = s;
     }
     CN_TRY(cn_engine_products_time(b->engine, n, &products_s));
     cn_progress_end(&b->progress);
-    printf("prefill of %u tokens: %.2f ms, its matrix products alone %.2f ms, ratio %.3f\n", n,
+    printf("prefill of %u tokens: %.2f ms, its matrix products alone %.2f ms, ratio %.3f", n,
            best_s * 1e3, products_s * 1e3, best_s / products_s);
-    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)n, "ms", best_s * 1e3,
-                            "products_ms", products_s * 1e3, "ratio", best_s / products_s);
+    if (put_bytes > 0) printf(", %.1f MiB went home meanwhile", cn_gib(put_bytes) * 1024);
+    printf("\n");
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f, s:I}", "tokens", (json_int_t)n, "ms", best_s * 1e3,
+                            "products_ms", products_s * 1e3, "ratio", best_s / products_s, "put_bytes",
+                            (json_int_t)put_bytes);
     return row && json_array_append_new(rows, row) == 0
                ? CN_OK
                : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
@@ -417,7 +440,8 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
 
 static cn_status parse_lengths(const cn_bench *b, cn_bench_numbers *out)
 {
-    const uint32_t most = cn_engine_max_model_len(b->engine) - 1;
+    const uint32_t longest = cn_engine_max_model_len(b->engine), output = prefill_output(b);
+    const uint32_t most = longest > output ? longest - output : 1;
     return cn_bench_parse_numbers(out, "prefill", b->config->prefill, most, 0);
 }
 
