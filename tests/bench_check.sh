@@ -293,6 +293,7 @@ for churn in 0 0.1,2 0.1, nan; do
     refused "--select-churn $churn: expected shares above 0" bench throughput --model $model \
         --resident 96 --batches 2 --select-churn $churn --arms tls:128
 done
+refused "--host-memory has no effect on a GPU" plan --model $model --gpu-memory 80G --host-memory 9
 refused "expected one word, throughput" bench latency --model $model
 refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
 echo '{"prompt": 5}' >"$dir/bad.jsonl"

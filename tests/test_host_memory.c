@@ -37,7 +37,15 @@ static uint64_t limit(const char *list)
     char path[128];
     put("list", list);
     snprintf(path, sizeof path, "%s/list", dir);
-    return cn_host_cgroup_bytes(path, dir);
+    return cn_host_cgroup_room(path, dir).all;
+}
+
+static uint64_t left(const char *list)
+{
+    char path[128];
+    put("list", list);
+    snprintf(path, sizeof path, "%s/list", dir);
+    return cn_host_cgroup_room(path, dir).free;
 }
 
 static int make_tree(void **state)
@@ -80,7 +88,44 @@ static void version_1_is_read_from_its_controller(void **state)
     assert_int_equal(limit("4:memory:/\n"), UINT64_C(9223372036854771712));
     assert_int_equal(limit("8:pids:/x\n"), UINT64_MAX);
     assert_int_equal(limit("damaged\n4\n5:\n"), UINT64_MAX);
-    assert_int_equal(cn_host_cgroup_bytes("/no/such", dir), UINT64_MAX);
+    assert_int_equal(cn_host_cgroup_room("/no/such", dir).all, UINT64_MAX);
+}
+
+static void used_memory_is_taken_off(void **state)
+{
+    (void)state;
+    put("a/memory.max", "5000000\n");
+    put("a/b/memory.max", "max\n");
+    assert_int_equal(left("0::/a/b\n"), 5000000);
+    put("a/memory.current", "3000000\n");
+    assert_int_equal(left("0::/a/b\n"), 2000000);
+    put("a/memory.stat", "anon 2000000\ninactive_file 600000\nactive_file 100000\n");
+    assert_int_equal(left("0::/a/b\n"), 2700000);
+    put("a/b/memory.high", "4000000\n");
+    put("a/b/memory.current", "3000000\n");
+    assert_int_equal(left("0::/a/b\n"), 1000000);
+    assert_int_equal(limit("0::/a/b\n"), 4000000);
+    put("a/b/memory.current", "4500000\n"); /* beyond memory.high */
+    assert_int_equal(left("0::/a/b\n"), 0);
+    assert_int_equal(left("0::/other\n"), UINT64_MAX);
+    put("memory/x/memory.limit_in_bytes", "6000000\n");
+    put("memory/x/memory.usage_in_bytes", "5000000\n");
+    put("memory/x/memory.stat", "inactive_file 1\ntotal_inactive_file 1000000\n");
+    assert_int_equal(left("4:cpu,memory:/x\n"), 2000000);
+}
+
+static void what_is_free_bounds_the_sum(void **state)
+{
+    (void)state;
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->swap_space_gib = 60;
+    assert_int_equal(cn_host_check_within(c, (cn_host_room){100 * CN_GIB, 60 * CN_GIB}), CN_OK);
+    assert_int_equal(cn_host_check_within(c, (cn_host_room){100 * CN_GIB, 59 * CN_GIB}),
+                     CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--swap-space 60 exceeds the 59 GiB of memory that are "
+                                            "free now, of 100: lower the sum"));
+    cn_config_free(c);
 }
 
 static void the_option_overrides_the_kernel(void **state)
@@ -115,6 +160,8 @@ int main(void)
                                         remove_tree),
         cmocka_unit_test_setup_teardown(version_1_is_read_from_its_controller, make_tree,
                                         remove_tree),
+        cmocka_unit_test_setup_teardown(used_memory_is_taken_off, make_tree, remove_tree),
+        cmocka_unit_test(what_is_free_bounds_the_sum),
         cmocka_unit_test(the_option_overrides_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

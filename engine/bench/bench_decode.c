@@ -430,9 +430,9 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
            best_s * 1e3, products_s * 1e3, best_s / products_s);
     if (put_bytes > 0) printf(", %.1f MiB went home meanwhile", cn_gib(put_bytes) * 1024);
     printf("\n");
-    json_t *row = json_pack("{s:I, s:f, s:f, s:f, s:I}", "tokens", (json_int_t)n, "ms", best_s * 1e3,
-                            "products_ms", products_s * 1e3, "ratio", best_s / products_s, "put_bytes",
-                            (json_int_t)put_bytes);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f, s:I}", "tokens", (json_int_t)n, "ms",
+                            best_s * 1e3, "products_ms", products_s * 1e3, "ratio",
+                            best_s / products_s, "put_bytes", (json_int_t)put_bytes);
     return row && json_array_append_new(rows, row) == 0
                ? CN_OK
                : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");

@@ -129,7 +129,8 @@ static const cn_option options[] = {
                 "interactive requests need their KV memory; with 0 interactive requests wait"),
     ROW(SHARING, "host-memory", F32, host_memory_gib, "0", .min = 0, .max = 65536,
         .help = "GiB of memory of the machine, of which swap space and homes take at most 70 %; "
-                "0 is the smaller of physical memory and the limit of the cgroup"),
+                "0 is the smaller of physical memory and the limit of the cgroup, and what is free "
+                "now is checked too"),
 
     ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES,
         .flags = RESULT | USUAL, .json = "kv.policy",

@@ -334,6 +334,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .swap_bytes = bytes_of_gib(c->swap_space_gib),
     };
     describe_home(out, c, m);
+    CN_TRY(cn_host_check_read(c, be));
     return cn_host_check(c);
 }
 
