@@ -147,6 +147,62 @@ static void dummy_weights_have_a_head_of_their_own(void **state)
 
 /* ---- a step ---- */
 
+/* Frequencies of YaRN (Peng et al., section 3.2) with a context of 512, of pair i of DIM / 2. */
+static double yarn_frequency(uint32_t i, double factor)
+{
+    const double theta = 10000, two_pi = 6.283185307179586;
+    const double own = pow(theta, -2.0 * i / DIM), ln = 2 * log(theta);
+    const double low = floor(DIM * log(512 / (32 * two_pi)) / ln);
+    const double high = ceil(DIM * log(512 / two_pi) / ln);
+    const double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+    return own * (1 - ramp) + own / factor * ramp;
+}
+
+/* A head turns as it was trained up to its context. If the model has more positions, it turns with
+ * YaRN, whatever the longest request. */
+static void a_head_turns_with_yarn_beyond_its_context(void **state)
+{
+    enum { LAST = 4096, FIRST = 1000, N = LAST - FIRST, HALF = DIM / 2 };
+    (void)state;
+    scratch_dir d;
+    cn_model_config m = small_model();
+    cn_backend *be = backend_rig_open(1);
+    cn_config *c = cn_config_create();
+    scratch_dir_open(&d);
+    scratch_dir_put(&d, "model.safetensors", "weights", 7);
+    write_head(&d, (file_change){0});
+    assert_int_equal(cn_config_set(c, "model", d.path), CN_OK);
+    float *memory = cn_calloc(2 * LAST * HALF + (size_t)(1 + (HEADS + KV) * DIM) * HIDDEN, 4);
+    assert_non_null(memory);
+    for (uint32_t i = 0; i < 3; i++) {
+        m.max_position = i == 0 ? 512 : i == 1 ? 400 : 4096;
+        m.draft = (cn_draft_head){
+            .n_heads = HEADS, .head_dim = DIM, .context = 512, .rope_theta = 10000};
+        cn_draft draft = {.cos = memory, .sin = memory + LAST * HALF};
+        float *weights = memory + 2 * LAST * HALF;
+        draft.norm = weights;
+        draft.q_proj = weights + HIDDEN;
+        draft.k_proj = weights + HIDDEN + HEADS * DIM * HIDDEN;
+        if (cn_draft_load(&draft, be, backend_rig_stream(be), c, &m, NULL) != CN_OK)
+            fail_msg("%s", cn_last_error());
+        const double factor = i < 2 ? 1 : 8, scale = 0.1 * log(factor) + 1;
+        assert_int_equal(cn_draft_cover(&draft, backend_rig_stream(be), FIRST, N), CN_OK);
+        for (uint32_t p = FIRST; p < LAST; p += 77)
+            for (uint32_t k = 0; k < HALF; k++) {
+                const double angle = p * yarn_frequency(k, factor);
+                const double x = (double)draft.cos[p * HALF + k];
+                const double y = (double)draft.sin[p * HALF + k];
+                if (fabs(x - scale * cos(angle)) > 1e-3 || fabs(y - scale * sin(angle)) > 1e-3)
+                    fail_msg("factor %g, position %u, pair %u: expected %g %g, got %g %g", factor,
+                             p, k, scale * cos(angle), scale * sin(angle), x, y);
+            }
+    }
+    cn_free(memory);
+    cn_config_free(c);
+    backend_rig_close(be);
+    scratch_dir_close(&d);
+}
+
 enum { BLOCK = 64, BLOCKS = 12, MAX_LEN = 300, MAX_SEQS = 3, MAX_DIM = 48, MAX_HEADS = 8 };
 
 /* Sequences whose tokens are stored in one pass each, and then decode a token. */
@@ -404,6 +460,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_head_is_read_and_checked),
         cmocka_unit_test(dummy_weights_have_a_head_of_their_own),
+        cmocka_unit_test(a_head_turns_with_yarn_beyond_its_context),
         cmocka_unit_test(keys_and_lists_are_those_of_naive_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,18 +69,16 @@ static cn_model_config rope_of(const cn_draft_head *head, const cn_model_config 
     return c;
 }
 
-static cn_status write_tables(const cn_draft *d, cn_stream *s, const cn_model_config *m,
-                              uint32_t n_positions)
+cn_status cn_draft_cover(const cn_draft *d, cn_stream *s, uint32_t first, uint32_t n_positions)
 {
-    const cn_model_config rope = rope_of(&d->head, m);
-    const size_t n = (size_t)n_positions * (d->head.head_dim / 2);
+    const size_t half = d->head.head_dim / 2, n = n_positions * half, bytes = n * sizeof(float);
     float *tables = cn_calloc(2 * n, sizeof *tables);
     if (!tables)
         return cn_fail(CN_ERR_MEMORY, "retrieval head: out of memory for %u positions",
                        n_positions);
-    cn_rope_table(&rope, 0, n_positions, tables, tables + n);
-    cn_status status = d->be->mem_write(s, d->cos, tables, n * sizeof *tables);
-    if (status == CN_OK) status = d->be->mem_write(s, d->sin, tables + n, n * sizeof *tables);
+    cn_rope_table(&d->rope, first, n_positions, tables, tables + n);
+    cn_status status = d->be->mem_write(s, d->cos + first * half, tables, bytes);
+    if (status == CN_OK) status = d->be->mem_write(s, d->sin + first * half, tables + n, bytes);
     if (status == CN_OK) status = d->be->stream_sync(s);
     cn_free(tables);
     return status;
@@ -105,14 +103,14 @@ cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_conf
     d->head = m->draft;
     d->hidden = m->hidden;
     d->eps = m->rms_eps;
+    d->rope = rope_of(&d->head, m);
     const cn_draft_head *now = cn_retrieval_head(f), *then = &m->draft;
     const bool same = now->n_heads == then->n_heads && now->head_dim == then->head_dim &&
                       now->context == then->context && now->rope_theta == then->rope_theta;
     cn_status status = same ? write_parts(d, s, ck, cn_retrieval_parts(f))
                             : cn_fail(CN_ERR_MODEL, "the file changed during the start");
     cn_retrieval_close(f);
-    if (status != CN_OK) return cn_fail_within(status, "%s", CN_RETRIEVAL_FILE);
-    return write_tables(d, s, m, cn_start_max_model_len(c, m));
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", CN_RETRIEVAL_FILE);
 }
 
 /* ---- a step ---- */

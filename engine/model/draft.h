@@ -13,13 +13,14 @@
 typedef struct cn_draft {
     /* Memory of the start plan. */
     void *norm, *q_proj, *k_proj; /* [h], [hq * d, h], [hk * d, h] */
-    float *cos, *sin;             /* [max_position, d/2] */
+    float *cos, *sin;             /* [max_position, d/2]; cn_draft_cover writes them */
     void *normed;                 /* act [T, h] */
     void *queries;                /* act [rows, hq, d] */
     void *keys;                   /* act [T, hk, d] */
     /* Set by cn_draft_load. */
     cn_backend *be; /* NULL: no declared selector needs a head */
     cn_draft_head head;
+    cn_model_config rope; /* what cn_rope_table reads */
     uint32_t hidden;
     float eps;
 } cn_draft;
@@ -27,10 +28,13 @@ typedef struct cn_draft {
 /* Adds its memory to the start plan, if p->model has a head. */
 void cn_draft_declare(cn_start_plan *p, cn_draft *d);
 
-/* Reads the weights and writes the tables of RoPE. Does nothing without a head. CN_ERR_MODEL names
- * the file. ck: of the model; it gives dummy weights. */
+/* Reads the weights. Does nothing without a head. CN_ERR_MODEL names the file. ck: of the model; it
+ * gives dummy weights. */
 cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_config *c,
                         const cn_model_config *m, const cn_checkpoint *ck);
+
+/* Writes the tables of RoPE for positions [first, first + n_positions), and waits for s. */
+cn_status cn_draft_cover(const cn_draft *d, cn_stream *s, uint32_t first, uint32_t n_positions);
 
 /* Stores the draft K of all tokens of a batch, and computes the queries of its decode rows.
  * embedded: act [T, h], not changed. */

@@ -154,6 +154,7 @@ cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions)
     if (status == CN_OK)
         status = m->be->mem_write(s, at(m, m->ws.sin + offset), tables + n_values, bytes);
     if (status == CN_OK) status = m->be->stream_sync(s);
+    if (status == CN_OK && m->draft) status = cn_draft_cover(m->draft, s, first, n);
     if (status == CN_OK) m->n_covered = first + n;
     cn_free(tables);
     return status;
