@@ -7,7 +7,7 @@
 #   S0 + (bytes that selection and its attention read) / (0.85 bandwidth)
 #      + (bytes that the dense layers read) / (0.9 bandwidth) + launches
 # S0 is the dense step of as many requests with few resident tokens. A stage takes two launches in
-# each layer that selects; 72 launches count 0.25 ms. "x dense" is the dense step / the step.
+# each layer that selects, of spec none; 72 launches count 0.25 ms. "x dense" is the dense step / the step.
 function value(line) {
     sub(/^[^:]*: */, "", line)
     return line + 0
@@ -28,7 +28,7 @@ function number_of(s) { return s == "" ? "-" : sprintf("%.3f", s) }
 function bar_of(i, full, s0,    dense, stages, reads) {
     if (bandwidth == 0 || s0 == "" || arm[i] == "full") return ""
     dense = (bytes[full] - weights) * dense_layers / layers
-    stages = arm[i] ~ /^tls/ ? 2 : 1
+    stages = arm[i] ~ /^tls/ ? 2 : arm[i] ~ /^spec/ ? 0 : 1
     reads = ((bytes[i] - weights - dense) / 0.85 + dense / 0.9) / bandwidth * 1e3
     return s0 + reads + 2 * stages * (layers - dense_layers) * 0.25 / 72
 }

@@ -162,6 +162,7 @@ row() { printf '  {\n   "batch": 8,\n   "resident": %s,\n   "ms_per_step": %s,\n
     row 32768.0 12.0 33000000000.0 full
     row 32768.0 6.0 16000000000.0 ds:2048
     row 32768.0 6.0 16000000000.0 tls:2048
+    row 32768.0 6.0 16000000000.0 spec:2048
     row 97.0 4.0 15000000000.0 full
     row 97.0 4.0 15000000000.0 ds:2048
     printf ' "weight_bytes": 15000000000,\n "read_bytes_per_second": 1e12\n'
@@ -170,13 +171,14 @@ for dense in 0 2; do
     awk -v base=96 -v layers=36 -v dense_layers=$dense -f bench/select_bars.awk "$dir/json" \
         >"$dir/out"
     case $dense in # 4 + 1 / 0.85 + 0.25 and 0.5; 4 + 0 / 0.85 + 1 / 0.9 + 34 / 36 of the launches
-    0) ds=5.426 tls=5.676 ;;
-    2) ds=5.347 tls=5.583 ;;
+    0) ds=5.426 tls=5.676 spec=5.176 ;;
+    2) ds=5.347 tls=5.583 spec=5.111 ;;
     esac
     grep -q "^8 x 32768, $dense dense layers, S0 4.000 ms$" "$dir/out" || fail "no S0"
     grep -q " ds:2048 * 6.000 ms *2.00 x dense  bar *$ds ms" "$dir/out" || fail "no bar $ds"
     grep -q " tls:2048 .*bar *$tls ms" "$dir/out" || fail "no bar $tls"
-    [ "$(wc -l <"$dir/out")" = 4 ] || fail "lines of a batch"
+    grep -q " spec:2048 .*bar *$spec ms" "$dir/out" || fail "no bar $spec"
+    [ "$(wc -l <"$dir/out")" = 5 ] || fail "lines of a batch"
 done
 
 # The bars of bench/gpu_pair.sh: S0 4 ms, 3 GB attended, 242 MB moved, keys of 19 GB.
@@ -274,6 +276,15 @@ BASELINE=$cinch CINCH=$cinch DEVICE=cpu SHAPE=../../$model DENSE=0 TOKENS=64 LES
 for want in '^2 x 400, 0 dense layers, S0 [0-9.]* ms$' '^  ds:64:select_group=mean .* x dense' \
     '^Steady state: ' '^zip, this build / the older one: [0-9.]* / [0-9.]* ms = [0-9.]*'; do
     grep -q "$want" "$dir/out" || fail "no $want"
+done
+
+CINCH=$cinch DEVICE=cpu SHAPE=../../$model DENSE=0 TOKENS=64 BATCHES=2x400,2 RESIDENT=60 STEPS=2 \
+    CONTEXT=1024 INPUT=200 OUTPUTS=100 STEADY=4 SEQS=2 \
+    OPTIONS="--kv-cache-memory-bytes 64M --block-size 64" bench/gpu_spec.sh "$dir/gpu" >"$dir/out" ||
+    fail "gpu_spec.sh"
+for want in '^2 x 400, 0 dense layers, S0 [0-9.]* ms$' '^  spec:64 .* x dense' \
+    '^steady spec / full at 200 + 100: '; do
+    grep -q "$want" "$dir/out" || fail "gpu_spec.sh: no $want"
 done
 
 # refused TEXT ARGUMENTS...: cinch must fail with an error that contains TEXT.
