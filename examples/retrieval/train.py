@@ -2,15 +2,18 @@
 
   train.py --model DIR --text FILES... --out DIR/retrieval.safetensors [--seconds 300]
 
-The head sees embeddings only: q and k projections of the normed embedding, RoPE, softmax. Its
-target is the attention of the full model: for each kv head the mean over the layers from
---dense-layers on and over the query heads of the group. Only tokens that a step does not attend to
-anyway count: neither the first --sinks nor the newest --recent. The measure is recall at k: the
-share of the target's best k tokens that are among the head's best k.
+The head sees the embedding of a token: q and k projections of the normed embedding, RoPE, softmax.
+With --hidden-layers it also sees states of the model: those that the token before had when it
+entered these layers. Its target is the attention of the full model: for each kv head the mean over
+the layers from --dense-layers on and over the query heads of the group. Only tokens that a step
+does not attend to anyway count: neither the --sinks nor the tail. The measure is recall at k: the
+share of the target's best k tokens that are among the head's best k; with --documents also the
+nats a token that their continuations lose. The orders `newest`, `random` and `target` stand beside.
 
 Text files (.txt, .md) are joined and cut into pieces of --length tokens. Each line of a .jsonl file
-with a field `text` is a piece of its own, cut at --length. A tenth is held out. A run that was stopped goes on when it is started again with the
-same options. Needs torch, transformers and safetensors; matplotlib for --plot.
+with a field `text` is a piece of its own, cut at --length; with --pack such lines are joined too. A
+tenth is held out. A run that was stopped goes on when it is started again with the same options.
+Needs torch, transformers and safetensors; matplotlib for --plot.
 """
 import argparse
 import glob
@@ -25,10 +28,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 MASK = (1 << 64) - 1
 OWN_FILES = ("select.safetensors", "retrieval.safetensors")
+SHORTEST = 8  # times sinks and recent tokens: a piece
 
 
 # ---- the fingerprint of the base model, as engine/checkpoint/file_sum.c computes it ----
@@ -76,15 +80,19 @@ def base_sum(folder):
 def pieces(a):
     """Lists of at most --length token ids, in the order of a seed."""
     tok = PreTrainedTokenizerFast(tokenizer_file=os.path.join(a.model, "tokenizer.json"))
-    encode = lambda text: tok.encode(text, add_special_tokens=False)
+    encode = lambda texts: tok(texts, add_special_tokens=False)["input_ids"]
     joined, out = [], []
     for path in a.text:
         with open(path, encoding="utf-8", errors="replace") as f:
-            if path.endswith(".jsonl"):
-                out += [encode(json.loads(line)["text"])[:a.length] for line in f]
-            else:
-                joined += encode(f.read())
-    out = [ids for ids in out if len(ids) >= a.length // 4]
+            if not path.endswith(".jsonl"):
+                joined += encode([f.read()])[0]
+                continue
+            lines = encode([json.loads(line)["text"] for line in f])
+        if a.pack:
+            joined += [i for ids in lines for i in ids]
+        else:
+            out += [ids[:a.length] for ids in lines]
+    out = [ids for ids in out if len(ids) >= SHORTEST * (a.recent + a.sinks)]
     out += [joined[i:i + a.length] for i in range(0, len(joined) - a.length + 1, a.length)]
     if len(out) < 10:
         sys.exit(f"--text: {len(out)} pieces of --length {a.length}: expected at least 10")
@@ -92,46 +100,81 @@ def pieces(a):
     return out
 
 
-# ---- the target ----
+# ---- the model ----
 
-class Target:
-    """Sums the attention that the layers pay in some rows, by kv head."""
+class Model:
+    """The checkpoint, with an attention that can be watched in some rows (query positions), or
+    replaced there by an attention to chosen tokens."""
 
-    def __init__(self, model, first_layer):
-        self.layers = model.model.layers
-        self.rows, self.sum = None, None
-        for layer in self.layers[first_layer:]:
-            layer.self_attn.register_forward_hook(self.add)
-        self.n = len(self.layers) - first_layer
-        self.n_kv = model.config.num_key_value_heads
+    def __init__(self, a):
+        AttentionInterface.register("watched", self.attend)
+        dtype = torch.float32 if a.device == "cpu" else torch.bfloat16
+        self.net = AutoModelForCausalLM.from_pretrained(
+            a.model, dtype=dtype, attn_implementation="watched").to(a.device).eval()
+        self.config, self.first = self.net.config, a.dense_layers
+        self.n_kv = self.config.num_key_value_heads
+        self.rows, self.sum, self.lists = None, None, None
 
-    def add(self, module, args, out):
-        weights = out[1]  # [batch, query heads, length, length]
-        if weights is None:
-            sys.exit("the model does not return its attention: it needs attn_implementation eager")
-        w = weights[0, :, self.rows].float()
-        w = w.view(self.n_kv, -1, *w.shape[1:]).mean(1) / self.n
-        self.sum = w if self.sum is None else self.sum + w
+    def attend(self, module, q, k, v, mask, scaling=None, **kwargs):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling,
+                                             enable_gqa=q.shape[1] != k.shape[1])
+        if self.rows is None or module.layer_idx < self.first:
+            return out.transpose(1, 2), None
+        rows = q[0, :, self.rows].view(self.n_kv, -1, len(self.rows), q.shape[-1]).float()
+        logits = rows @ k[0][:, None].transpose(-1, -2).float() * scaling
+        ok = torch.arange(k.shape[2], device=q.device) <= self.rows[:, None]
+        if self.lists is not None:
+            ok = ok & self.lists[:, None]
+        share = logits.masked_fill(~ok, -1e9).softmax(-1)
+        if self.lists is not None:
+            out[:, :, self.rows] = (share.to(v.dtype) @ v[0][:, None]).flatten(0, 1)[None]
+        else:
+            self.sum = self.sum + share.mean(1)
+        return out.transpose(1, 2), None
 
-    def of(self, model, ids, rows):
-        """[kv heads, rows, length] for the query positions `rows` of ids [length]."""
-        self.rows, self.sum = rows, None
-        with torch.no_grad():
-            model.model(ids[None], use_cache=False)
-        return self.sum
+    @torch.no_grad()
+    def run(self, ids, rows=None, lists=None, logits=False):
+        """Runs ids [length]. Without lists, the attention that `rows` pay is summed up in
+        self.sum [kv heads, rows, length], for each kv head the mean over its query heads. Returns
+        the states that enter each layer, and the logits of rows."""
+        self.rows, self.lists, self.sum = rows, lists, 0
+        out = self.net.model(ids[None], use_cache=False, output_hidden_states=True)
+        states = [h[0] for h in out.hidden_states]
+        return states, self.net.lm_head(out.last_hidden_state[0, rows]).float() if logits else None
 
 
 # ---- the head ----
 
+def rms(x, weight, eps):
+    x = x.float()
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
 class Head(torch.nn.Module):
-    def __init__(self, config, group, head_dim, theta):
+    """The query and the key of a token: projections of its normed embedding; with hidden_layers,
+    beside it, of what `fc` makes of the states of the token before, normed too."""
+
+    def __init__(self, config, a):
         super().__init__()
-        self.n_kv, self.d, self.theta = config.num_key_value_heads, head_dim, theta
-        self.eps = config.rms_norm_eps
-        hidden, n_q = config.hidden_size, config.num_key_value_heads * group
-        self.norm = torch.nn.Parameter(torch.ones(hidden))
-        self.q = torch.nn.Parameter(torch.randn(n_q * head_dim, hidden) / hidden ** 0.5)
-        self.k = torch.nn.Parameter(torch.randn(self.n_kv * head_dim, hidden) / hidden ** 0.5)
+        self.hidden_layers, self.theta = a.hidden_layers, a.rope_theta
+        self.n_kv, self.eps = config.num_key_value_heads, config.rms_norm_eps
+        self.d = a.head_dim or getattr(config, "head_dim", None) or \
+            config.hidden_size // config.num_attention_heads
+        self.group = a.group or config.num_attention_heads // self.n_kv
+        h, n = config.hidden_size, len(a.hidden_layers)
+        width = 2 * h if n else h
+        draw = lambda rows, cols: torch.nn.Parameter(torch.randn(rows, cols) / cols ** 0.5)
+        self.norm = torch.nn.Parameter(torch.ones(h))
+        self.q = draw(self.n_kv * self.group * self.d, width)
+        self.k = draw(self.n_kv * self.d, width)
+        if n:
+            self.fc, self.hidden_norm = draw(h, n * h), torch.nn.Parameter(torch.ones(h))
+
+    def tensors(self):
+        out = {"norm.weight": self.norm, "q_proj.weight": self.q, "k_proj.weight": self.k}
+        if self.hidden_layers:
+            out |= {"fc.weight": self.fc, "hidden_norm.weight": self.hidden_norm}
+        return out
 
     def rotate(self, x, positions):
         inv = self.theta ** (-torch.arange(0, self.d, 2, device=x.device) / self.d)
@@ -140,10 +183,17 @@ class Head(torch.nn.Module):
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    def forward(self, embedded, rows):
-        """Logits [kv heads, group, rows, length]."""
-        x = embedded.float()
-        x = x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt() * self.norm
+    def input(self, states):
+        x = rms(states[0], self.norm, self.eps)
+        if not self.hidden_layers:
+            return x
+        fused = torch.cat([states[i].float() for i in self.hidden_layers], -1) @ self.fc.T
+        before = torch.cat((torch.zeros_like(fused[:1]), fused[:-1]))
+        return torch.cat((x, rms(before, self.hidden_norm, self.eps)), -1)
+
+    def forward(self, states, rows):
+        """Logits [kv heads, group, rows, length]. states: of all layers, [length, hidden]."""
+        x = self.input(states)
         q = (x[rows] @ self.q.T).view(len(rows), -1, self.d).transpose(0, 1)
         k = (x @ self.k.T).view(len(x), -1, self.d).transpose(0, 1)
         q = self.rotate(q, rows).view(self.n_kv, -1, len(rows), self.d)
@@ -152,45 +202,94 @@ class Head(torch.nn.Module):
 
 
 def candidates(a, rows, length):
-    """True [rows, length] where a step at a row has a candidate."""
+    """True [rows, length] where a step at a row has a candidate: behind the sinks, and before the
+    tail, which begins --recent tokens before the last complete tile of 64."""
     at = torch.arange(length, device=rows.device)
-    return (at >= a.sinks) & (at[None] <= rows[:, None] - a.recent)
+    tail = rows[:, None] // 64 * 64 - a.recent
+    return (at >= a.sinks) & (at[None] < tail)
 
 
-def shares(head, embedded, rows, is_candidate):
+def shares(head, states, rows, is_candidate):
     """log of the share that each query head gives to each candidate."""
-    logits = head(embedded, rows).masked_fill(~is_candidate, -1e9)
+    logits = head(states, rows).masked_fill(~is_candidate, -1e9)
     return F.log_softmax(logits, -1)
 
 
-def loss_of(head, embedded, rows, target, is_candidate):
-    mixed = torch.logsumexp(shares(head, embedded, rows, is_candidate), 1)
+def loss_of(head, states, rows, target, is_candidate):
+    mixed = torch.logsumexp(shares(head, states, rows, is_candidate), 1)
     target = target * is_candidate
     return -(target * mixed.masked_fill(~is_candidate, 0)).sum() / target.sum()
 
 
+def best(score, is_candidate, k):
+    """True for the best k candidates of each row."""
+    score = score.masked_fill(~is_candidate, -1e9)
+    chosen = torch.zeros_like(is_candidate.expand_as(score))
+    return chosen.scatter_(-1, score.topk(k, -1).indices, True) & is_candidate
+
+
+def orders(head, states, rows, target, is_candidate):
+    """What ranks candidates, by name."""
+    newest = torch.arange(target.shape[-1], device=target.device).float().expand_as(target)
+    return {"head": shares(head, states, rows, is_candidate).amax(1), "newest": newest,
+            "random": torch.rand_like(target), "target": target}
+
+
 @torch.no_grad()
-def recall(a, head, target, embed, held):
-    """Recall and recalled mass by k, beside those of the newest k."""
-    sums = {k: [0.0] * 4 for k in a.k}
-    n = dict.fromkeys(a.k, 0)
-    for ids, rows, t in held:
+def recall(a, head, model, held):
+    """Recall and recalled mass by k, of each order."""
+    sums, n = {}, dict.fromkeys(a.k, 0)
+    generator = torch.Generator().manual_seed(0)
+    for ids in held:
+        ids = torch.tensor(ids, device=a.device)
+        rows = draw_rows(a, len(ids), generator)
+        states, _ = model.run(ids, rows)
         ok = candidates(a, rows, len(ids))
-        rank = shares(head, embed(ids), rows, ok).amax(1)
-        t = (t.to(rank.device) * ok).float()
-        newest = torch.arange(len(ids), device=rank.device).float().expand_as(rank)
-        newest = newest.masked_fill(~ok, -1)
+        t = model.sum * ok
         for k in a.k:
             if ok.sum(-1).min() < k:
                 continue
             n[k] += 1
-            best = torch.zeros_like(t).scatter_(-1, t.topk(k, -1).indices, 1.0)
-            for i, order in enumerate((rank, newest)):
-                mine = torch.zeros_like(t).scatter_(-1, order.topk(k, -1).indices, 1.0)
-                sums[k][2 * i] += ((best * mine).sum(-1) / k).mean().item()
-                sums[k][2 * i + 1] += ((t * mine).sum(-1) / t.sum(-1)).mean().item()
-    names = ("recall", "mass", "newest_recall", "newest_mass")
-    return {k: dict(zip(names, (x / n[k] for x in v))) for k, v in sums.items() if n[k]}
+            wanted = best(t, ok, k)
+            for name, order in orders(head, states, rows, t, ok).items():
+                mine = best(order, ok, k)
+                at = sums.setdefault(k, {}).setdefault(name, [0.0, 0.0])
+                at[0] += ((wanted & mine).sum(-1) / k).mean().item()
+                at[1] += ((t * mine).sum(-1) / t.sum(-1)).mean().item()
+    return {k: {name: {"recall": v[0] / n[k], "mass": v[1] / n[k]} for name, v in x.items()}
+            for k, x in sums.items()}
+
+
+def mean_and_error(values):
+    mean, n = sum(values) / len(values), len(values)
+    return mean, (sum((v - mean) ** 2 for v in values) / max(n - 1, 1) / n) ** 0.5
+
+
+@torch.no_grad()
+def losses(a, head, model):
+    """Nats a token that the continuations of --documents lose, by k and order: each token of a
+    continuation attends to the sinks, the tail, and one list for all layers. The states of the
+    step before are here those of full attention."""
+    tok = PreTrainedTokenizerFast(tokenizer_file=os.path.join(a.model, "tokenizer.json"))
+    encode = lambda text: tok.encode(text, add_special_tokens=False)
+    with open(a.documents, encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f][:a.n_documents]
+    sums = {}
+    for line in tqdm(lines, unit="documents", disable=None):
+        prompt, more = encode(line["prompt"]), encode(line["continuation"])
+        ids = torch.tensor(prompt + more, device=a.device)
+        rows = torch.arange(len(prompt), len(ids) - 1, device=a.device)
+        nll = lambda logits: F.cross_entropy(logits, ids[rows + 1]).item()
+        states, logits = model.run(ids, rows, logits=True)
+        full, t = nll(logits), model.sum
+        ok = candidates(a, rows, len(ids))
+        rest = ~ok
+        for name, order in orders(head, states, rows, t, ok).items():
+            for k in a.k:
+                lists = best(order, ok, k) | rest
+                loss = nll(model.run(ids, rows, lists, logits=True)[1]) - full
+                sums.setdefault(k, {}).setdefault(name, []).append(loss)
+    return {k: {name: mean_and_error(v) for name, v in x.items()} for k, x in sums.items()}
 
 
 # ---- the run ----
@@ -200,25 +299,31 @@ def options():
     p.add_argument("--model", required=True, help="checkpoint folder with config.json, weights "
                    "and tokenizer.json")
     p.add_argument("--text", nargs="+", required=True, help=".txt, .md or .jsonl files")
+    p.add_argument("--pack", action="store_true", help="join the lines of .jsonl files")
     p.add_argument("--out", required=True, help="file to write; FILE.state is kept to resume")
     p.add_argument("--seconds", type=float, default=300, help="training time, all runs together")
-    p.add_argument("--length", type=int, default=2048, help="tokens of a piece: the head's context")
+    p.add_argument("--length", type=int, default=4096, help="tokens of a piece: the head's context")
     p.add_argument("--rows", type=int, default=256, help="query positions of a piece in a step")
     p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--hidden-layers", type=int, nargs=3, default=[], metavar="LAYER",
+                   help="the head sees the states that enter these layers, to measure it: cinch "
+                   "does not load such a head yet; default: none")
     p.add_argument("--group", type=int, help="query heads a kv head; default: the model's")
     p.add_argument("--head-dim", type=int, help="default: the model's")
     p.add_argument("--rope-theta", type=float, default=10000)
     p.add_argument("--dense-layers", type=int, default=2, help="as --select-dense-layers")
     p.add_argument("--sinks", type=int, default=4)
     p.add_argument("--recent", type=int, default=64)
-    p.add_argument("--k", type=int, nargs="+", default=[32, 64, 128, 256, 512])
+    p.add_argument("--k", type=int, nargs="+", default=[64, 128, 256, 512])
+    p.add_argument("--documents", help=".jsonl file with the fields prompt and continuation")
+    p.add_argument("--n-documents", type=int, default=64, help="documents to read at most")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--plot", help="write recall by k as a picture")
     a = p.parse_args()
     a.text = sorted(f for t in a.text for f in glob.glob(t))
-    if a.length < 8 * (a.recent + a.sinks):
-        p.error(f"--length {a.length}: expected at least {8 * (a.recent + a.sinks)}")
+    if a.length < SHORTEST * (a.recent + a.sinks):
+        p.error(f"--length {a.length}: expected at least {SHORTEST * (a.recent + a.sinks)}")
     return a
 
 
@@ -229,20 +334,13 @@ def draw_rows(a, length, generator):
     return (rows + first).to(a.device)
 
 
-def held_out(a, target, model, held):
-    g = torch.Generator().manual_seed(0)
-    for ids in held:
-        ids = torch.tensor(ids, device=a.device)
-        rows = draw_rows(a, len(ids), g)
-        yield ids, rows, target.of(model, ids, rows)
-
-
-def save(a, head, config, report):
-    metadata = {"hidden_layers": "[]", "head_dim": str(head.d), "rope_theta": repr(head.theta),
-                "context": str(a.length), "base": f"{base_sum(a.model):016x}",
-                "recall": json.dumps({k: round(v["recall"], 4) for k, v in report.items()})}
-    tensors = {"norm.weight": head.norm, "q_proj.weight": head.q, "k_proj.weight": head.k}
-    tensors = {n: t.detach().to(torch.bfloat16).cpu().contiguous() for n, t in tensors.items()}
+def save(a, head, report):
+    metadata = {"hidden_layers": json.dumps(a.hidden_layers), "head_dim": str(head.d),
+                "rope_theta": repr(head.theta), "context": str(a.length),
+                "base": f"{base_sum(a.model):016x}",
+                "recall": json.dumps({k: round(v["head"]["recall"], 4) for k, v in report.items()})}
+    tensors = {n: t.detach().to(torch.bfloat16).cpu().contiguous()
+               for n, t in head.tensors().items()}
     save_file(tensors, a.out + ".part", metadata)
     os.replace(a.out + ".part", a.out)
 
@@ -252,10 +350,10 @@ def plot(a, report):
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
     fig, ax = plt.subplots(figsize=(5, 3.2))
-    for name, label in (("recall", "head: recall"), ("mass", "head: mass"),
-                        ("newest_recall", "newest k: recall"), ("newest_mass", "newest k: mass")):
-        style = "--" if name.startswith("newest") else "-"
-        ax.plot(list(report), [r[name] for r in report.values()], style, marker="o", label=label)
+    for name in ("head", "newest", "random"):
+        for measure, style in (("recall", "-"), ("mass", "--")):
+            ax.plot(list(report), [r[name][measure] for r in report.values()], style, marker="o",
+                    label=f"{name}: {measure}")
     ax.set(xscale="log", xlabel="k", ylabel="share", ylim=(0, 1), xticks=list(report),
            xticklabels=list(report))
     ax.legend(fontsize=7)
@@ -263,26 +361,41 @@ def plot(a, report):
     fig.savefig(a.plot)
 
 
+def show(report, lost):
+    names = next(iter(report.values())).keys()
+    print(f"{'k':>6}  " + "  ".join(f"{name + ': recall, mass':>21}" for name in names))
+    for k, r in report.items():
+        print(f"{k:>6}  " + "  ".join(f"{v['recall']:>14.3f} {v['mass']:>6.3f}" for v in r.values()))
+    for k, r in lost.items():
+        print(f"k {k}: nats a token lost: " + ", ".join(f"{n} {v:.3f} ± {e:.3f}" for n, (v, e) in r.items()))
+
+
+def train_step(a, head, opt, model, ids, generator, rate):
+    rows = draw_rows(a, len(ids), generator)
+    states, _ = model.run(ids, rows)
+    for g in opt.param_groups:
+        g["lr"] = a.lr * rate
+    loss = loss_of(head, states, rows, model.sum, candidates(a, rows, len(ids)))
+    opt.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    opt.step()
+    return loss.item()
+
+
 def main():
     a = options()
     torch.manual_seed(a.seed)
-    dtype = torch.float32 if a.device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(a.model, dtype=dtype,
-                                                 attn_implementation="eager").to(a.device).eval()
-    config = model.config
+    model = Model(a)
     data = pieces(a)
     n_held = max(1, len(data) // 10)
     train, held = data[n_held:], data[:n_held][:16]
-    target = Target(model, a.dense_layers)
-    embed = lambda ids: model.get_input_embeddings()(ids).detach()
-    group = a.group or config.num_attention_heads // config.num_key_value_heads
-    head_dim = a.head_dim or getattr(config, "head_dim", None) or \
-        config.hidden_size // config.num_attention_heads
-    head = Head(config, group, head_dim, a.rope_theta).to(a.device)
+    head = Head(model.config, a).to(a.device)
     opt = torch.optim.AdamW(head.parameters(), lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01)
     generator = torch.Generator().manual_seed(a.seed)
     spent, step = 0.0, 0
-    options_text = json.dumps({k: v for k, v in vars(a).items() if k not in ("seconds", "plot")})
+    free = ("seconds", "plot", "documents", "n_documents", "k")
+    options_text = json.dumps({k: v for k, v in vars(a).items() if k not in free})
     if os.path.exists(a.out + ".state"):
         state = torch.load(a.out + ".state", map_location=a.device, weights_only=True)
         if state["options"] != options_text:
@@ -291,8 +404,9 @@ def main():
         opt.load_state_dict(state["opt"])
         generator.set_state(state["generator"].cpu())
         spent, step = state["spent"], state["step"]
-    print(f"{len(train)} pieces of up to {a.length} tokens, {n_held} held out; {group} query heads for "
-          f"each of {config.num_key_value_heads} kv heads of {head_dim}", flush=True)
+    print(f"{len(train)} pieces of up to {a.length} tokens, {n_held} held out; {head.group} query "
+          f"heads for each of {head.n_kv} kv heads of {head.d}; hidden layers {a.hidden_layers}",
+          flush=True)
 
     def keep():
         torch.save({"options": options_text, "head": head.state_dict(), "opt": opt.state_dict(),
@@ -305,20 +419,10 @@ def main():
     while spent < a.seconds:
         began = time.time()
         ids = train[torch.randint(len(train), (1,), generator=generator).item()]
-        ids = torch.tensor(ids, device=a.device)
-        rows = draw_rows(a, len(ids), generator)
-        t = target.of(model, ids, rows)
-        warm = min(1.0, (step + 1) / 20)
-        rest = max(0.0, 1 - spent / a.seconds)
-        for g in opt.param_groups:
-            g["lr"] = a.lr * warm * (0.05 + 0.95 * rest)
-        loss = loss_of(head, embed(ids), rows, t, candidates(a, rows, len(ids)))
-        opt.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        opt.step()
+        rate = min(1.0, (step + 1) / 20) * (0.02 + 0.98 * max(0.0, 1 - spent / a.seconds))
+        loss = train_step(a, head, opt, model, torch.tensor(ids, device=a.device), generator, rate)
         step += 1
-        mean = loss.item() if mean is None else 0.95 * mean + 0.05 * loss.item()
+        mean = loss if mean is None else 0.98 * mean + 0.02 * loss
         spent += time.time() - began
         bar.update(round(spent) - bar.n)
         bar.set_postfix_str(f"step {step}, loss {mean:.3f}")
@@ -327,14 +431,14 @@ def main():
             kept = spent
     bar.close()
     keep()
-    report = recall(a, head, target, embed, held_out(a, target, model, held))
-    save(a, head, config, report)
-    print(f"{'k':>6} {'recall':>7} {'mass':>7}   newest k: recall, mass")
-    for k, r in report.items():
-        print(f"{k:>6} {r['recall']:>7.3f} {r['mass']:>7.3f} {r['newest_recall']:>19.3f} "
-              f"{r['newest_mass']:>6.3f}")
+    report = recall(a, head, model, held)
+    save(a, head, report)
+    lost = losses(a, head, model) if a.documents else {}
+    print(f"{step} steps, loss {mean or 0:.3f}")
+    show(report, lost)
     with open(a.out + ".json", "w") as f:
-        json.dump({"options": vars(a), "steps": step, "loss": mean, "recall": report}, f, indent=1)
+        json.dump({"options": vars(a), "steps": step, "loss": mean, "recall": report,
+                   "lost": lost}, f, indent=1)
     if a.plot:
         plot(a, report)
 
