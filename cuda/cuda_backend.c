@@ -51,6 +51,7 @@ CUDA_OP(rmsnorm, cn_rmsnorm_args)
 CUDA_OP(gemm, cn_gemm_args)
 CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
 CUDA_OP(rope_store, cn_rope_store_args)
+CUDA_OP(draft_store, cn_draft_store_args)
 CUDA_OP(attn_decode, cn_attn_args)
 CUDA_OP(attn_prefill, cn_attn_args)
 CUDA_OP(digest, cn_digest_args)
@@ -182,6 +183,7 @@ static const cn_backend CUDA_TABLE = {
     .gemm_silu_mul = gemm_silu_mul,
     .links_norm = links_norm,
     .rope_store = rope_store,
+    .draft_store = draft_store,
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,
     .digest = digest,

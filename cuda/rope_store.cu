@@ -4,7 +4,12 @@
  * qkv [T, (hq+2hk)*d], q [T,hq,d], pool and windows as in kv_layout.h; bf16, f32 inside; cos, sin
  * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head. A lane holds PAIRS pairs of
  * neighbours of the first half of the head and the same of the second, so rotate-half stays in the
- * lane. Bytes moved: 4*T*(hq+2hk)*d, and 2*T*hq*d for windows. CPU version: cpu_rope.c. */
+ * lane. Bytes moved: 4*T*(hq+2hk)*d, and 2*T*hq*d for windows.
+ *
+ * draft_store: rotates the queries [n,hq,d] of a retrieval head in place, and its keys [T,hk,d]
+ * into the pool of draft K. The same grid. Bytes moved: 4*(n*hq+T*hk)*d.
+ *
+ * CPU version: cpu_rope.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -76,16 +81,33 @@ template <int PAIRS> struct head_terms {
 };
 
 template <int PAIRS>
-__device__ static inline void load_terms(head_terms<PAIRS> *terms, const rope_params &p, uint32_t t,
-                                         const uint32_t *norm, uint32_t n_pairs)
+__device__ static inline void load_angles(head_terms<PAIRS> *terms, const float2 *cos,
+                                          const float2 *sin, size_t position, uint32_t n_pairs)
 {
-    const size_t angles = (size_t)p.positions[t] * n_pairs;
-    if (norm) terms->norm = load_row<PAIRS>(norm, n_pairs);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
         const uint32_t i = threadIdx.x % CN_WARP + j * CN_WARP;
-        terms->cos[j] = i < n_pairs ? p.cos[angles + i] : make_float2(0, 0);
-        terms->sin[j] = i < n_pairs ? p.sin[angles + i] : make_float2(0, 0);
+        terms->cos[j] = i < n_pairs ? cos[position * n_pairs + i] : make_float2(0, 0);
+        terms->sin[j] = i < n_pairs ? sin[position * n_pairs + i] : make_float2(0, 0);
+    }
+}
+
+template <int PAIRS>
+__device__ static inline void load_terms(head_terms<PAIRS> *terms, const rope_params &p, uint32_t t,
+                                         const uint32_t *norm, uint32_t n_pairs)
+{
+    if (norm) terms->norm = load_row<PAIRS>(norm, n_pairs);
+    load_angles<PAIRS>(terms, p.cos, p.sin, p.positions[t], n_pairs);
+}
+
+template <int PAIRS>
+__device__ static inline void unpack_row(float2 low[PAIRS], float2 high[PAIRS],
+                                         const row_words<PAIRS> &x)
+{
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        low[j] = cn_unpack2(x.low[j]);
+        high[j] = cn_unpack2(x.high[j]);
     }
 }
 
@@ -139,11 +161,7 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     const uint32_t *row = p.qkv + ((size_t)t * n_all + head) * (d / 2);
     const row_words<PAIRS> x = load_row<PAIRS>(row, n_pairs);
     float2 low[PAIRS], high[PAIRS];
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        low[j] = cn_unpack2(x.low[j]);
-        high[j] = cn_unpack2(x.high[j]);
-    }
+    unpack_row<PAIRS>(low, high, x);
     if (head < n_rotated) {
         if (norm) norm_head<PAIRS>(low, high, terms.norm, n_pairs, p.eps);
         rotate_head<PAIRS>(low, high, terms);
@@ -163,6 +181,91 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
         }
     }
 }
+
+/* ---- draft_store ---- */
+
+typedef struct draft_params {
+    uint32_t *q;
+    const uint32_t *k;
+    const float2 *cos, *sin;
+    const uint32_t *positions, *kv_slots;
+    char *draft;
+    cn_kv_layout layout;
+    uint32_t n_queries, n_heads;
+} draft_params;
+
+/* Returns the row of a head, and where it goes; {NULL, NULL}: nowhere. */
+__device__ static inline head_rows draft_rows_of(const draft_params &p, uint32_t t, uint32_t head)
+{
+    const cn_kv_layout *l = &p.layout;
+    const uint32_t words = l->head_dim / 2, at = p.kv_slots[t];
+    head_rows none = {NULL, NULL};
+    if (head < p.n_heads) {
+        uint32_t *row = p.q + ((size_t)t * p.n_heads + head) * words;
+        return t < p.n_queries ? head_rows{row, row} : none;
+    }
+    const uint32_t kv_head = head - p.n_heads;
+    if (kv_head >= l->n_kv_heads || at == CN_NO_SLOT) return none;
+    uint32_t *to = (uint32_t *)(p.draft + cn_kv_at(l, 0, at / l->block_tokens, kv_head,
+                                                   at % l->block_tokens, CN_KV_K));
+    return {(uint32_t *)p.k + ((size_t)t * l->n_kv_heads + kv_head) * words, to};
+}
+
+/* The next kernel starts after this one's wait, so that `score` may read early what earlier kernels
+ * have written (engine/ops.h). */
+template <int PAIRS>
+__global__ static void __launch_bounds__(WARPS * CN_WARP) draft_kernel(const draft_params p)
+{
+    const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / CN_WARP;
+    const uint32_t lane = threadIdx.x % CN_WARP, n_pairs = p.layout.head_dim / 4;
+    head_terms<PAIRS> terms;
+    float2 low[PAIRS], high[PAIRS];
+    cn_wait_previous();
+    cn_overlap_next();
+    const head_rows rows = draft_rows_of(p, t, head);
+    if (!rows.row) return;
+    load_angles<PAIRS>(&terms, p.cos, p.sin, p.positions[t], n_pairs);
+    unpack_row<PAIRS>(low, high, load_row<PAIRS>(rows.row, n_pairs));
+    rotate_head<PAIRS>(low, high, terms);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = lane + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        rows.also[i] = cn_pack2(low[j].x, low[j].y);
+        rows.also[n_pairs + i] = cn_pack2(high[j].x, high[j].y);
+    }
+}
+
+extern "C" cn_status cn_cuda_draft_store(cn_stream *s, const cn_draft_store_args *a)
+{
+    const uint32_t d = a->layout.head_dim;
+    if (d % 16 != 0 || d == 0 || d > MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE,
+                       "draft_store: head_dim %u: expected a multiple of 16, at most %d", d,
+                       MAX_HEAD_DIM);
+    if (!cn_kv_layout_has_rows(&a->layout, CN_BF16))
+        return cn_fail(CN_ERR_SHAPE, "draft_store: expected draft K in bf16, rows of %u elements",
+                       d);
+    CN_ASSERT(a->n_queries <= a->n_tokens);
+    if (a->n_tokens == 0) return CN_OK;
+    draft_params p = {};
+    p.q = (uint32_t *)a->q;
+    p.k = (const uint32_t *)a->k;
+    p.cos = (const float2 *)a->cos;
+    p.sin = (const float2 *)a->sin;
+    p.positions = a->positions;
+    p.kv_slots = a->kv_slots;
+    p.draft = (char *)a->draft;
+    p.layout = a->layout;
+    p.n_queries = a->n_queries;
+    p.n_heads = a->n_heads;
+    const dim3 grid(a->n_tokens, (unsigned)cn_ceil_div(a->n_heads + a->layout.n_kv_heads, WARPS));
+    if (d <= 128)
+        return cn_cuda_launch(s, "draft_store", draft_kernel<1>, {grid, WARPS * CN_WARP}, p);
+    return cn_cuda_launch(s, "draft_store", draft_kernel<2>, {grid, WARPS * CN_WARP}, p);
+}
+
+/* ---- rope_store, on the host ---- */
 
 extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a)
 {

@@ -781,6 +781,7 @@ typedef struct cn_cuda_backend_opts {
     uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
     uint32_t max_seqs, max_tokens;
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
+    uint32_t score_heads;  /* most query heads of one call of `score`; 0: n_heads */
     uint32_t high_streams; /* HIGH streams that the memory has room for; 0: one */
 
     bool batch_invariant;  /* a row's bits do not depend on batch composition */

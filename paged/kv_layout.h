@@ -163,16 +163,21 @@ typedef struct cn_kv_rows {
     size_t total; /* rows of the pool */
 } cn_kv_rows;
 
-/* Returns true when the parts are K and V, both with this dtype and with rows of head_dim
- * elements. */
-CN_KV_FN bool cn_kv_layout_is_uniform(const cn_kv_layout *l, cn_dtype dtype)
+/* Returns true when all parts have this dtype and rows of head_dim elements. */
+CN_KV_FN bool cn_kv_layout_has_rows(const cn_kv_layout *l, cn_dtype dtype)
 {
     for (uint32_t i = 0; i < l->n_parts; i++)
         if (l->part[i].dtype != dtype || l->part[i].width != l->head_dim) return false;
-    return l->n_parts == 2;
+    return true;
 }
 
-/* The layout must be uniform. */
+/* Returns true when, besides, the parts are K and V. */
+CN_KV_FN bool cn_kv_layout_is_uniform(const cn_kv_layout *l, cn_dtype dtype)
+{
+    return l->n_parts == 2 && cn_kv_layout_has_rows(l, dtype);
+}
+
+/* All rows must be of one kind (cn_kv_layout_has_rows). Without V, `value` means nothing. */
 CN_KV_FN cn_kv_rows cn_kv_rows_of(const cn_kv_layout *l)
 {
     const uint32_t row_bytes = l->part[CN_KV_K].row_bytes;

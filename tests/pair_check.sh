@@ -16,13 +16,15 @@ export XDG_CACHE_HOME="$dir/cache"
 text=$(printf '%0900d' 0)
 for i in 1 2 3; do printf '{"id": "%s", "prompt": "%s%s"}\n' $i $i "$text"; done >"$dir/in.jsonl"
 
+home="--home-space 0.25"
 # run OPTIONS...: three requests with a home. Sets $got; standard error is in $dir/err.
 run() {
     got=0
     rm -f "$dir/out.jsonl"
+    # shellcheck disable=SC2086 # options are words
     "$dir/cinch" run-batch --model "$model" --load-format dummy --block-size 64 --max-tokens 200 \
         --ignore-eos --max-model-len 1408 --max-num-seqs 4 --max-num-batched-tokens 256 \
-        --kv-select spade --select-tokens 128 --home-space 0.25 --prompt-field prompt \
+        --kv-select spade --select-tokens 128 $home --prompt-field prompt \
         --id-field id -i "$dir/in.jsonl" -o "$dir/out.jsonl" --log-level info "$@" \
         --summary-json "$dir/summary.json" 2>"$dir/err" >/dev/null || got=$?
 }
@@ -109,3 +111,9 @@ export FAKE_GPUS=2
     FAKE_LOST=1:60 refused "of GPU 1 in " $peer --cache-device cuda:1
     FAKE_LOST=0:3000 refused "of GPU 0 in " $peer --cache-device cuda:1
 }
+
+# Lists of a retrieval head are made in the graphs of steps: plain ones, and those with lists.
+home=
+run --kv-select spec --device cuda
+[ "$got" = 0 ] || fail "spec failed"
+grep -q 'recorded 12 decode graphs' "$dir/err" || fail "spec: expected 12 graphs"

@@ -149,7 +149,7 @@ static void draw_model(scenario *x)
 static void draw_selection(scenario *x)
 {
     if (!x->selects) return;
-    set_text(x, "kv-selectors", on_gpu ? RUN_GPU_SELECTORS : "*");
+    set_text(x, "kv-selectors", "*");
     set(x, "select-tokens", SELECT_TOKENS);
     set(x, "select-tiles", SELECT_TILES);
     set(x, "select-window", SELECT_WINDOW);
@@ -216,7 +216,6 @@ static void draw_select(scenario *x, cn_kv_params *kv)
     if (!x->selects || chance(x, 50)) return;
     kv->policy = CN_KV_FULL;
     kv->select = (cn_kv_select)between(x, 1, CN_N_SELECTORS - 1);
-    if (on_gpu && kv->select == CN_SELECT_SPEC) kv->select = CN_SELECT_DS;
     kv->select_tokens = between(x, 1, SELECT_TOKENS);
     kv->select_tiles = between(x, 2, SELECT_TILES);
     kv->select_keys = (cn_select_keys)below(x, 2);

@@ -289,7 +289,7 @@ enum { N_SELECTING = CN_N_SELECTORS + 1, SELECT_OUTPUT = 120, TLS_OUTPUT = 60 };
 
 #define SELECT_OPTIONS                                                                             \
     CUDA, "batch-invariant", "true", "block-size", "64", "kv-policies", "full,zip",                \
-        "kv-selectors", RUN_GPU_SELECTORS, "select-tokens", "128",                                 \
+        "kv-selectors", "*", "select-tokens", "128",                                 \
         "select-tiles", "4", "kv-budget", "128", "select-dense-layers", "1"
 
 /* Request i has selector i; the last one compresses instead. Requests with two stages end first. */
@@ -300,7 +300,6 @@ static void ask_selecting(talk *t, uint32_t i)
     cn_request_params p = params_of(t, i % PER_TASK * N_TASKS + STORY, &m);
     p.kv.policy = i == CN_N_SELECTORS ? CN_KV_ZIP : CN_KV_FULL;
     p.kv.select = i == CN_N_SELECTORS ? CN_SELECT_NONE : (cn_kv_select)i;
-    if (p.kv.select == CN_SELECT_SPEC) p.kv.select = CN_SELECT_NONE; /* not on a GPU */
     p.kv.select_tokens = 64;
     p.kv.select_tiles = 3;
     p.sampling.max_tokens = p.kv.select == CN_SELECT_TLS ? TLS_OUTPUT : SELECT_OUTPUT;

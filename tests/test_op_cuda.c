@@ -187,6 +187,40 @@ static double run_rope_store(op_env *e, uint32_t seed)
     return rope_error(e, &s, seed / 6 % 2);
 }
 
+static double run_draft_store(op_env *e, uint32_t seed)
+{
+    static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
+    enum { POSITIONS = 300, BLOCKS = 20 };
+    const uint32_t d = dims[seed % 6], hk = 1 + seed % 3, hq = hk * (1 + seed % 9);
+    const uint32_t t = op_between(e, 1, 150), n_queries = seed == 3 ? t : op_between(e, 0, t);
+    cn_kv_layout pool = cn_kv_layout_make(3, BLOCKS, hk, 16u << seed % 5, 64, CN_F32);
+    cn_kv_layout pool_cuda = op_layout_as(&pool, CN_BF16);
+    pool.draft_dim = pool_cuda.draft_dim = d;
+    const cn_kv_layout l = cn_kv_layout_draft(&pool), l_cuda = cn_kv_layout_draft(&pool_cuda);
+    OP_SHAPE(e, "T=%u queries=%u hq=%u hk=%u d=%u block=%u", t, n_queries, hq, hk, d,
+             l.block_tokens);
+    uint32_t positions[150], slots[150];
+    for (uint32_t i = 0; i < t; i++) {
+        positions[i] = op_between(e, 0, POSITIONS - 1);
+        slots[i] = i % 5 == 4 ? CN_NO_SLOT : i * 2 % (BLOCKS * l.block_tokens);
+    }
+    op_tensor q = op_random(e, (size_t)t * hq * d), k = op_random(e, (size_t)t * hk * d);
+    op_tensor cosine = op_random_f32(e, (size_t)POSITIONS * d / 2);
+    op_tensor sine = op_random_f32(e, (size_t)POSITIONS * d / 2);
+    op_tensor at = op_words(e, positions, t), to = op_words(e, slots, t);
+    op_tensor draft = op_random(e, cn_kv_pool_bytes(&l) / sizeof(float));
+    cn_draft_store_args cpu = {q.cpu,    k.cpu,     cosine.cpu, sine.cpu, at.cpu,   to.cpu,
+                               t,        n_queries, hq,         l,        draft.cpu};
+    cn_draft_store_args cuda = {q.cuda,  k.cuda, cosine.cuda, sine.cuda, at.cuda,
+                                to.cuda, t,      n_queries,   hq,        l_cuda,
+                                draft.cuda};
+    OP_RUN_BOTH(e, draft_store, &cpu, &cuda);
+    const double error = fmax(op_error(e, &q), op_error(e, &draft));
+    op_tensor *const all[] = {&draft, &to, &at, &sine, &cosine, &k, &q};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    return error;
+}
+
 /* ---- copy_blocks, count_reset ---- */
 
 /* Pools with the same content on both backends. */
@@ -413,6 +447,7 @@ static const op_case cases[] = {
     {"rmsnorm", 24, 4e-3, run_rmsnorm, .gemm = CN_CUDA_GEMM_FASTEST},
     {"silu_mul", 12, 4e-3, run_silu_mul, .gemm = CN_CUDA_GEMM_FASTEST},
     {"rope_store", 24, 4e-3, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"draft_store", 24, 4e-3, run_draft_store, .gemm = CN_CUDA_GEMM_FASTEST},
     {"copy_blocks", 12, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST},
     {"copy_blocks, put", 12, 0, run_put, .gemm = CN_CUDA_GEMM_FASTEST},
     {"swap", 12, 0, run_swap, .gemm = CN_CUDA_GEMM_FASTEST},

@@ -407,6 +407,68 @@ static double run_rows(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
+/* The K of one layer of a pool, as a pool of draft K. */
+static op_tensor draft_of(world *w, const cn_kv_layout *draft)
+{
+    const cn_kv_layout *l = &w->b->layout;
+    const size_t n = cn_kv_pool_bytes(draft) / sizeof(float);
+    float *values = cn_calloc(n, sizeof *values);
+    for (uint32_t block = 0; block < l->n_blocks; block++)
+        for (uint32_t head = 0; head < l->n_kv_heads; head++)
+            for (uint32_t slot = 0; slot < l->block_tokens; slot++)
+                memcpy(values + cn_kv_row(draft, 0, block, head, slot, CN_KV_K),
+                       w->b->kv + cn_kv_row(l, WORLD_FIRST_LAYER, block, head, slot, CN_KV_K),
+                       l->head_dim * sizeof *values);
+    const op_tensor t = op_floats(w->env, values, n, CN_BF16);
+    cn_free(values);
+    return t;
+}
+
+/* Draft K, which has no V beside it, is ranked as K rows of the same values: scores and lists are
+ * equal bit by bit. */
+static double run_draft(op_env *env, uint32_t seed)
+{
+    static const uint32_t dims[] = {64, 128, 16, 256}, groups[] = {4, 1, 16, 3};
+    test_rng *r = &env->rng;
+    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + 1,
+                     .n_kv_heads = 1 + test_rng_below(r, 3),
+                     .head_dim = dims[seed % 4],
+                     .block_tokens = seed / 4 % 2 ? 16 : 256,
+                     .n_seqs = 1 + test_rng_below(r, 5)};
+    s.n_heads = s.n_kv_heads * groups[seed / 2 % 4];
+    s.n_decode = s.n_seqs;
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        s.kv_len[i] = 64 + test_rng_below(r, i == 0 ? 6000 : 600);
+    }
+    world *w = world_create(env, &s, 1);
+    for (uint32_t i = 0; i < s.n_seqs; i++) world_draw_row(w, i, 0);
+    world_bind(w, 4);
+    check_stage(w, 1);
+    cn_kv_layout pools[2] = {w->b->layout, op_layout_as(&w->b->layout, CN_BF16)}, draft[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        pools[i].draft_dim = s.head_dim;
+        draft[i] = cn_kv_layout_draft(&pools[i]);
+    }
+    op_tensor k = draft_of(w, &draft[ON_CPU]);
+    cn_score_args *score = &w->score[ON_CUDA][1];
+    OP_OK(env->cuda->score(env->cuda_stream, score));
+    uint16_t *want = op_take(env, &w->scores[1]);
+    score->pools.layout = draft[ON_CUDA];
+    score->pools.kv = k.cuda;
+    score->first_layer = 0;
+    poison(env, &w->scores[1]);
+    OP_OK(env->cuda->score(env->cuda_stream, score));
+    uint16_t *got = op_take(env, &w->scores[1]);
+    const size_t n = (size_t)w->total[1] * s.n_kv_heads;
+    if (memcmp(got, want, n * sizeof *got) != 0) fail_msg("scores of draft K differ");
+    cn_free(got);
+    cn_free(want);
+    op_tensor_free(env, &k);
+    world_free(w);
+    return 0;
+}
+
 /* Candidates beyond 16 bits, in more chunks than parts. The last seeds have equal keys and queries,
  * so the newest candidates are selected, in whatever part they are. */
 static double run_long(op_env *env, uint32_t seed)
@@ -619,7 +681,9 @@ static double run_routes(op_env *env, uint32_t seed)
         {1U << CN_SELECT_TLS, 2},
         {1U << CN_SELECT_DS | 1U << CN_SELECT_QUEST, 2},
         {1U << CN_SELECT_DS | 1U << CN_SELECT_TLS, 4},
-        {(1U << CN_N_SELECTORS) - 1, 4},
+        {1U << CN_SELECT_SPEC, 1},
+        {1U << CN_SELECT_SPEC | 1U << CN_SELECT_DS, 3},
+        {(1U << CN_N_SELECTORS) - 1, 5},
     };
     (void)seed;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -653,6 +717,8 @@ int main(int argc, char **argv)
         {"select", 60, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, long", WORLD_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, draft", 16, 0, run_draft, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, portable, draft", 8, 0, run_draft, .portable = true},
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, parts", 12, 0, run_parts, .gemm = CN_CUDA_GEMM_LIBRARY},

@@ -97,8 +97,6 @@ static cn_status create(soak *s, const char *policies)
     late_device_choose(late ? seed + 1 : 0);
     assert_int_equal(cn_config_set(c, "device", late ? "cpu" : device), CN_OK);
     run_set_option(c, "kv-policies", policies);
-    if (s->selects && strncmp(device, "cuda", 4) == 0)
-        run_set_option(c, "kv-selectors", RUN_GPU_SELECTORS);
     if (s->compresses) assert_int_equal(cn_config_set(c, "swap-space", "0.05"), CN_OK);
     s->repeats = late || strcmp(device, "cpu") == 0;
     for (char **o = options; o && o[0]; o += 2) {

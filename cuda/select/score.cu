@@ -46,9 +46,10 @@ static scratch_places places_of(const cn_cuda_backend_opts *o)
     at.sums = at.counters + SHARE_WORDS * sizeof(uint32_t);
     at.results = at.sums + (at.units + MOST_BLOCKS) * CN_LABEL_HEADS * sizeof(cn_marked_sum);
     const size_t units = cn_max_u32(o->score_layers, LEAST_LAYERS) * at.units;
-    const size_t heads = o->n_heads * units / cn_max_u32(o->n_kv_heads, 1);
+    const uint32_t n_heads = cn_max_u32(o->n_heads, o->score_heads);
+    const size_t heads = n_heads * units / cn_max_u32(o->n_kv_heads, 1);
     at.end = at.results + (units + MOST_BLOCKS) * sizeof(cn_score_late) +
-             (heads + o->n_heads * MOST_BLOCKS) * sizeof(cn_marked_sum);
+             (heads + n_heads * MOST_BLOCKS) * sizeof(cn_marked_sum);
     return at;
 }
 
@@ -69,9 +70,10 @@ static cn_status check_score(const cn_score_args *a)
                        "score: %u query heads: expected a multiple of the %u kv heads, at most %d "
                        "times as many",
                        heads, l->n_kv_heads, MAX_GROUP);
-    if (!cn_kv_layout_is_uniform(l, CN_BF16))
+    if (!cn_kv_layout_has_rows(l, CN_BF16))
         return cn_fail(CN_ERR_SHAPE,
-                       "score: KV layout: expected K and V in bf16, rows of %u elements", d);
+                       "score: KV layout: expected K and V, or K alone, in bf16, rows of %u "
+                       "elements", d);
     if (l->block_tokens < LEAST_BLOCK || (l->block_tokens & (l->block_tokens - 1)) != 0)
         return cn_fail(CN_ERR_SHAPE,
                        "score: blocks of %u tokens: expected a power of two, at least %d",

@@ -163,6 +163,8 @@ static cn_status select_rows(const cn_draft *d, const cn_select_step *p, uint32_
     const uint32_t hk = p->pools->layout.n_kv_heads, tokens = CN_SELECT_STAGES - 1;
     const size_t q_row = (size_t)d->head.n_heads * d->head.head_dim;
     const size_t elem = cn_dtype_bytes(p->pools->act_dtype);
+    const cn_sel_stage stage = cn_selector_token_stage(&(cn_kv_params){.select = CN_SELECT_SPEC});
+    const cn_sel_forms forms = {.stage = {[CN_SELECT_STAGES - 1] = cn_sel_form(&stage)}};
     const cn_score_args score = {
         .q = {[CN_SEL_TRUE] = (const char *)d->queries + r * q_row * elem},
         .q_stride = {[CN_SEL_TRUE] = q_row},
@@ -177,6 +179,7 @@ static cn_status select_rows(const cn_draft *d, const cn_select_step *p, uint32_
         .n = v->rows.stage[tokens].n + r,
         .base = v->rows.stage[tokens].base + r,
         .seed = v->rows.seed + r,
+        .route = cn_select_route_of(d->be, &forms, &forms),
         .n_seqs = n,
         .n_layers = 1,
         .logits = z->logits,

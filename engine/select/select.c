@@ -217,6 +217,10 @@ uint32_t cn_select_routes(const cn_backend *be, uint32_t selectors,
         const bool any = tokens & CN_SEL_FORMS_IN_TILES;
         n = add_route(routes, n, cn_select_route_of(be, any ? &in_tiles : &others, &all));
     }
+    /* Lists that are made before layer 0: the layers rank nothing. */
+    const cn_sel_forms none = {{0}};
+    if (cn_selectors_need(selectors).head)
+        n = add_route(routes, n, cn_select_route_of(be, &none, &all));
     return n;
 }
 

@@ -239,10 +239,6 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
-    if (m->draft.n_heads > 0 && !be->draft_store)
-        return cn_fail(CN_ERR_DEVICE,
-                       "the %s backend lacks the op draft_store of selector spec: use --device cpu",
-                       be->name);
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
@@ -283,6 +279,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
         .score_layers = needs->score_layers,
+        .score_heads = m->draft.n_heads,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };

@@ -5,9 +5,6 @@
 
 #include "engine/base/base.h"
 
-/* The selectors of a GPU, for --kv-selectors. */
-#define RUN_GPU_SELECTORS "oracle,quest,ds,tls,spade,last,random"
-
 enum { RUN_MAX_REQUESTS = 128, RUN_MAX_SAMPLES = 8 };
 
 typedef struct run_sample {
