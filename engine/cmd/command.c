@@ -17,14 +17,14 @@ enum {
 static const cn_command commands[] = {
     {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_PROMPTS |
-         CN_SECTION_RUN_BATCH | CN_SECTION_LANES | CN_SECTION_HEALTH | CN_SECTION_PROGRESS,
+         CN_SECTION_RUN_BATCH | CN_SECTION_LANES | CN_SECTION_PROCESS | CN_SECTION_PROGRESS,
      cn_cmd_run_batch},
     {"merge", "-i IN.jsonl -o ALL.jsonl OUT.jsonl [MORE.jsonl...]",
      "join the outputs of shards into one file", CN_SECTION_GENERAL | CN_SECTION_MERGE,
      cn_cmd_merge},
     {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_SHARING |
-         CN_SECTION_HEALTH | CN_SECTION_SERVE,
+         CN_SECTION_PROCESS | CN_SECTION_SERVE,
      cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
      "compare compressed KV and selectors with full KV: quality, agreement, speed, memory",

@@ -350,7 +350,9 @@ static const cn_option options[] = {
                 "share the lines of the input"),
     ROW(LANES, "devices", STRING, devices, NULL,
         .help = "GPUs of the engines, one for each, as CUDA numbers them: cuda:0-3 or cuda:0,2"),
-    ROW(HEALTH, "health-stall", U32, health_stall_s, "60", .min = 0, .max = 86400,
+    ROW(PROCESS, "check-options", BOOL, check_options, "false",
+        .help = "check the options and exit; files and the environment are not looked at"),
+    ROW(PROCESS, "health-stall", U32, health_stall_s, "60", .min = 0, .max = 86400,
         .help = "seconds after which a step that has not ended makes /health answer 503, or gives "
                 "the requests of one of several engines to the others; 0 is never, which is the "
                 "default on a CPU"),
@@ -399,9 +401,6 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "ok-with-errors", BOOL, ok_with_errors, "false",
         .help = "exit with 0 instead of 2 when some lines have an error, for launchers that would "
                 "run a failed task again"),
-    ROW(RUN_BATCH, "check-options", BOOL, check_options, "false",
-        .help = "check the options and exit; files and the environment are not looked at"),
-
     ROW(MERGE, "input-file", STRING, merge_input, NULL, .short_name = 'i', .flags = REQUIRED | READ,
         .help = "the input of the runs"),
     ROW(MERGE, "output-file", STRING, merge_output, NULL, .short_name = 'o',
@@ -661,7 +660,8 @@ static const struct {
      "Several engines in one process, each on its own device. Each has its own --max-num-seqs, "
      "--max-num-batched-tokens, --gpu-memory-utilization, --kv-cache-memory-bytes and "
      "--home-space; they divide --threads, --swap-space and --host-space."},
-    {CN_SECTION_HEALTH, "health", "When an engine counts as hanging."},
+    {CN_SECTION_PROCESS, "process",
+     "Whether a command starts, and when its engine counts as hanging."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

@@ -357,7 +357,7 @@ typedef enum cn_option_section {
     CN_SECTION_BODIES = 1 << 19,
     CN_SECTION_MERGE = 1 << 20,
     CN_SECTION_LANES = 1 << 21,
-    CN_SECTION_HEALTH = 1 << 22
+    CN_SECTION_PROCESS = 1 << 22
 } cn_option_section;
 enum { CN_N_SECTIONS = 23 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
