@@ -48,7 +48,7 @@ __global__ static void __launch_bounds__(THREADS, 4)
     begin_list(done, u, blockIdx.x % PARTS);
     cn_touch_params(a);
     open_shared(&shared);
-    const select_row r = load_row(a, u.seq);
+    const select_row r = load_select_row(a, u.seq);
     const uint32_t n_forced = min(r.n_forced, a.list_stride), k = min(r.k, r.n);
     const select_list l = open_list<PARTS>(a, u, r, n_forced);
     uint32_t *counts = unit_counts ? unit_counts + (size_t)u.index * CN_COUNTS : NULL;
@@ -59,7 +59,7 @@ __global__ static void __launch_bounds__(THREADS, 4)
     list_forced(a, u, l.part, n_forced);
     if (k > 0) {
         if (!counts) {
-            count(l, held, 0, 0, &shared);
+            count_bins(l, held, 0, 0, &shared);
             n_high = unit_high(l.part, &shared);
         }
         select_unit(l, held, find_high(n_high, k, &shared), counts, &shared);

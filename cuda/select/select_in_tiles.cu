@@ -277,7 +277,7 @@ __device__ static inline void select_tiles(const cn_select_args &a, const cn_sel
     uint32_t n_high = counts ? counts[own_digit()] : 0;
     open_shared(memory);
     if (!counts) {
-        count(l, held, 0, 0, memory);
+        count_bins(l, held, 0, 0, memory);
         n_high = unit_high(0, memory);
     }
     select_unit(l, held, find_high(n_high, min(r.k, r.n), memory), NULL, memory);
@@ -312,7 +312,7 @@ __device__ static inline select_list list_of(const cn_select_args &a, const cn_s
 {
     select_list l = open_list<PARTS>(a, u, r, min(r.n_forced, a.list_stride));
     l.skew = 0;
-    set_part(&l, min(part.first * LOT, r.n) / SCORES, min(part.end * LOT, r.n) / SCORES);
+    set_list_part(&l, min(part.first * LOT, r.n) / SCORES, min(part.end * LOT, r.n) / SCORES);
     l.vecs = (const uint4 *)part.scores - l.first;
     l.tiles = part.tiles;
     return l;
@@ -333,7 +333,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
     const uint32_t number = blockIdx.x % PARTS;
     begin_list(done, u, number);
     cn_touch_params(p);
-    const select_row of_tiles = load_row(tiles, u.seq), r = load_row(tokens, u.seq);
+    const select_row of_tiles = load_select_row(tiles, u.seq), r = load_select_row(tokens, u.seq);
     cn_score_part x = {};
     x.at = u;
     x.stage = r.stage;

@@ -75,7 +75,7 @@ typedef struct select_scores {
 
 /* ---- candidates ---- */
 
-__device__ static inline uint32_t score_at(const select_scores &s, uint32_t i)
+__device__ static inline uint32_t held_score(const select_scores &s, uint32_t i)
 {
     const uint4 v = s.v[i / SCORES];
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -143,7 +143,7 @@ __device__ static inline void count_chunk(const select_list &l, const select_sco
         if (k >= l.per) break;
 #pragma unroll
         for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
-            const uint32_t score = score_at(s, i);
+            const uint32_t score = held_score(s, i);
             const int low = (int)score - (int)(high << 8);
             int bin = which == 0 ? (int)(score >> 8) : max(min(low, (int)BINS), -1);
             if (!WHOLE && !(s.valid >> i & 1)) bin = -1;
@@ -156,8 +156,9 @@ __device__ static inline void count_chunk(const select_list &l, const select_sco
  * byte `high` (which 1). Other scores have a bin, too, because a branch takes longer.
  * cub::BlockHistogram counts by the same atomics, but all candidates. */
 template <uint32_t PARTS>
-__device__ static inline void count(const select_list &l, const select_scores &held, uint32_t which,
-                                    uint32_t high, select_shared<PARTS> *shared)
+__device__ static inline void count_bins(const select_list &l, const select_scores &held,
+                                         uint32_t which, uint32_t high,
+                                         select_shared<PARTS> *shared)
 {
     uint32_t *bins = shared->bins[which] + FRONT;
     each_chunk(l, held, [=](const select_scores &s) {
@@ -191,8 +192,8 @@ __device__ static inline void share_bins(uint32_t which, uint32_t part,
 
 /* Returns how many scores of part p have a digit. */
 template <uint32_t PARTS>
-__device__ static inline uint32_t number_of(uint32_t which, uint32_t p, uint32_t digit,
-                                            const select_shared<PARTS> *shared)
+__device__ static inline uint32_t bin_of_part(uint32_t which, uint32_t p, uint32_t digit,
+                                              const select_shared<PARTS> *shared)
 {
     return PARTS > 1 ? shared->parts[which][p][digit] : shared->bins[which][FRONT + digit];
 }
@@ -208,7 +209,7 @@ __device__ static inline uint32_t unit_high(uint32_t part, select_shared<PARTS> 
     uint32_t n = 0;
     share_bins(0, part, shared);
 #pragma unroll
-    for (uint32_t p = 0; p < PARTS; p++) n += number_of(0, p, own_digit(), shared);
+    for (uint32_t p = 0; p < PARTS; p++) n += bin_of_part(0, p, own_digit(), shared);
     return n;
 }
 
@@ -231,15 +232,15 @@ __device__ static inline select_digit find_low(const select_list &l, const selec
                                                const select_digit &high,
                                                select_shared<PARTS> *shared)
 {
-    count(l, held, 1, high.digit, shared);
+    count_bins(l, held, 1, high.digit, shared);
     share_bins(1, l.part, shared);
     uint32_t n = 0, earlier = 0, larger = 0; /* of all parts; of those before this one */
 #pragma unroll
     for (uint32_t p = 0; p < PARTS; p++) {
-        const uint32_t more = number_of(1, p, own_digit(), shared);
+        const uint32_t more = bin_of_part(1, p, own_digit(), shared);
         n += more;
         earlier += p < l.part ? more : 0;
-        larger += p < l.part ? number_of(1, p, BINS, shared) : 0;
+        larger += p < l.part ? bin_of_part(1, p, BINS, shared) : 0;
     }
     unsigned long long before; /* sums of both, n in the low half */
     bin_scan(shared->scan).ExclusiveSum((unsigned long long)earlier << 32 | n, before);
@@ -254,8 +255,8 @@ __device__ static inline select_digit find_low(const select_list &l, const selec
 /* ---- the list ---- */
 
 /* Sets bits, as `valid`: which scores are above `bound`, and which are equal to it. */
-__device__ static inline void compare(const select_list &l, const select_scores &s, uint32_t bound,
-                                      uint32_t &above, uint32_t &equal)
+__device__ static inline void compare_held(const select_list &l, const select_scores &s,
+                                           uint32_t bound, uint32_t &above, uint32_t &equal)
 {
     uint32_t least = 0; /* above or equal */
     above = 0;
@@ -264,7 +265,7 @@ __device__ static inline void compare(const select_list &l, const select_scores 
         if (k >= l.per) continue;
 #pragma unroll
         for (uint32_t i = (k + 1) * SCORES; i-- > k * SCORES;) {
-            const uint32_t score = score_at(s, i);
+            const uint32_t score = held_score(s, i);
             above = above << 1 | (bound - score) >> 31;
             least = least << 1 | (bound - 1 - score) >> 31;
         }
@@ -298,7 +299,7 @@ __device__ static inline void list_selected(const select_list &l, const select_s
 {
     each_chunk(l, held, [&](const select_scores &s) {
         uint32_t is_above, is_equal, before, all; /* numbers of both kinds: above | equal << 16 */
-        compare(l, s, lowest, is_above, is_equal);
+        compare_held(l, s, lowest, is_above, is_equal);
         block_scan(shared->block)
             .ExclusiveSum((uint32_t)(__popc(is_above) | __popc(is_equal) << 16), before, all);
         const uint32_t n_above = above + (before & 0xffff);
@@ -318,7 +319,7 @@ typedef struct select_row {
     uint32_t first, n, base, k, n_forced;
 } select_row;
 
-__device__ static inline select_row load_row(const cn_select_args &a, uint32_t seq)
+__device__ static inline select_row load_select_row(const cn_select_args &a, uint32_t seq)
 {
     select_row r;
     r.stage = a.stage[seq];
@@ -332,7 +333,7 @@ __device__ static inline select_row load_row(const cn_select_args &a, uint32_t s
 }
 
 /* Sets the vectors of the block's part. */
-__device__ static inline void set_part(select_list *l, uint32_t first, uint32_t end)
+__device__ static inline void set_list_part(select_list *l, uint32_t first, uint32_t end)
 {
     l->first = first;
     l->end = end;
@@ -358,7 +359,7 @@ __device__ static inline select_list open_list(const cn_select_args &a, const cn
     const uint32_t n_vecs = l.n > 0 ? (l.n + l.skew + SCORES - 1) / SCORES : 0;
     const uint32_t each = (n_vecs + PARTS - 1) / PARTS;
     const uint32_t first = min(l.part * each, n_vecs);
-    set_part(&l, first, min(first + each, n_vecs));
+    set_list_part(&l, first, min(first + each, n_vecs));
     return l;
 }
 

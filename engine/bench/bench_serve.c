@@ -246,7 +246,7 @@ static void end_flight(void *user, int status, const char *error)
 
 /* ---- arrivals ---- */
 
-static double uniform(const run *r, uint64_t *n)
+static double uniform_client(const run *r, uint64_t *n)
 {
     const uint64_t key[] = {r->config->seed, UINT64_C(1) << 50, (*n)++};
     return ((double)(cn_hash64(0, key, sizeof key) >> 11) + 0.5) / 9007199254740992.0;
@@ -255,14 +255,13 @@ static double uniform(const run *r, uint64_t *n)
 /* A gamma variate of this shape and of scale 1 (Marsaglia and Tsang). */
 static double gamma_variate(const run *r, double shape, uint64_t *n)
 {
-    if (shape < 1)
-        return gamma_variate(r, shape + 1, n) * pow(uniform(r, n), 1 / shape);
+    if (shape < 1) return gamma_variate(r, shape + 1, n) * pow(uniform_client(r, n), 1 / shape);
     const double d = shape - 1.0 / 3, c = 1 / sqrt(9 * d);
     for (;;) {
-        const double radius = sqrt(-2 * log(uniform(r, n)));
-        const double x = radius * cos(6.283185307179586 * uniform(r, n));
+        const double radius = sqrt(-2 * log(uniform_client(r, n)));
+        const double x = radius * cos(6.283185307179586 * uniform_client(r, n));
         const double v = pow(1 + c * x, 3);
-        if (v > 0 && log(uniform(r, n)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
+        if (v > 0 && log(uniform_client(r, n)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
     }
 }
 
@@ -352,7 +351,7 @@ static cn_status report(run *r, double duration_s)
     return CN_OK;
 }
 
-static cn_status measure(run *r)
+static cn_status measure_client(run *r)
 {
     cn_event_log_begin();
     r->base = event_base_new();
@@ -372,7 +371,7 @@ cn_status cn_bench_serve(const cn_config *c)
     run r = {.config = c};
     CN_TRY(cn_bench_target_parse(&r.target, c->base_url));
     r.target.key = c->bench_api_key;
-    const cn_status status = measure(&r);
+    const cn_status status = measure_client(&r);
     for (uint32_t i = 0; r.served && i < r.dataset.n; i++) cn_free(r.served[i].gaps_s);
     cn_free(r.served);
     cn_free(r.flights);

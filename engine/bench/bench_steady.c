@@ -161,8 +161,8 @@ static uint32_t missed_p99(const moment *a, const moment *z)
     return CN_MISSED_STEPS_MAX;
 }
 
-static cn_status report(const steady *t, const moment *a, const moment *z, const sums *sum,
-                        json_t **json)
+static cn_status report_steady(const steady *t, const moment *a, const moment *z, const sums *sum,
+                               json_t **json)
 {
     const double s = z->at_s - a->at_s, steps = (double)(z->stats.steps - a->stats.steps);
     const double out = (double)(z->stats.generation_tokens - a->stats.generation_tokens);
@@ -224,7 +224,7 @@ cn_status cn_bench_steady(cn_bench *b, json_t **json)
                (unsigned long long)(end.stats.steps - begin.stats.steps), c->steady_steps);
         status = CN_OK;
     }
-    if (status == CN_OK) status = report(&t, &begin, &end, &sum, json);
+    if (status == CN_OK) status = report_steady(&t, &begin, &end, &sum, json);
     cn_tokens_free(&t.tokens);
     return status;
 }

@@ -26,12 +26,12 @@
 static volatile int stop_asked; /* only the handler writes it; int is sig_atomic_t here */
 _Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the flag must be written atomically");
 
-static void take_signal(void) { stop_asked = 1; }
+static void take_command_signal(void) { stop_asked = 1; }
 
 /* The first signal drains the run, also a terminal that closes. It interrupts a read from an idle
  * pipe. */
 static const cn_stop_rule stop_rule = {
-    .first = take_signal, .exit_code = CN_EXIT_RESUMABLE, .hangup = true};
+    .first = take_command_signal, .exit_code = CN_EXIT_RESUMABLE, .hangup = true};
 
 /* ---- opening ---- */
 
@@ -381,7 +381,7 @@ static cn_opt_progress progress_mode(const cn_config *c)
     return mixed && c->progress == CN_OPT_PROGRESS_AUTO ? CN_OPT_PROGRESS_PLAIN : c->progress;
 }
 
-static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
+static int run_command_batch(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
     const bool to_file = cn_batch_output_is_file(run->output);
@@ -431,7 +431,7 @@ int cn_cmd_run_batch(int argc, char **argv)
     cn_batch_drive drive = {0};
     cn_lane_engines engines = {0};
     if (open_run(&run, &drive, &engines, c) == CN_OK) {
-        exit_code = run_batch(&run, &drive);
+        exit_code = run_command_batch(&run, &drive);
     } else {
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
         exit_code = CN_EXIT_FAILED;

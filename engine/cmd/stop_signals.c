@@ -19,7 +19,7 @@ static atomic_int exit_code;
 static atomic_bool stopping; /* a first signal came */
 
 /* The first process of a container does not end by a signal. */
-static _Noreturn void end(int number)
+static _Noreturn void end_signal(int number)
 {
     const int code = atomic_load(&exit_code);
     if (code == 0) {
@@ -32,7 +32,7 @@ static _Noreturn void end(int number)
 static void on_stop(int number)
 {
     void (*const act)(void) = atomic_load(&first);
-    if (atomic_exchange(&stopping, true) || !act) end(number);
+    if (atomic_exchange(&stopping, true) || !act) end_signal(number);
     act();
 }
 

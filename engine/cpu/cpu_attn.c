@@ -164,8 +164,8 @@ typedef struct attn_pass {
 } attn_pass;
 
 /* Adds the first k values of a tile, times their weights, to rows [row, row + rows). */
-static void add_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, uint32_t rows,
-                       uint32_t k, const float *values, const float *ahead)
+static void add_cpu_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, uint32_t rows,
+                           uint32_t k, const float *values, const float *ahead)
 {
     update u = {.rows = rows,
                 .cols = p->d,
@@ -209,9 +209,9 @@ static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *ke
             softmax_tile(w->weights + r * tile, n, tile, &w->split_max[r], &w->split_sum[r]);
     }
     for (uint32_t j = first; j < full; j++)
-        add_values(p, w, (size_t)j * heads, heads, p->limit + j - start, values, NULL);
-    add_values(p, w, (size_t)full * heads, (p->tokens - full) * heads, tile, values,
-               next ? next + (size_t)tile * d : NULL);
+        add_cpu_values(p, w, (size_t)j * heads, heads, p->limit + j - start, values, NULL);
+    add_cpu_values(p, w, (size_t)full * heads, (p->tokens - full) * heads, tile, values,
+                   next ? next + (size_t)tile * d : NULL);
 }
 
 /* ---- splits ---- */
@@ -272,7 +272,8 @@ static size_t query_elem(const cn_attn_args *a, const query_block *b, uint32_t j
     return (token * a->n_heads + head) * a->layout.head_dim;
 }
 
-static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
+static attn_pass load_cpu_queries(const cn_attn_args *a, const query_block *b,
+                                  cn_cpu_attn_scratch *w)
 {
     uint32_t d = a->layout.head_dim;
     for (uint32_t j = 0; j < b->tokens; j++)
@@ -334,7 +335,7 @@ static void finish_block(const cn_attn_args *a, const query_block *b, cn_cpu_att
 /* Computes all splits of one query block, in order. */
 static void run_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
 {
-    attn_pass p = load_queries(a, b, w);
+    attn_pass p = load_cpu_queries(a, b, w);
     uint32_t rows = p.tokens * p.heads, end = p.limit + p.tokens - 1;
     start_rows(w->out, w->max, w->sum, rows, p.d);
     for (uint32_t start = 0; start < end; start += SPLIT) {
@@ -393,7 +394,7 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     run_block(job->args, &b, &job->cpu->attn[worker]);
 }
 
-static cn_status check_shape(const cn_attn_args *a)
+static cn_status check_cpu_shape(const cn_attn_args *a)
 {
     uint32_t d = a->layout.head_dim, hk = a->layout.n_kv_heads;
     if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
@@ -409,7 +410,7 @@ static cn_status check_shape(const cn_attn_args *a)
 
 cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
 {
-    CN_TRY(check_shape(a));
+    CN_TRY(check_cpu_shape(a));
     attn_job job = make_job(s, a);
     uint32_t n_seqs = a->batch->n_seqs - a->batch->n_decode;
     cn_cpu_parallel(s, n_seqs * job.n_blocks * a->layout.n_kv_heads * job.head_parts, prefill_task,
@@ -449,7 +450,7 @@ static void decode_split_task(void *ctx, uint32_t task, uint32_t worker)
     uint32_t start = task % job->n_splits * SPLIT, d = job->args->layout.head_dim;
     query_block b = make_decode_block(job, task / job->n_splits);
     if (start >= b.limit) return;
-    attn_pass p = load_queries(job->args, &b, w);
+    attn_pass p = load_cpu_queries(job->args, &b, w);
     run_split(job->args, &b, &p, w, start, cn_min_u32(b.limit, start + SPLIT));
     float *part = job->cpu->attn_parts + task * part_elems(job);
     memcpy(part, w->split_out, (size_t)b.heads * d * sizeof *part);
@@ -478,7 +479,7 @@ static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
 
 cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a)
 {
-    CN_TRY(check_shape(a));
+    CN_TRY(check_cpu_shape(a));
     attn_job job = make_job(s, a);
     uint32_t n_items = a->batch->n_decode * a->layout.n_kv_heads * job.head_parts;
     size_t n_parts = (size_t)n_items * job.n_splits;
@@ -533,7 +534,7 @@ static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
         run_block(a, &b, w); /* nothing to gather */
         return;
     }
-    attn_pass p = load_queries(a, &b, w);
+    attn_pass p = load_cpu_queries(a, &b, w);
     start_rows(w->out, w->max, w->sum, p.heads, p.d);
     for (uint32_t start = 0; start < p.limit; start += SPLIT) {
         const uint32_t end = cn_min_u32(p.limit, start + SPLIT);
@@ -562,7 +563,7 @@ static cn_status check_lists(const cn_list_attn_args *a)
 
 cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a)
 {
-    CN_TRY(check_shape(&a->attn));
+    CN_TRY(check_cpu_shape(&a->attn));
     CN_TRY(check_lists(a));
     sparse_job job = {make_job(s, &a->attn), a};
     uint32_t n_tasks = a->attn.batch->n_decode * a->attn.layout.n_kv_heads * job.attn.head_parts;

@@ -172,7 +172,7 @@ static void stream_free(cn_stream *s)
 
 /* ---- life ---- */
 
-static void close_backend(cn_backend *be)
+static void close_cpu_backend(cn_backend *be)
 {
     if (!be) return;
     cn_cpu *cpu = be->ctx;
@@ -198,7 +198,7 @@ static const cn_backend CPU_TABLE = {
     .logit_bytes = sizeof(float),
     .keeps = CN_CPU_KEEPS,
     .scores = (1U << CN_N_SCORES) - 1, /* the table has a row for each */
-    .close = close_backend,
+    .close = close_cpu_backend,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
     .host_alloc = mem_alloc,
@@ -244,7 +244,7 @@ static const cn_backend CPU_TABLE = {
     .compress = enqueue_compress,
 };
 
-static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)
+static cn_status open_cpu_parts(cn_cpu *cpu, uint32_t n_threads)
 {
     cpu->n_workers = n_threads + CN_CPU_MAX_STREAMS;
     cpu->n_attn_parts = n_threads * ATTN_PART_BYTES_PER_THREAD / sizeof *cpu->attn_parts;
@@ -267,9 +267,9 @@ cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
     cpu->table = CPU_TABLE;
     cpu->table.ctx = cpu;
     cpu->table.async = cpu->threaded = o->threaded;
-    cn_status status = open_parts(cpu, o->n_threads ? o->n_threads : cn_cpu_count());
+    cn_status status = open_cpu_parts(cpu, o->n_threads ? o->n_threads : cn_cpu_count());
     if (status != CN_OK) {
-        close_backend(&cpu->table);
+        close_cpu_backend(&cpu->table);
         return status;
     }
     *out = &cpu->table;

@@ -22,7 +22,7 @@ static void score_logits(float *out, const float *logits, const cn_router *r)
 
 /* Writes the n_used experts with the highest rank, the best first; of equal ones the lower number.
  * A rank that is not a number is the lowest. */
-static void choose(uint32_t *chosen, const float *ranks, const cn_router *r)
+static void choose_experts(uint32_t *chosen, const float *ranks, const cn_router *r)
 {
     uint32_t n = 0;
     for (uint32_t e = 0; e < r->n_experts; e++) {
@@ -47,7 +47,7 @@ static void route_token(const cn_route_args *a, size_t t, uint32_t *chosen, floa
     score_logits(scores, logits, r);
     const float *base = r->score == CN_ROUTE_SOFTMAX && !a->bias ? logits : scores;
     for (uint32_t e = 0; e < r->n_experts; e++) ranks[e] = base[e] + (a->bias ? a->bias[e] : 0);
-    choose(chosen, ranks, r);
+    choose_experts(chosen, ranks, r);
     for (uint32_t j = 0; j < r->n_used; j++) sum += weights[j] = scores[chosen[j]];
     for (uint32_t j = 0; j < r->n_used; j++)
         weights[j] = (r->normalized ? weights[j] / (sum + 1e-20F) : weights[j]) * r->scale;

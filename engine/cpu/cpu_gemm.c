@@ -297,8 +297,8 @@ typedef struct gemm_job {
     uint32_t panels_per_task, row_groups, tiles_per_group;
 } gemm_job;
 
-static void add_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uint32_t col,
-                     uint32_t cols)
+static void add_cpu_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uint32_t col,
+                         uint32_t cols)
 {
     const float *bias = (const float *)a->bias + col;
     for (uint32_t r = row; r < row + rows; r++) {
@@ -320,10 +320,10 @@ static void run_panel(const gemm_job *job, gemm_scratch *scratch, uint32_t col, 
         b.k = cn_min_u32(CHUNK, a->k - b.k0);
         run_brick(job->gemm, a, &b, scratch);
     }
-    if (a->bias && first < end) add_bias(a, first, end - first, col, cols);
+    if (a->bias && first < end) add_cpu_bias(a, first, end - first, col, cols);
 }
 
-static void run_task(void *ctx, uint32_t task, uint32_t worker)
+static void run_cpu_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const gemm_job *job = ctx;
     uint32_t group = task % job->row_groups;
@@ -365,6 +365,6 @@ cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a)
     pthread_mutex_unlock(&cpu->gemm->probe_mutex);
     gemm_job job = {.gemm = cpu->gemm, .args = a};
     uint32_t n_tasks = cut_tasks(&job, cn_cpu_pool_n_threads(cpu->pool));
-    cn_cpu_parallel(s, n_tasks, run_task, &job);
+    cn_cpu_parallel(s, n_tasks, run_cpu_task, &job);
     return CN_OK;
 }

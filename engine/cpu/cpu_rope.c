@@ -14,8 +14,8 @@ static vec8 *vec8_at(float *p) { return (vec8 *)p; }
 static const vec8 *from(const float *p) { return (const vec8 *)p; }
 
 /* RoPE, rotate-half: pairs are (i, i + d/2). `out` may be x. */
-static void rotate(float *out, const float *x, const float *cos_row, const float *sin_row,
-                   uint32_t head_dim)
+static void rotate_cpu(float *out, const float *x, const float *cos_row, const float *sin_row,
+                       uint32_t head_dim)
 {
     uint32_t half = head_dim / 2;
     for (uint32_t i = 0; i < half; i += 8) {
@@ -37,7 +37,7 @@ static void make_head(const cn_rope_store_args *a, float *out, const float *x, c
         cn_cpu_rms_scale(out, x, norm, d, a->eps);
         x = out;
     }
-    rotate(out, x, cos_row, sin_row, d);
+    rotate_cpu(out, x, cos_row, sin_row, d);
 }
 
 static void store_token(const cn_rope_store_args *a, uint32_t t)
@@ -101,13 +101,13 @@ static void draft_token(void *ctx, uint32_t t, uint32_t worker)
     const float *sin_row = a->sin + (size_t)pos * (d / 2);
     for (uint32_t h = 0; t < a->n_queries && h < a->n_heads; h++) {
         float *q = (float *)a->q + ((size_t)t * a->n_heads + h) * d;
-        rotate(q, q, cos_row, sin_row, d);
+        rotate_cpu(q, q, cos_row, sin_row, d);
     }
     for (uint32_t h = 0; slot != CN_NO_SLOT && h < l->n_kv_heads; h++) {
         const size_t to =
             cn_kv_row(l, 0, slot / l->block_tokens, h, slot % l->block_tokens, CN_KV_K);
-        rotate((float *)a->draft + to, (const float *)a->k + ((size_t)t * l->n_kv_heads + h) * d,
-               cos_row, sin_row, d);
+        rotate_cpu((float *)a->draft + to,
+                   (const float *)a->k + ((size_t)t * l->n_kv_heads + h) * d, cos_row, sin_row, d);
     }
 }
 

@@ -63,7 +63,7 @@ typedef struct score_unit {
 } score_unit;
 
 /* Returns unit `index`, counted in the order (sequence, layer, kv head). */
-static score_unit unit_of(const score_job *job, uint32_t index)
+static score_unit cpu_unit_of(const score_job *job, uint32_t index)
 {
     const cn_score_args *a = job->args;
     const cn_kv_layout *l = &a->pools.layout;
@@ -295,7 +295,7 @@ static void run_logits(const score_job *job, const score_unit *u, const score_qu
 
 /* ---- tasks ---- */
 
-static void store_scores(uint16_t *out, const float *logits, uint32_t n)
+static void store_cpu_scores(uint16_t *out, const float *logits, uint32_t n)
 {
 #pragma omp simd
     for (uint32_t c = 0; c < n; c++) out[c] = cn_score_bits(logits[c]);
@@ -315,7 +315,7 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const score_job *job = ctx;
-    const score_unit u = unit_of(job, task / job->n_chunks);
+    const score_unit u = cpu_unit_of(job, task / job->n_chunks);
     const uint32_t start = task % job->n_chunks * CHUNK, end = cn_min_u32(u.n, start + CHUNK);
     if (!u.stage.active || start >= end) return;
     if (u.stage.key == CN_KEY_HASH) {
@@ -333,7 +333,7 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
             for (uint32_t r = 0; u.logits && r < query.rows; r++)
                 memcpy(u.logits + (size_t)(first + r) * u.n + c, logits + r * RUN,
                        run.n * sizeof *logits);
-            if (!u.logits) store_scores(u.out + c, logits, run.n);
+            if (!u.logits) store_cpu_scores(u.out + c, logits, run.n);
             c += run.n;
         }
     }
@@ -368,7 +368,7 @@ static void share_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const score_job *job = ctx;
-    const score_unit u = unit_of(job, task / job->group);
+    const score_unit u = cpu_unit_of(job, task / job->group);
     if (!u.stage.active || !u.logits) return;
     float *row = u.logits + (size_t)(task % job->group) * u.n;
     const uint32_t entry = u.stage.entry_log2, from = u.tiles ? 0 : u.base >> entry;
@@ -391,7 +391,7 @@ static void best_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const score_job *job = ctx;
-    const score_unit u = unit_of(job, task / job->n_chunks);
+    const score_unit u = cpu_unit_of(job, task / job->n_chunks);
     const uint32_t start = task % job->n_chunks * CHUNK;
     if (!u.stage.active || !u.logits || start >= u.n) return;
     const uint32_t n = cn_min_u32(CHUNK, u.n - start);

@@ -257,7 +257,7 @@ cn_status cn_home_sync(cn_homes *hs)
     return first;
 }
 
-static void free_fence(cn_backend *be, cn_fence *f)
+static void free_home_fence(cn_backend *be, cn_fence *f)
 {
     if (f) be->fence_free(f);
 }
@@ -265,12 +265,12 @@ static void free_fence(cn_backend *be, cn_fence *f)
 static void free_home(const cn_homes *hs, cn_home *h)
 {
     for (uint32_t p = 0; p < CN_MAX_PACKS; p++) {
-        free_fence(h->be, h->ranked[p]);
-        free_fence(h->be, h->done[p]);
+        free_home_fence(h->be, h->ranked[p]);
+        free_home_fence(h->be, h->done[p]);
     }
-    free_fence(h->be, h->predicted);
-    free_fence(h->be, h->filled);
-    free_fence(h->be, h->sent);
+    free_home_fence(h->be, h->predicted);
+    free_home_fence(h->be, h->filled);
+    free_home_fence(h->be, h->sent);
     if (h->predicts && h->predicts != h->stream) h->be->stream_free(h->predicts);
     if (h->stream) h->be->stream_free(h->stream);
     if (h->pushes) h->be->stream_free(h->pushes);
@@ -288,10 +288,10 @@ void cn_home_free(cn_homes *hs)
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) free_home(hs, h);
     for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
         if (hs->stepped[p]) model_be->fence_free(hs->stepped[p]);
-    free_fence(model_be, hs->put);
-    free_fence(model_be, hs->compressed);
-    free_fence(model_be, hs->computed);
-    free_fence(model_be, hs->copied);
+    free_home_fence(model_be, hs->put);
+    free_home_fence(model_be, hs->compressed);
+    free_home_fence(model_be, hs->computed);
+    free_home_fence(model_be, hs->copied);
     if (hs->puts) model_be->stream_free(hs->puts);
 }
 
@@ -409,7 +409,7 @@ static cn_status enter_layer(void *ctx, uint32_t layer)
 }
 
 /* Records a timed fence, if the step is timed. */
-static cn_status mark(const cn_home *h, cn_stream *s, cn_fence *f)
+static cn_status mark_home(const cn_home *h, cn_stream *s, cn_fence *f)
 {
     return f ? h->be->fence_record(f, s) : CN_OK;
 }
@@ -423,7 +423,7 @@ static uint32_t second_before(const cn_homes *hs, uint32_t p)
 }
 
 /* Enqueues the prediction of pack p with one home. */
-static cn_status predict(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+static cn_status predict_home(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
 {
     CN_TRY(h->be->fence_wait(h->predicts, hs->stepped[p]));
     CN_TRY(h->be->fence_wait(h->predicts, h->ranked[second_before(hs, p)])); /* it reads queries */
@@ -437,21 +437,21 @@ static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st
     static const cn_home_span untimed;
     cn_home_span *timed = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
     const cn_home_span *span = timed ? timed : &untimed;
-    CN_TRY(predict(hs, h, st, p));
+    CN_TRY(predict_home(hs, h, st, p));
     CN_TRY(h->be->fence_wait(h->stream, h->predicted));
     CN_TRY(h->be->fence_wait(h->stream, h->done[second_before(hs, p)])); /* it reads the moves */
-    CN_TRY(mark(h, h->stream, span->begins[CN_HOME_RANKS][p]));
+    CN_TRY(mark_home(h, h->stream, span->begins[CN_HOME_RANKS][p]));
     CN_TRY(cn_exchange_rank(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
-    CN_TRY(mark(h, h->stream, span->ends[CN_HOME_RANKS][p]));
+    CN_TRY(mark_home(h, h->stream, span->ends[CN_HOME_RANKS][p]));
     CN_TRY(h->be->fence_record(h->ranked[p], h->stream));
     CN_TRY(h->be->fence_wait(h->pushes, h->ranked[p]));
     if (p + 1 == hs->packs.n) {
         CN_TRY(cn_exchange_read_counts(&h->env, h->pushes, &st->rows, &h->step, st->counts));
         CN_TRY(h->be->fence_record(st->read, h->pushes));
     }
-    CN_TRY(mark(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
+    CN_TRY(mark_home(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
     CN_TRY(cn_exchange_push(&h->env, h->pushes, &st->rows, &h->step, &hs->packs, p));
-    CN_TRY(mark(h, h->pushes, span->ends[CN_HOME_PUSHES][p]));
+    CN_TRY(mark_home(h, h->pushes, span->ends[CN_HOME_PUSHES][p]));
     if (timed) timed->recorded = true;
     return h->be->fence_record(h->done[p], h->pushes);
 }

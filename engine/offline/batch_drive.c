@@ -120,7 +120,7 @@ static void find_spread(cn_lanes *lanes, cn_progress_figures *g)
     }
 }
 
-static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
+static void show_drive_progress(cn_batch_drive *d, const cn_batch_run *run)
 {
     if (!cn_progress_is_due(&d->progress)) return;
     const uint32_t context = cn_engine_max_model_len(cn_lanes_engine(d->lanes, 0));
@@ -176,7 +176,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         cn_batch_run_admit(run, IDLE_WAIT_MS);
         if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
         if (run->inflight.n > 0) work(d, run);
-        show_progress(d, run);
+        show_drive_progress(d, run);
     }
     cn_batch_run_look_for_rest(run);
     cn_api_unknown_destroy(&d->unknown);

@@ -9,7 +9,7 @@
 
 enum { SHOWN_BYTES = 96, MAX_ID_BYTES = 512 };
 
-static cn_status keep_text(char **out, const char *text)
+static cn_status keep_input_text(char **out, const char *text)
 {
     *out = cn_strdup(text);
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a line's text");
@@ -35,10 +35,10 @@ static cn_status text_of(char **out, const char *field, json_t *v)
 {
     char shown[SHOWN_BYTES];
     CN_TRY(cn_json_refuse_nul(v, field, CN_ERR_ARG));
-    if (json_is_string(v)) return keep_text(out, json_string_value(v));
+    if (json_is_string(v)) return keep_input_text(out, json_string_value(v));
     if (json_is_number(v)) {
         char *text = number_text(v);
-        cn_status status = keep_text(out, text ? text : "");
+        cn_status status = keep_input_text(out, text ? text : "");
         free(text);
         return status;
     }
@@ -79,7 +79,7 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
 {
     char number[24];
     snprintf(number, sizeof number, "%llu", (unsigned long long)item->line);
-    if (format->prompt_field && !format->id_field) return keep_text(&item->custom_id, number);
+    if (format->prompt_field && !format->id_field) return keep_input_text(&item->custom_id, number);
     const char *field = format->prompt_field ? format->id_field : "custom_id";
     json_t *v = json_object_get(item->object, field);
     cn_status status = CN_OK;
@@ -207,8 +207,8 @@ cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
 
 /* Members of an OpenAI line besides those that cinch reads. A line with a prompt field is a row of
  * a table, and may have any. */
-static cn_status check_members(cn_batch_item *item, const cn_batch_format *format,
-                               cn_api_unknown *unknown)
+static cn_status check_input_members(cn_batch_item *item, const cn_batch_format *format,
+                                     cn_api_unknown *unknown)
 {
     const char *const known[] = {"custom_id", "method", "url", "body", format->answer_field};
     const size_t n = sizeof known / sizeof *known - (format->answer_field == NULL);
@@ -230,7 +230,7 @@ cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
     cn_status status = cn_api_request_parse(&item->request, endpoint, body, defaults);
     json_decref(body);
     CN_TRY(status);
-    CN_TRY(check_members(item, format, defaults->unknown));
+    CN_TRY(check_input_members(item, format, defaults->unknown));
     if (item->request.stream)
         return cn_fail_param("stream", "stream: not supported in a batch");
     item->request.params.custom_id = item->custom_id;

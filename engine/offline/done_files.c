@@ -63,7 +63,7 @@ typedef struct reading {
     uint64_t n_lines;
 } reading;
 
-static cn_status take_line(void *user, const cn_output_line *line)
+static cn_status take_done_line(void *user, const cn_output_line *line)
 {
     reading *r = user;
     if (line->is_error && r->config->retry_errors) return CN_OK;
@@ -79,7 +79,7 @@ static cn_status read_done_file(void *user, const char *path)
     cn_output_flaws flaws;
     cn_status status = cn_run_record_check_other(path, r->record);
     if (status != CN_OK) return cn_fail_within(status, "--done");
-    CN_TRY(cn_output_scan(path, take_line, user, &flaws));
+    CN_TRY(cn_output_scan(path, take_done_line, user, &flaws));
     cn_output_flaws_log(path, &flaws);
     return CN_OK;
 }

@@ -22,7 +22,7 @@ void cn_id_format(cn_id id, char text[CN_ID_TEXT_BYTES])
              (unsigned long long)id.lo);
 }
 
-static bool parse_hex(const char *text, uint64_t *out)
+static bool parse_ids_hex(const char *text, uint64_t *out)
 {
     *out = 0;
     for (int i = 0; i < 16; i++) {
@@ -41,8 +41,8 @@ static bool parse_hex(const char *text, uint64_t *out)
 
 bool cn_id_parse(const char *text, cn_id *out)
 {
-    return strlen(text) == CN_ID_TEXT_BYTES - 1 && parse_hex(text, &out->hi) &&
-           parse_hex(text + 16, &out->lo) && (out->lo & MARK_BITS) == 0;
+    return strlen(text) == CN_ID_TEXT_BYTES - 1 && parse_ids_hex(text, &out->hi) &&
+           parse_ids_hex(text + 16, &out->lo) && (out->lo & MARK_BITS) == 0;
 }
 
 /* Index of the slot of id, or of the free slot where it belongs. */
@@ -56,7 +56,7 @@ static size_t find_id(const cn_id_set *s, cn_id id)
     return i;
 }
 
-static cn_status grow(cn_id_set *s)
+static cn_status grow_ids(cn_id_set *s)
 {
     cn_id_set wider = {.cap = s->cap ? s->cap * 2 : FIRST_CAP, .len = s->len};
     wider.slots = cn_calloc(wider.cap, sizeof *wider.slots);
@@ -80,7 +80,7 @@ unsigned cn_id_set_marks(const cn_id_set *s, cn_id id)
 
 cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark)
 {
-    if (4 * (s->len + 1) > 3 * s->cap) CN_TRY(grow(s));
+    if (4 * (s->len + 1) > 3 * s->cap) CN_TRY(grow_ids(s));
     cn_id *slot = &s->slots[find_id(s, id)].id;
     if (!(slot->lo & MARK_BITS)) {
         *slot = id;

@@ -266,7 +266,7 @@ static void count_duplicates(merge *m, const cn_merge_entry *first, size_t n,
 }
 
 /* Writes m->line, the line of this entry, or of none. */
-static cn_status put_line(merge *m, bool is_error)
+static cn_status put_merge_line(merge *m, bool is_error)
 {
     cn_batch_line_figures f;
     cn_merge_report *r = m->report;
@@ -299,7 +299,7 @@ static cn_status put_duplicate(merge *m, cn_batch_item *item, uint64_t earlier)
     cn_buf_clear(&m->line);
     CN_TRY(cn_batch_line_format(&m->line, item->id, item->custom_id, CN_HTTP_BAD_REQUEST, body,
                                 &notes));
-    return put_line(m, true);
+    return put_merge_line(m, true);
 }
 
 /* ---- missing lines ---- */
@@ -354,8 +354,8 @@ static cn_status list_missing_shards(merge *m)
 
 /* Whether the entry's output had to answer this line. An output of another shard may answer a later
  * line with the same custom_id. */
-static bool owns(const merge *m, const cn_merge_entry *e, const cn_line *line,
-                 uint64_t input_bytes)
+static bool owns_merge(const merge *m, const cn_merge_entry *e, const cn_line *line,
+                       uint64_t input_bytes)
 {
     const cn_line_part *part = &m->parts[e->file];
     return part->of == 0 || shard_of(*part, line, input_bytes) == part->index;
@@ -382,7 +382,7 @@ static cn_status use_entry(merge *m, cn_merge_entry *e, const cn_line *line)
     m->report->n_foreign--;
     if (!in_input_order(m)) return CN_OK;
     if (m->writes || m->graded) CN_TRY(read_entry(m, e));
-    return put_line(m, cn_merge_entry_is_error(e));
+    return put_merge_line(m, cn_merge_entry_is_error(e));
 }
 
 static cn_status take_item(merge *m, cn_batch_item *item, const cn_line *line,
@@ -399,7 +399,7 @@ static cn_status take_item(merge *m, cn_batch_item *item, const cn_line *line,
     cn_merge_entry *best = NULL;
     for (size_t i = 0; i < n; i++) {
         const bool same = item->request_hash && first[i].request_hash == item->request_hash;
-        if (!same && !owns(m, &first[i], line, input_bytes)) continue;
+        if (!same && !owns_merge(m, &first[i], line, input_bytes)) continue;
         if (!best || is_better(&first[i], best, item->request_hash)) best = &first[i];
     }
     if (!best) {
@@ -457,7 +457,7 @@ static cn_merge_entry *quick_answer(const input_batch *b, const cn_line *line)
     return n == 1 && !cn_merge_entry_is_error(e) ? e : NULL;
 }
 
-static void identify_line(const input_batch *b, input_line *l)
+static void identify_merge_line(const input_batch *b, input_line *l)
 {
     l->status = cn_batch_item_identify(&l->item, &l->line, b->format);
     if (l->status == CN_ERR_ARG) l->status = CN_OK; /* an invalid line has an error line */
@@ -473,7 +473,7 @@ static void identify_lines(void *user, uint32_t task, uint32_t worker)
         input_line *l = &b->at[i];
         l->line.text = b->text.data + l->at;
         l->quick = quick_answer(b, &l->line);
-        if (!l->quick) identify_line(b, l);
+        if (!l->quick) identify_merge_line(b, l);
     }
 }
 
@@ -501,11 +501,11 @@ static cn_status take_batch(merge *m, uint64_t input_bytes)
     cn_status status = CN_OK;
     for (uint32_t i = 0; i < m->batch.n && status == CN_OK; i++) {
         input_line *l = &m->batch.at[i];
-        if (l->quick && !l->quick->input_line && owns(m, l->quick, &l->line, input_bytes)) {
+        if (l->quick && !l->quick->input_line && owns_merge(m, l->quick, &l->line, input_bytes)) {
             status = use_entry(m, l->quick, &l->line);
             continue;
         }
-        if (l->quick) identify_line(&m->batch, l); /* another line has its custom_id */
+        if (l->quick) identify_merge_line(&m->batch, l); /* another line has its custom_id */
         if (l->status != CN_OK)
             status = cn_fail(l->status, "line %llu cannot be read: out of memory",
                              (unsigned long long)l->line.number);
@@ -534,7 +534,7 @@ static cn_status copy_chosen(merge *m)
         const cn_merge_entry *e = &m->table.at[i];
         if (!e->input_line) continue;
         if (m->writes || m->graded) CN_TRY(read_entry(m, e));
-        CN_TRY(put_line(m, cn_merge_entry_is_error(e)));
+        CN_TRY(put_merge_line(m, cn_merge_entry_is_error(e)));
     }
     return CN_OK;
 }

@@ -21,7 +21,7 @@ struct cn_merge_file {
     bool owned;          /* the file beside is this merge's, to be removed */
 };
 
-static cn_status fail_io(const cn_merge_file *f, const char *what)
+static cn_status fail_merge_io(const cn_merge_file *f, const char *what)
 {
     return cn_fail(CN_ERR_IO, "%s: %s: %s", f->path, what, strerror(errno));
 }
@@ -29,7 +29,7 @@ static cn_status fail_io(const cn_merge_file *f, const char *what)
 static cn_status lock(const cn_merge_file *f, int fd)
 {
     if (cn_lock_file(fd)) return CN_OK;
-    if (errno != EWOULDBLOCK) return fail_io(f, "lock");
+    if (errno != EWOULDBLOCK) return fail_merge_io(f, "lock");
     return cn_fail(CN_ERR_BUSY, "%s: a run or another merge is writing this file", f->path);
 }
 
@@ -39,22 +39,22 @@ static cn_status lock_old(cn_merge_file *f)
     struct stat st;
     f->old = open(f->real.data, O_RDONLY | O_CLOEXEC);
     if (f->old < 0 && errno == ENOENT) return CN_OK;
-    if (f->old < 0 || fstat(f->old, &st) != 0) return fail_io(f, "open");
-    if (fchmod(f->fd, st.st_mode & 07777) != 0) return fail_io(f, "copy the file mode");
+    if (f->old < 0 || fstat(f->old, &st) != 0) return fail_merge_io(f, "open");
+    if (fchmod(f->fd, st.st_mode & 07777) != 0) return fail_merge_io(f, "copy the file mode");
     return lock(f, f->old);
 }
 
-static cn_status open_beside(cn_merge_file *f)
+static cn_status open_merge_beside(cn_merge_file *f)
 {
     f->fd = open(f->beside.data, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (f->fd < 0) return fail_io(f, "open a file beside it");
+    if (f->fd < 0) return fail_merge_io(f, "open a file beside it");
     CN_TRY(lock(f, f->fd));
     struct stat named, own; /* another merge may have renamed it before it was locked */
-    if (fstat(f->fd, &own) != 0) return fail_io(f, "stat");
+    if (fstat(f->fd, &own) != 0) return fail_merge_io(f, "stat");
     f->owned = stat(f->beside.data, &named) == 0 && named.st_dev == own.st_dev &&
                named.st_ino == own.st_ino;
     if (!f->owned) return cn_fail(CN_ERR_BUSY, "%s: another merge is writing this file", f->path);
-    if (ftruncate(f->fd, 0) != 0) return fail_io(f, "truncate");
+    if (ftruncate(f->fd, 0) != 0) return fail_merge_io(f, "truncate");
     return lock_old(f);
 }
 
@@ -72,7 +72,7 @@ cn_status cn_merge_file_open(cn_merge_file **out, const char *path)
     cn_status status = f->path && f->real.data
                            ? cn_buf_addf(&f->beside, "%s.cinch-tmp", f->real.data)
                            : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-    if (status == CN_OK) status = open_beside(f);
+    if (status == CN_OK) status = open_merge_beside(f);
     if (status != CN_OK) {
         cn_merge_file_close(f);
         return status;
@@ -84,7 +84,7 @@ cn_status cn_merge_file_open(cn_merge_file **out, const char *path)
 static cn_status write_waiting(cn_merge_file *f)
 {
     if (cn_write_all(f->fd, f->waiting.data, f->waiting.len) != f->waiting.len)
-        return fail_io(f, "write");
+        return fail_merge_io(f, "write");
     /* The disk begins now, not at the end. */
     sync_file_range(f->fd, (off_t)f->written, (off_t)f->waiting.len, SYNC_FILE_RANGE_WRITE);
     f->written += f->waiting.len;
@@ -101,8 +101,8 @@ cn_status cn_merge_file_add(cn_merge_file *f, const cn_buf *line)
 cn_status cn_merge_file_commit(cn_merge_file *f)
 {
     CN_TRY(write_waiting(f));
-    if (fsync(f->fd) != 0) return fail_io(f, "fsync");
-    if (rename(f->beside.data, f->real.data) != 0) return fail_io(f, "rename");
+    if (fsync(f->fd) != 0) return fail_merge_io(f, "fsync");
+    if (rename(f->beside.data, f->real.data) != 0) return fail_merge_io(f, "rename");
     f->owned = false;
     return CN_OK;
 }

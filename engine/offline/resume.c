@@ -206,7 +206,7 @@ static cn_status drop_removed_options(json_t *options)
 }
 
 /* An option that is not set is recorded as an empty text. */
-static const char *shown(const json_t *v)
+static const char *shown_resume(const json_t *v)
 {
     const char *text = json_string_value(v);
     return text && *text ? text : "unset";
@@ -237,9 +237,8 @@ static cn_status compare_options(json_t *then, json_t *now, const cn_config *c)
         {
             const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
             if (!same_option(a, b) && !may_differ(c, name))
-                return cn_fail(CN_ERR_ARG,
-                               "--%s was %s and is now %s, which changes results", name, shown(a),
-                               shown(b));
+                return cn_fail(CN_ERR_ARG, "--%s was %s and is now %s, which changes results", name,
+                               shown_resume(a), shown_resume(b));
         }
     return CN_OK;
 }
@@ -258,7 +257,7 @@ static cn_status compare_inputs(const json_t *then, const json_t *now)
                    "the run reads %s, and %s is another input: its first line differs", old, path);
 }
 
-static cn_status compare(json_t *then, json_t *now, const cn_config *c)
+static cn_status compare_resume(json_t *then, json_t *now, const cn_config *c)
 {
     const json_t *format = json_object_get(then, "cinch_run");
     const json_t *model = json_object_get(then, "model");
@@ -308,7 +307,7 @@ cn_status cn_run_record_compare(const char *then, const char *now, const cn_conf
     cn_status status = parse_record(&a, then, strlen(then));
     *any_rule = !json_is_true(json_object_get(a, rules_key));
     if (status == CN_OK) status = parse_record(&b, now, strlen(now));
-    if (status == CN_OK) status = compare(a, b, c);
+    if (status == CN_OK) status = compare_resume(a, b, c);
     json_decref(a);
     json_decref(b);
     return status;
@@ -415,7 +414,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
                                    "--resume only continues an output that run-batch began");
     if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
-        status = compare(then, now, NULL);
+        status = compare_resume(then, now, NULL);
         if (status == CN_OK) status = compare_shards(output_path, then, now);
         if (status != CN_OK)
             cn_fail_within(status,
@@ -450,7 +449,7 @@ cn_status cn_run_record_check_other(const char *output_path, json_t *record)
     json_t *other = NULL;
     cn_status status = cn_run_record_load(&other, output_path);
     if (status == CN_OK) {
-        status = compare(other, record, NULL);
+        status = compare_resume(other, record, NULL);
         const json_t *a = json_object_get(other, "backend");
         const json_t *b = json_object_get(record, "backend");
         if (status == CN_OK && a && b && !json_equal(a, b))

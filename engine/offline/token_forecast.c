@@ -183,7 +183,7 @@ static void sift_end_down(double *heap, uint64_t n)
     }
 }
 
-static int by_value(const void *a, const void *b)
+static int by_forecast_value(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -196,7 +196,7 @@ static void end_running(drawer *d, const cn_unfinished *u, double *ends)
     for (uint32_t b = 1; b < CN_LENGTH_BUCKETS; b++)
         for (uint32_t i = 0; i < u->running.n[b]; i++)
             ends[n++] = fmax(draw_length(d, b) - length_of(b), 0);
-    qsort(ends, n, sizeof *ends, by_value);
+    qsort(ends, n, sizeof *ends, by_forecast_value);
 }
 
 double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u)

@@ -121,7 +121,7 @@ static double importance_of(const cn_calibrator *c, uint32_t layer, uint32_t kv_
     return sum;
 }
 
-static void choose(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uint8_t *out)
+static void choose_calibrate(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uint8_t *out)
 {
     double value[UINT8_MAX + 1];
     const uint32_t d = c->config.head_dim, n = cn_label_channels(c->config.head_dim);
@@ -142,7 +142,7 @@ void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offs
     for (uint32_t l = 0; l < c->config.n_layers; l++)
         for (uint32_t h = 0; h < c->config.n_kv_heads; h++, channels += n, offsets += n) {
             const double *sum = c->key_sum + ((size_t)l * c->config.n_kv_heads + h) * d;
-            choose(c, l, h, channels);
+            choose_calibrate(c, l, h, channels);
             for (uint32_t i = 0; i < n; i++) offsets[i] = (float)(sum[channels[i]] / n_tokens);
         }
 }
@@ -163,7 +163,7 @@ cn_status cn_calibrator_add(cn_calibrator *c, const uint32_t *tokens, uint32_t n
     return CN_OK;
 }
 
-static cn_status load_weights(cn_calibrator *c, const char *dir)
+static cn_status load_calibrate_weights(cn_calibrator *c, const char *dir)
 {
     cn_backend *be = c->backend;
     cn_checkpoint *checkpoint;
@@ -196,7 +196,7 @@ static cn_status make_model(cn_calibrator *c)
 }
 
 /* One sequence in blocks 0, 1, ... of a pool of its own. */
-static cn_status make_batch(cn_calibrator *c)
+static cn_status make_calibrate_batch(cn_calibrator *c)
 {
     const cn_model_config *m = &c->config;
     cn_backend *be = c->backend;
@@ -238,9 +238,9 @@ static cn_status build(cn_calibrator *c, const char *dir)
     const cn_device_choice choice = {.why = "cpu: calibration runs on the CPU"};
     cn_start_line_log(&(cn_start_facts){dir, &c->config, c->backend, &choice, NULL, NULL});
     CN_TRY(c->backend->stream_create(c->backend, CN_PRIORITY_HIGH, &c->stream));
-    CN_TRY(load_weights(c, dir));
+    CN_TRY(load_calibrate_weights(c, dir));
     CN_TRY(make_model(c));
-    return make_batch(c);
+    return make_calibrate_batch(c);
 }
 
 cn_status cn_calibrator_create(cn_calibrator **out, const char *dir, uint32_t max_tokens)

@@ -51,8 +51,8 @@ static uint32_t find_previous(const step_lists *s, uint32_t position, uint32_t s
     return CN_NO_SLOT;
 }
 
-static void begin_step(cn_select_probe *p, const cn_attend_selected_args *a,
-                       const uint32_t *n_forced)
+static void begin_probe_step(cn_select_probe *p, const cn_attend_selected_args *a,
+                             const uint32_t *n_forced)
 {
     const cn_batch_view *b = a->attn.batch;
     const uint32_t block_tokens = a->attn.layout.block_tokens;
@@ -146,7 +146,8 @@ static cn_status select_oracle(cn_select_probe *p, const cn_select_step *step,
 }
 
 /* exp(logit - the largest logit) of the first n tokens for one query head; returns their sum. */
-static double weigh(const cn_attn_args *a, uint32_t row, uint32_t head, uint32_t n, float *weight)
+static double weigh_probe(const cn_attn_args *a, uint32_t row, uint32_t head, uint32_t n,
+                          float *weight)
 {
     const cn_kv_layout *l = &a->layout;
     const uint32_t *table = a->batch->tables + (size_t)row * a->batch->table_stride;
@@ -182,7 +183,7 @@ static double mass_of(const cn_attend_selected_args *a, uint32_t row, uint32_t k
         ((size_t)row * a->attn.layout.n_kv_heads + kv_head) * a->scratch.list_stride;
     double mass = 0;
     for (uint32_t g = 0; g < group; g++) {
-        const double all = weigh(&a->attn, row, kv_head * group + g, n, weight);
+        const double all = weigh_probe(&a->attn, row, kv_head * group + g, n, weight);
         double read = 0;
         for (uint32_t i = 0; i < a->rows.list_len[row]; i++) read += (double)weight[list[i]];
         for (uint32_t i = a->rows.tail[row]; i < n; i++) read += (double)weight[i];
@@ -191,8 +192,8 @@ static double mass_of(const cn_attend_selected_args *a, uint32_t row, uint32_t k
     return mass / group;
 }
 
-static cn_status measure(cn_select_probe *p, const cn_select_step *step,
-                         const cn_attend_selected_args *a, uint32_t row)
+static cn_status measure_probe(cn_select_probe *p, const cn_select_step *step,
+                               const cn_attend_selected_args *a, uint32_t row)
 {
     const uint32_t layer = a->attn.layer, n = p->now->n[row], previous = p->previous[row];
     cn_select_figures *f = &p->sums;
@@ -214,11 +215,11 @@ static cn_status measure(cn_select_probe *p, const cn_select_step *step,
 cn_status cn_select_probe_observe(cn_select_probe *p, const cn_select_step *step,
                                   const cn_attend_selected_args *a)
 {
-    if (a->attn.layer == p->first_layer) begin_step(p, a, a->rows.n_forced);
+    if (a->attn.layer == p->first_layer) begin_probe_step(p, a, a->rows.n_forced);
     for (uint32_t r = 0; r < p->now->n_rows; r++) {
         if (p->now->n[r] == 0) continue;
         keep_lists(p, a, r);
-        if (p->now->position[r] % p->every == 0) CN_TRY(measure(p, step, a, r));
+        if (p->now->position[r] % p->every == 0) CN_TRY(measure_probe(p, step, a, r));
     }
     return CN_OK;
 }

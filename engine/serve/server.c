@@ -88,7 +88,7 @@ static bool is_drained(const cn_server *s)
     return cn_http_server_n_exchanges(s->http) == 0 || cn_now_s() > s->deadline_s;
 }
 
-static void on_stop(evutil_socket_t fd, short what, void *arg)
+static void on_server_stop(evutil_socket_t fd, short what, void *arg)
 {
     cn_server *s = arg;
     uint64_t times = 0;
@@ -196,7 +196,7 @@ static cn_status open_loop(cn_server *s)
     CN_TRY(open_counter(&s->reopen_fd));
     CN_TRY(cn_mailbox_create(&s->mailbox, UINT32_MAX));
     CN_TRY(add_event(s, &s->mail_event, cn_mailbox_fd(s->mailbox), EV_READ, on_mail, NULL));
-    CN_TRY(add_event(s, &s->stop_event, s->stop_fd, EV_READ, on_stop, NULL));
+    CN_TRY(add_event(s, &s->stop_event, s->stop_fd, EV_READ, on_server_stop, NULL));
     CN_TRY(add_event(s, &s->reopen_event, s->reopen_fd, EV_READ, on_reopen, NULL));
     return add_event(s, &s->tick, -1, 0, on_tick, &tick);
 }
@@ -241,7 +241,7 @@ static cn_status open_http(cn_server *s)
     return CN_OK;
 }
 
-static cn_status open_parts(cn_server *s)
+static cn_status open_server_parts(cn_server *s)
 {
     for (uint32_t i = 0; i < N_PARTS; i++) {
         CN_TRY(parts[i]->open(s, &s->part_states[i]));
@@ -293,7 +293,7 @@ typedef struct loading {
     cn_buf error; /* last error of the other thread */
 } loading;
 
-static void on_loaded(cn_mail *mail)
+static void on_server_loaded(cn_mail *mail)
 {
     event_base_loopbreak(((loading *)(void *)mail)->server->base);
 }
@@ -310,7 +310,7 @@ static void *load_main(void *arg)
 
 static cn_status load(cn_server *s)
 {
-    loading l = {.mail.open = on_loaded, .server = s};
+    loading l = {.mail.open = on_server_loaded, .server = s};
     pthread_t thread;
     if (pthread_create(&thread, NULL, load_main, &l) != 0)
         return cn_fail(CN_ERR_MEMORY, "cannot start the thread that loads the model");
@@ -338,7 +338,7 @@ static cn_status open_server(cn_server *s)
     CN_TRY(start_listening(s));
     log_address(s, "loading");
     CN_TRY(load(s));
-    CN_TRY(open_parts(s));
+    CN_TRY(open_server_parts(s));
     cn_http_server_begin(s->http);
     log_address(s, "serving");
     warn_if_open(s);

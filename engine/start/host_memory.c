@@ -28,7 +28,7 @@ static const group_files version_2 = {"",
 
 /* Reads a number in a file; `none` if there is no such file, or no number ("max"). key: the start
  * of its line, or "". */
-static uint64_t read_number(const char *path, const char *key, uint64_t none)
+static uint64_t read_host_number(const char *path, const char *key, uint64_t none)
 {
     char line[128];
     const size_t n = strlen(key);
@@ -48,7 +48,7 @@ static uint64_t read_of_group(const char *folder, const char *file, const char *
 {
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    return read_number(path, key, none);
+    return read_host_number(path, key, none);
 }
 
 /* The limits of one group. */
@@ -133,7 +133,7 @@ uint64_t cn_host_bytes(const cn_config *c)
  * UINT64_MAX when unknown. */
 static uint64_t free_bytes(void)
 {
-    const uint64_t kib = read_number("/proc/meminfo", "MemAvailable:", UINT64_MAX / 1024);
+    const uint64_t kib = read_host_number("/proc/meminfo", "MemAvailable:", UINT64_MAX / 1024);
     const uint64_t left = cn_host_cgroup_room("/proc/self/cgroup", "/sys/fs/cgroup").free;
     return kib < left / 1024 ? kib * 1024 : left;
 }
@@ -150,7 +150,7 @@ typedef struct host_parts {
     uint64_t bytes;
 } host_parts;
 
-static host_parts parts_of(const cn_config *c)
+static host_parts host_parts_of(const cn_config *c)
 {
     const struct {
         const char *option;
@@ -182,7 +182,7 @@ cn_status cn_host_check(const cn_config *c)
 cn_status cn_host_check_within(const cn_config *c, cn_host_room room)
 {
     const bool said = c->host_memory_gib > 0;
-    const host_parts p = parts_of(c);
+    const host_parts p = host_parts_of(c);
     const uint64_t all = room.all, most = all / 100 * MOST_PERCENT;
     if (all > 0 && p.bytes > most)
         return cn_fail(CN_ERR_ARG,
@@ -201,7 +201,7 @@ cn_status cn_host_check_within(const cn_config *c, cn_host_room room)
 
 cn_status cn_host_check_read(const cn_config *c, const cn_backend *be)
 {
-    if (c->host_memory_gib <= 0 || !be->mem_avail || parts_of(c).bytes > 0) return CN_OK;
+    if (c->host_memory_gib <= 0 || !be->mem_avail || host_parts_of(c).bytes > 0) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--host-memory has no effect on a GPU without swap space and "
                                "without a home in host memory: leave it out, or set --swap-space "
                                "or --home-space");

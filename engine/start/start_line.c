@@ -50,14 +50,15 @@ static size_t put_choices(char *text, size_t size, uint32_t set, uint32_t except
     return used;
 }
 
-static const char *policy_name(uint32_t i) { return cn_kv_policy_name((cn_kv_policy)i); }
-static const char *selector_name(uint32_t i) { return cn_kv_select_name((cn_kv_select)i); }
+static const char *line_policy_name(uint32_t i) { return cn_kv_policy_name((cn_kv_policy)i); }
+static const char *line_selector_name(uint32_t i) { return cn_kv_select_name((cn_kv_select)i); }
 
 static void put_policy(char *text, size_t size, const cn_config *c, const cn_memory_plan *p)
 {
     const cn_kv_params *kv = &c->kv;
     size_t used = (size_t)snprintf(text, size, "policy %s", cn_kv_policy_name(kv->policy));
-    used += put_choices(text + used, size - used, cn_config_policies(c), kv->policy, policy_name);
+    used += put_choices(text + used, size - used, cn_config_policies(c), kv->policy,
+                        line_policy_name);
     if (p->n_max_blocks)
         used += (size_t)snprintf(
             text + used, size - used, ", budget %llu tokens",
@@ -66,7 +67,7 @@ static void put_policy(char *text, size_t size, const cn_config *c, const cn_mem
     if (!selectors) return;
     used += (size_t)snprintf(text + used, size - used, "; selector %s",
                              cn_kv_select_name(kv->select));
-    put_choices(text + used, size - used, selectors, kv->select, selector_name);
+    put_choices(text + used, size - used, selectors, kv->select, line_selector_name);
 }
 
 static void put_concurrency(char *text, size_t size, const cn_config *c, const cn_memory_plan *p,

@@ -227,7 +227,7 @@ static void end_all(cn_service *s, cn_status status)
     s->engine_idle = true;
 }
 
-static void step(cn_service *s)
+static void step_engine(cn_service *s)
 {
     const double began = cn_now_s();
     cn_status status = cn_engine_step(s->engine, &s->engine_idle);
@@ -241,7 +241,7 @@ static void step(cn_service *s)
     end_all(s, status);
 }
 
-static void open_stop(cn_mail *mail)
+static void open_engine_stop(cn_mail *mail)
 {
     cn_service *s = CN_CONTAINER_OF(mail, cn_service, engine_stop_mail);
     s->engine_stop = true;
@@ -249,7 +249,7 @@ static void open_stop(cn_mail *mail)
 
 void cn_engine_thread_stop(cn_service *s)
 {
-    s->engine_stop_mail.open = open_stop;
+    s->engine_stop_mail.open = open_engine_stop;
     cn_mailbox_post(s->engine_box, CN_MAIL_NORMAL, &s->engine_stop_mail);
 }
 
@@ -279,7 +279,7 @@ void *cn_engine_thread_main(void *service)
             publish(s);
             rest(s);
         } else {
-            step(s);
+            step_engine(s);
             publish(s);
         }
     }

@@ -118,7 +118,7 @@ static uint64_t samples_bytes(const cn_sampling *s, uint32_t vocab, size_t n_pro
     return shared + s->n * (sample + 2 * s->n_stop);
 }
 
-static cn_status take_memory(cn_call *call)
+static cn_status take_intake_memory(cn_call *call)
 {
     cn_budget *memory = &call->service->memory;
     const cn_request_params *p = &call->request->params;
@@ -192,7 +192,7 @@ static void read_call(cn_call *call, bool is_long)
         status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
     if (status == CN_OK) status = make_tokens(s, call, is_long);
     if (status == CN_OK) status = make_bad_words(s, call, is_long);
-    if (status == CN_OK) status = take_memory(call);
+    if (status == CN_OK) status = take_intake_memory(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
         cn_serve_stats_unlock(s->serve_stats);
@@ -274,7 +274,7 @@ bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
 
 /* ---- the thread ---- */
 
-static void open_stop(cn_mail *mail)
+static void open_intake_stop(cn_mail *mail)
 {
     cn_service *s = CN_CONTAINER_OF(mail, cn_service, intake_stop_mail);
     atomic_store(&s->intake_stop, true);
@@ -282,7 +282,7 @@ static void open_stop(cn_mail *mail)
 
 void cn_intake_stop(cn_service *s)
 {
-    s->intake_stop_mail.open = open_stop;
+    s->intake_stop_mail.open = open_intake_stop;
     cn_mailbox_post(s->intake_box, CN_MAIL_EXPRESS, &s->intake_stop_mail);
 }
 

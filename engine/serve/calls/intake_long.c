@@ -31,7 +31,7 @@ typedef struct long_job {
 
 static void start_waiting(cn_service *s);
 
-static void open_done(cn_mail *mail)
+static void on_long_done(cn_mail *mail)
 {
     long_job *job = CN_CONTAINER_OF(mail, long_job, done);
     cn_service *s = job->service;
@@ -95,7 +95,7 @@ void cn_intake_run_long(cn_service *s, const cn_intake_long *o, void (*run)(void
         run(object);
         return;
     }
-    *job = (long_job){.done.open = open_done, .service = s, .owner = o->owner, .klass = o->klass,
+    *job = (long_job){.done.open = on_long_done, .service = s, .owner = o->owner, .klass = o->klass,
                       .bytes = o->bytes, .run = run, .object = object};
     s->n_long++;
     cn_list_append(&s->long_waiting, &job->node);

@@ -39,7 +39,10 @@ static void write_rows(writer *w, const char *type, const row *rows, size_t n)
 
 #define WRITE_ROWS(w, type, rows) write_rows(w, type, rows, sizeof(rows) / sizeof *(rows))
 
-static double share(uint32_t part, uint32_t whole) { return whole ? (double)part / whole : 0; }
+static double share_metrics(uint32_t part, uint32_t whole)
+{
+    return whole ? (double)part / whole : 0;
+}
 
 static void write_engine_gauges(writer *w, const cn_stats *s)
 {
@@ -48,9 +51,8 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
         {"vllm:num_requests_waiting", "Requests waiting for admission.", s->waiting},
         {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
         {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.",
-         share(s->blocks_used, s->blocks_total)},
-        {"cinch_requests_blocked",
-         "Running requests that wait for a query slot or a block.",
+         share_metrics(s->blocks_used, s->blocks_total)},
+        {"cinch_requests_blocked", "Running requests that wait for a query slot or a block.",
          s->blocked},
         {"cinch_requests_compressing", "Running requests whose KV is being compressed.",
          s->compressing},
@@ -58,14 +60,12 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
         {"cinch_query_slots_used", "Query slots in use.", s->slots_used},
         {"cinch_kv_blocks", "KV blocks.", s->blocks_total},
         {"cinch_kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
-        {"cinch_kv_blocks_cached", "KV blocks held only by the prefix cache.",
-         s->blocks_cached},
+        {"cinch_kv_blocks_cached", "KV blocks held only by the prefix cache.", s->blocks_cached},
         {"cinch_kv_blocks_spared",
          "Additional KV blocks that running requests would hold without eviction.",
          (double)s->blocks_spared},
         {"cinch_kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
-        {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.",
-         s->swap_blocks_total},
+        {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.", s->swap_blocks_total},
         {"cinch_swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
         {"cinch_swap_windows", "Capacity of the swap space in query windows.",
          s->swap_windows_total},

@@ -117,7 +117,7 @@ void cn_spool_task_reply(cn_spool_task *t)
     cn_exchange_error(t->x, t->http_status, message, t->param.data, t->code);
 }
 
-static void keep_text(cn_buf *out, const char *text)
+static void keep_spool_text(cn_buf *out, const char *text)
 {
     cn_buf_clear(out);
     if (cn_buf_add(out, text, strlen(text)) != CN_OK) cn_buf_clear(out);
@@ -127,8 +127,8 @@ void cn_spool_refuse(cn_spool_task *t, int http_status, const char *param, const
 {
     t->http_status = http_status;
     t->code = code;
-    keep_text(&t->error, cn_last_error());
-    keep_text(&t->param, param ? param : cn_last_param());
+    keep_spool_text(&t->error, cn_last_error());
+    keep_spool_text(&t->param, param ? param : cn_last_param());
 }
 
 bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit)
@@ -217,7 +217,7 @@ static void open_drain(cn_mail *mail)
     cn_batches_drain(p->batches);
 }
 
-static void open_stop(cn_mail *mail)
+static void open_spool_stop(cn_mail *mail)
 {
     cn_spool_part *p = CN_CONTAINER_OF(mail, cn_spool_part, stop_mail);
     p->stopping = true;
@@ -268,7 +268,7 @@ static void close_part(void *part)
     cn_spool_part *p = part;
     if (!p) return;
     if (p->started) {
-        p->stop_mail.open = open_stop;
+        p->stop_mail.open = open_spool_stop;
         cn_mailbox_post(p->box, CN_MAIL_NORMAL, &p->stop_mail);
         pthread_join(p->thread, NULL);
         /* Open its results before the tasks are freed. */

@@ -393,7 +393,7 @@ static void sync_lines(cn_batch *b)
 
 /* Returns true when the quota allows more lines to be submitted. Lines in flight are written in any
  * case. */
-static bool has_room(cn_batch *b)
+static bool has_run_room(cn_batch *b)
 {
     if (cn_files_have_room(b->all->files, 0)) return true;
     pause(b, "the spool is full (--max-spool-bytes): delete files to resume");
@@ -458,7 +458,7 @@ static void run_lines(cn_batch *b, int *wait_ms)
     b->all->slice_left = LINES_PER_SLICE;
     cn_batch_run_retry(run);
     cn_batch_run_settle(run);
-    if (!run->paused && !run->input_ended && !has_room(b)) return;
+    if (!run->paused && !run->input_ended && !has_run_room(b)) return;
     if (!submit_lines(b, wait_ms)) return;
     if (run->paused) {
         pause(b, run->why);

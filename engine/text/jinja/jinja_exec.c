@@ -27,7 +27,7 @@ static cn_status assign_member(cn_jrun *run, const cn_jnode *target, cn_jvalue v
     return cn_jdict_put(&run->arena, object.dict, target->value, v);
 }
 
-static cn_status assign(cn_jrun *run, const cn_jnode *target, cn_jvalue v)
+static cn_status assign_loop(cn_jrun *run, const cn_jnode *target, cn_jvalue v)
 {
     if (target->kind == CN_JN_NAME) return set_variable(run, run->scope, target->value.text, v);
     if (target->kind == CN_JN_MEMBER) return assign_member(run, target, v);
@@ -37,7 +37,7 @@ static cn_status assign(cn_jrun *run, const cn_jnode *target, cn_jvalue v)
     size_t i = 0;
     for (const cn_jnode *t = target->a; t; t = t->next, i++) {
         if (i == items->n) break;
-        CN_TRY(assign(run, t, items->at[i]));
+        CN_TRY(assign_loop(run, t, items->at[i]));
         if (!t->next && i + 1 == items->n) {
             run->depth--;
             return CN_OK;
@@ -76,7 +76,7 @@ static cn_status filter_items(cn_jrun *run, const cn_jnode *n, cn_jlist **items)
     CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, &kept));
     for (size_t i = 0; i < (*items)->n; i++) {
         CN_TRY(cn_jscope_new(run, outer, &run->scope));
-        CN_TRY(assign(run, n->a, (*items)->at[i]));
+        CN_TRY(assign_loop(run, n->a, (*items)->at[i]));
         CN_TRY(cn_jeval(run, n->c, &holds));
         if (cn_jtruth(holds)) CN_TRY(cn_jlist_add(&run->arena, kept.list, (*items)->at[i]));
     }
@@ -97,7 +97,7 @@ static cn_status run_loop(cn_jrun *run, const cn_jnode *n, cn_jvalue over, size_
         CN_TRY(cn_jscope_new(run, outer, &run->scope));
         cn_jvalue self = {.kind = CN_J_LOOP, .loop = loop};
         CN_TRY(set_variable(run, run->scope, CN_JTEXT("loop"), self));
-        CN_TRY(assign(run, n->a, loop->items->at[loop->index]));
+        CN_TRY(assign_loop(run, n->a, loop->items->at[loop->index]));
         CN_TRY(cn_jexec(run, n->d));
         if (run->jump == CN_J_CONTINUE) run->jump = CN_J_GO_ON;
     }
@@ -243,7 +243,7 @@ static cn_status exec_set(cn_jrun *run, const cn_jnode *n)
 {
     cn_jvalue v;
     CN_TRY(cn_jeval(run, n->b, &v));
-    return assign(run, n->a, v);
+    return assign_loop(run, n->a, v);
 }
 
 static cn_status exec_set_block(cn_jrun *run, const cn_jnode *n)
@@ -251,7 +251,7 @@ static cn_status exec_set_block(cn_jrun *run, const cn_jnode *n)
     cn_jvalue v;
     CN_TRY(capture(run, run->scope, n->c, &v));
     if (n->b) CN_TRY(cn_jeval_filter(run, n->b, v, &v));
-    return assign(run, n->a, v);
+    return assign_loop(run, n->a, v);
 }
 
 static cn_status exec_filter_block(cn_jrun *run, const cn_jnode *n)
