@@ -22,6 +22,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/rule.h"
 #include "compress/selector.h"
 #include "engine/engine.h"
 #include "tests/lib/late_device.h"
@@ -29,10 +30,12 @@
 #include "tests/lib/run_engine.h"
 
 enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60 };
-/* Requests that are repeated: full KV, zip, then one for each selector. */
-enum { N_PLAIN_CANARIES = 2, N_CANARIES = N_PLAIN_CANARIES + CN_N_SELECTORS - 1 };
+/* Requests that are repeated: full KV, zip, zip that counts more queries than its window has, then
+ * one for each selector. */
+enum { N_PLAIN_CANARIES = 3, N_CANARIES = N_PLAIN_CANARIES + CN_N_SELECTORS - 1 };
 /* Most that a request with a selector may have. */
 enum { SELECT_TOKENS = 128, SELECT_TILES = 4, SELECT_WINDOW = 12 };
+enum { BUDGET = 64, OBSERVE = 150 }; /* tokens, of each engine and of a request at most */
 
 /* A request in flight. */
 typedef struct soak_request {
@@ -59,6 +62,7 @@ typedef struct soak {
     float canary_logprobs[N_CANARIES][CANARY_TOKENS];
     bool canary_known[N_CANARIES];
     uint64_t preempted; /* preempted canaries */
+    uint64_t observing; /* zip requests that count more queries than their window has */
     bool canary_runs;
 } soak;
 
@@ -77,6 +81,7 @@ static cn_status create(soak *s, const char *policies)
     static const char *const fixed[] = {
         "model",          "examples/tiny-reasoner", "check-invariants", "true",
         "kv-budget",      "64",                     "max-model-len",    "1024",
+        "kv-observe",     "150",
         "max-num-seqs",   "24",                     "max-num-batched-tokens", "96",
         "gpu-memory-utilization", "0.5",            NULL,
     };
@@ -233,15 +238,25 @@ static void random_home(soak *s, cn_kv_params *kv)
     kv->select_rotate = !one_in(s, 3);
 }
 
-static void random_kv(soak *s, cn_kv_params *kv)
+/* The rule of zip, what it always keeps, and the queries that it counts: none to all of them up to
+ * the first event. */
+static void random_rule(soak *s, cn_kv_params *kv)
 {
-    const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
-    if (s->compresses) kv->policy = policies[below(s, 3)];
-    if (s->selects && s->homes && one_in(s, 2)) {
-        random_home(s, kv);
-        return;
-    }
-    if (!s->selects || kv->policy != CN_KV_FULL) return;
+    kv->rule = (cn_kv_rule)below(s, CN_N_RULES);
+    kv->window_tokens = 1 + below(s, one_in(s, 3) ? BUDGET / 2 : 16);
+    if (kv->home != CN_HOME_DEVICE) /* the selector reads queries of the window */
+        kv->window_tokens = cn_max_u32(kv->window_tokens, 2);
+    kv->sink_tokens = below(s, 5); /* as many as --kv-sinks, for a selector */
+    kv->recent = one_in(s, 2) ? (float)below(s, 4) / 4 : (float)below(s, BUDGET - 8);
+    kv->observe_tokens = one_in(s, 3) ? 0 : below(s, OBSERVE + 1);
+    kv->pooling = (cn_kv_pooling)below(s, CN_POOLING_ALWAYS + 1);
+    kv->redundancy = (cn_kv_redundancy)below(s, CN_REDUNDANCY_NONE + 1);
+    kv->global_score = !one_in(s, 3);
+    s->observing += cn_rule_queries(kv) > kv->window_tokens;
+}
+
+static void random_selector(soak *s, cn_kv_params *kv)
+{
     do kv->select = (cn_kv_select)below(s, CN_N_SELECTORS);
     while (!may_have(s, kv->select));
     kv->select_tokens = 1 + below(s, SELECT_TOKENS);
@@ -253,6 +268,17 @@ static void random_kv(soak *s, cn_kv_params *kv)
     kv->select_weights = (cn_select_weights)below(s, 2);
     kv->select_rotate = !one_in(s, 3);
     kv->recent_tokens = one_in(s, 2) ? 0 : below(s, 130);
+}
+
+static void random_kv(soak *s, cn_kv_params *kv)
+{
+    const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
+    if (s->compresses) kv->policy = policies[below(s, 3)];
+    if (s->selects && s->homes && one_in(s, 2))
+        random_home(s, kv);
+    else if (s->selects && kv->policy == CN_KV_FULL)
+        random_selector(s, kv);
+    if (kv->policy == CN_KV_ZIP) random_rule(s, kv);
 }
 
 static cn_kv_select selector_of_canary(int32_t canary)
@@ -281,7 +307,11 @@ static void make_canary(const soak *s, int32_t canary, uint32_t *tokens, cn_requ
     p->sampling.max_tokens = CANARY_TOKENS;
     p->sampling.ignore_eos = true;
     p->sampling.logprobs = 0;
-    if (canary == 1 && s->compresses) p->kv.policy = CN_KV_ZIP;
+    if (canary < N_PLAIN_CANARIES && canary > 0 && s->compresses) p->kv.policy = CN_KV_ZIP;
+    if (canary == 2) {
+        p->kv.rule = CN_RULE_PEAK;
+        p->kv.observe_tokens = 60;
+    }
     p->kv.select = select;
     p->kv.select_tokens = 16;
     p->kv.recent_tokens = 0;
@@ -360,20 +390,22 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     cn_engine_stats(s->engine, &stats);
     print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
                   "preemptions, %llu compressions, %llu moves to swap space, %llu selected steps, "
-                  "%llu exchanges, %llu repeated requests, %llu of them preempted\n",
+                  "%llu exchanges, %llu observing requests, %llu repeated requests, %llu of them "
+                  "preempted\n",
                   device, seconds, (unsigned long long)s->submitted,
                   (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
                   (unsigned long long)stats.generation_tokens,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
                   (unsigned long long)stats.swap_outs, (unsigned long long)stats.selected_steps,
-                  (unsigned long long)stats.exchanges, (unsigned long long)s->canaries,
+                  (unsigned long long)stats.exchanges, (unsigned long long)s->observing,
+                  (unsigned long long)s->canaries,
                   (unsigned long long)s->preempted);
     assert_int_equal(s->n_live, 0);
     assert_int_equal(s->ended, s->submitted);
     assert_int_equal(stats.running + stats.waiting + stats.slots_used + stats.compressing, 0);
     assert_int_equal(stats.blocks_used + stats.swapped + stats.swap_blocks_used, 0);
     assert_true(s->canaries > 0 && s->cancelled > 0);
-    assert_true(!s->compresses || stats.compressions > 0);
+    assert_true(!s->compresses || (stats.compressions > 0 && s->observing > 0));
     assert_true(!s->selects || stats.selected_steps > 0);
     assert_true(!s->selects || !s->homes || stats.exchanges > 0);
     assert_int_equal(stats.home_blocks_used, 0);
