@@ -22,8 +22,9 @@ static void keys_set_what_the_options_set(void **state)
 {
     (void)state;
     cn_config *c = make_config("full,zip:384:window=48:no-global,window:512:sinks=8,"
-                               "zip:global=false:redundancy=none:pooling=never:alpha=0.5:p=-0.5:"
-                               "tau=2:lambda=1:combine=subtract:move=fill:budget=256,zip:global");
+                               "zip:global=false:redundancy=flash:pooling=never:rule=peak:"
+                               "alpha=0.5:p=-0.5:tau=2:"
+                               "lambda=1:combine=subtract:move=fill:budget=256,zip:global");
     assert_int_equal(cn_config_set(c, "kv-global", "false"), CN_OK);
     assert_int_equal(cn_config_set(c, "kv-alpha", "0.25"), CN_OK);
     cn_compare_arms a;
@@ -42,7 +43,7 @@ static void keys_set_what_the_options_set(void **state)
     assert_int_equal(kv->sink_tokens, 8);
     kv = &a.arms[3].kv;
     assert_int_equal(kv->budget_tokens, 256);
-    assert_int_equal(kv->redundancy, CN_REDUNDANCY_NONE);
+    assert_int_equal(kv->redundancy, CN_REDUNDANCY_FLASH);
     assert_int_equal(kv->pooling, CN_POOLING_NEVER);
     assert_int_equal(kv->combine, CN_COMBINE_SUBTRACT);
     assert_int_equal(kv->move, CN_MOVE_FILL);
@@ -222,7 +223,6 @@ static void an_arm_has_the_defaults_of_its_rule(void **state)
     assert_int_equal(cn_config_set(c, "kv-pooling", "always"), CN_OK);
     cn_compare_arms a;
     assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
-    assert_int_equal(cn_compare_arms_rules(&a), 1U << CN_RULE_PEAK | 1U << CN_RULE_SCALED);
     const cn_kv_params *peak = &a.arms[1].kv, *scaled = &a.arms[4].kv;
     assert_int_equal(peak->window_tokens, 64);
     assert_true(peak->alpha == 0.841f && peak->pooling == CN_POOLING_ALWAYS);
@@ -230,6 +230,8 @@ static void an_arm_has_the_defaults_of_its_rule(void **state)
     assert_true(a.arms[3].kv.alpha == 0.5f);
     assert_int_equal(scaled->window_tokens, 16);
     assert_true(scaled->alpha == 0.8f && scaled->pooling == CN_POOLING_ALWAYS);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
+    assert_int_equal(cn_compare_arms_check_options(&a, c), CN_OK);
     cn_compare_arms_free(&a);
     cn_config_free(c);
 }
@@ -254,6 +256,8 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"zip:384:", "zip:384:", "unknown key ''"},
         {"full,,zip", "'': expected a policy", "full|window|zip"},
         {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
+        {"zip:64:lambda=0.5:redundancy=none", "zip does not read lambda", "with redundancy none"},
+        {"zip:64:no-global:alpha=0.5", "zip does not read alpha", "with global false"},
         {"zip:384,window:64,zip:384", "zip:384", "given twice"},
         {"zip:64,zip:064", "--arms zip:064", "given twice: zip:64 is the same"},
         {"zip:64,zip:64:window=16", "zip:64:window=16", "given twice: zip:64 is the same"},

@@ -183,6 +183,67 @@ static void a_member_that_the_rule_does_not_read_brings_a_warning(void **state)
     cn_api_unknown_destroy(&unknown);
 }
 
+/* So does the member that leaves another one without effect. */
+static void a_member_that_another_silences_brings_a_warning(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kv, *warning;
+    } cases[] = {
+        {"{\"policy\": \"zip\", \"redundancy\": \"none\", \"lambda\": 0.5}",
+         "kv.lambda: no effect with redundancy none, ignored"},
+        {"{\"policy\": \"zip\", \"redundancy\": \"flash\", \"lambda\": 0.5}", NULL},
+        {"{\"policy\": \"zip\", \"combine\": \"subtract\", \"redundancy\": \"none\"}",
+         "kv.combine: no effect with redundancy none, ignored"},
+        {"{\"policy\": \"zip\", \"global\": false, \"alpha\": 0.5}",
+         "kv.alpha: no effect with global false, ignored"},
+        {"{\"policy\": \"zip\", \"rule\": \"peak\", \"global\": false, \"alpha\": 0.5}", NULL},
+    };
+    cn_api_unknown unknown;
+    cn_api_unknown_init(&unknown, false);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cn_api_defaults accepting = {.kv = {.budget_tokens = 64, .global_score = true},
+                                           .unknown = &unknown};
+        char text[256];
+        cn_api_request r;
+        snprintf(text, sizeof text, "{\"prompt\": \"a\", \"kv\": %s}", cases[i].kv);
+        json_t *body = json_loads(text, 0, NULL);
+        assert_int_equal(cn_api_request_parse(&r, CN_API_COMPLETION, body, &accepting), CN_OK);
+        assert_int_equal(json_array_size(r.warnings), cases[i].warning != NULL);
+        if (cases[i].warning)
+            assert_string_equal(json_string_value(json_array_get(r.warnings, 0)), cases[i].warning);
+        cn_api_request_free(&r);
+        json_decref(body);
+    }
+    cn_api_unknown_destroy(&unknown);
+}
+
+/* An answer does not depend on what the member silences. */
+static void what_is_silenced_has_no_effect(void **state)
+{
+    (void)state;
+    run *r = open_run();
+    for (uint32_t i = 0; i < 2 * CN_N_RULES; i++) {
+        cn_kv_params kv;
+        cn_buf names = {0};
+        cn_engine_default_kv(r->engine, &kv);
+        kv.policy = CN_KV_ZIP;
+        kv.rule = (cn_kv_rule)(i / 2);
+        if (i % 2) kv.global_score = false;
+        else kv.redundancy = CN_REDUNDANCY_NONE;
+        submit(r, &kv);
+        change_unread(&kv, &names);
+        assert_true(i == 2 * CN_RULE_PEAK + 1 ||
+                    strstr(names.data, i % 2 ? "kv.alpha" : "kv.lambda"));
+        submit(r, &kv);
+        cn_buf_free(&names);
+    }
+    run_finish(r);
+    for (uint32_t i = 0; i < 4 * CN_N_RULES; i += 2)
+        assert_int_equal(r->samples[i][0].logprob_hash, r->samples[i + 1][0].logprob_hash);
+    run_free(r);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -198,6 +259,8 @@ int main(void)
         cmocka_unit_test(an_answer_depends_on_what_params_name),
         cmocka_unit_test(a_request_has_the_defaults_of_its_rule),
         cmocka_unit_test(a_member_that_the_rule_does_not_read_brings_a_warning),
+        cmocka_unit_test(a_member_that_another_silences_brings_a_warning),
+        cmocka_unit_test(what_is_silenced_has_no_effect),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -541,18 +541,20 @@ static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
 {
     const cn_kv_params *kv = &r->params.kv;
     const bool ranks = cn_policy_ranks(kv->policy);
-    char name[SHOWN_BYTES], why[2 * SHOWN_BYTES];
+    char name[SHOWN_BYTES], all[2 * SHOWN_BYTES], one[SHOWN_BYTES];
     const char *key;
     json_t *v;
-    snprintf(why, sizeof why, "no effect with policy %s%s%s, select %s and home %s",
+    snprintf(all, sizeof all, "no effect with policy %s%s%s, select %s and home %s",
              cn_kv_policy_name(kv->policy), ranks ? ", rule " : "",
              ranks ? cn_rule_of(kv->rule)->name : "", cn_kv_select_name(kv->select),
              cn_kv_home_name(kv->home));
     json_object_foreach((json_t *)object, key, v)
     {
         if (json_is_null(v) || cn_kv_reads(kv, key)) continue;
+        const char *silencer = cn_kv_silencer(kv, key);
+        snprintf(one, sizeof one, "no effect with %s", silencer ? silencer : "");
         snprintf(name, sizeof name, "kv.%s", key);
-        CN_TRY(cn_api_ignore(r->unknown, name, why, v, &r->warnings));
+        CN_TRY(cn_api_ignore(r->unknown, name, silencer ? one : all, v, &r->warnings));
     }
     return CN_OK;
 }

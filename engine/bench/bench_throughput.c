@@ -242,7 +242,7 @@ static cn_status open_arms(cn_bench *b)
 {
     CN_TRY(cn_compare_arms_parse(&b->arms, b->config->decode_arms, b->config));
     CN_TRY(cn_compare_arms_declare(&b->arms, b->config));
-    return cn_config_check_kv_readers(b->config, cn_compare_arms_rules(&b->arms));
+    return cn_compare_arms_check_options(&b->arms, b->config);
 }
 
 /* --select-churn is read where requests have exchanges. */

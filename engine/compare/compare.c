@@ -74,7 +74,7 @@ static cn_status open_engine(comparison *c)
     CN_TRY(cn_compare_arms_parse(&c->arms, config->arms, config));
     CN_TRY(cn_compare_arms_add_windows(&c->arms, config));
     CN_TRY(cn_compare_arms_declare(&c->arms, config));
-    CN_TRY(cn_config_check_kv_readers(config, cn_compare_arms_rules(&c->arms)));
+    CN_TRY(cn_compare_arms_check_options(&c->arms, config));
     CN_TRY(check_probe(config));
     CN_TRY(cn_engine_create_checked(&c->engine, config, check_arms, &c->arms));
     if (config->select_probe == 0) return CN_OK;

@@ -72,6 +72,10 @@ static cn_status check_read(const cn_config *c, const cn_option *o)
     if (!is_policy && cn_kv_reads(&away, key) && cn_selector_of(c->kv.select)->away)
         return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
                        reader_name(&c->kv), key);
+    const char *silencer = cn_kv_silencer(&c->kv, key);
+    if (silencer)
+        return cn_fail(CN_ERR_ARG, "%s does not read %s with %s", reader_name(&c->kv), key,
+                       silencer);
     for (unsigned i = 0; i < CN_N_RULES && c->kv.select == CN_SELECT_NONE; i++)
         if (cn_option_is_word(cn_policy_params(c->kv.policy, (cn_kv_rule)i), key))
             return cn_fail(CN_ERR_ARG, "%s reads %s only with rule=%s before it",
@@ -300,12 +304,41 @@ static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
                                "out, or add home=auto to an arm");
 }
 
-uint32_t cn_compare_arms_rules(const cn_compare_arms *a)
+/* Bit i is set if an arm scores tokens by cn_kv_rule i. */
+static uint32_t rules_of(const cn_compare_arms *a)
 {
     uint32_t rules = 0;
     for (uint32_t i = 0; i < a->n; i++)
         if (cn_policy_ranks(a->arms[i].kv.policy)) rules |= 1U << a->arms[i].kv.rule;
     return rules;
+}
+
+/* What silences a member in each arm whose policy ranks; NULL: one of them reads it, or none
+ * ranks. */
+static const char *silencer_of_all(const cn_compare_arms *a, const char *key)
+{
+    const char *silencer = NULL;
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (!cn_policy_ranks(a->arms[i].kv.policy)) continue;
+        silencer = cn_kv_silencer(&a->arms[i].kv, key);
+        if (!silencer) return NULL;
+    }
+    return silencer;
+}
+
+cn_status cn_compare_arms_check_options(const cn_compare_arms *a, const cn_config *c)
+{
+    CN_TRY(cn_config_check_kv_readers(c, rules_of(a)));
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        const char *key = c->given[i] ? cn_option_kv_key(&o[i]) : NULL;
+        const char *silencer = key ? silencer_of_all(a, key) : NULL;
+        if (silencer)
+            return cn_fail(CN_ERR_ARG, "--%s: no effect with %s, which every zip arm of --arms has",
+                           o[i].name, silencer);
+    }
+    return CN_OK;
 }
 
 cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)

@@ -36,8 +36,9 @@ void cn_compare_arms_free(cn_compare_arms *a);
  * example because the sinks fill the budget. Free *a in every case. */
 cn_status cn_compare_arms_add_windows(cn_compare_arms *a, const cn_config *c);
 
-/* Bit i is set if an arm scores tokens by cn_kv_rule i. */
-uint32_t cn_compare_arms_rules(const cn_compare_arms *a);
+/* CN_ERR_ARG: an option of the kv section was given in c that no arm reads. Its message names the
+ * option and the arms that would. */
+cn_status cn_compare_arms_check_options(const cn_compare_arms *a, const cn_config *c);
 
 /* Sets in c what one engine needs for all arms: their policies, the largest window, and the
  * smallest budget, which gives the most query slots. CN_ERR_ARG if --kv-homes, the homes that

@@ -521,8 +521,12 @@ void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io);
  * adds the checkpoint's fingerprint. */
 cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
 
+/* Returns the member of kv, such as "redundancy none", that leaves the member `key` of a policy's
+ * rule without effect; NULL: none does. */
+const char *cn_kv_silencer(const cn_kv_params *kv, const char *key);
+
 /* Whether a request with these parameters reads the member `key` of its kv object: its policy, its
- * selector or its home does, or the member chooses one of them. */
+ * selector or its home does, and no other member silences it, or it chooses one of them. */
 bool cn_kv_reads(const cn_kv_params *kv, const char *key);
 
 /* ---- a request's JSON ----

@@ -221,8 +221,25 @@ static cn_status refuse_unread(const cn_config *c, const cn_option *o, const rea
                    *selectors ? "--kv-select " : "", selectors);
 }
 
+/* For an option without effect beside another one, which only a request's body may change. */
+static cn_status report_silenced(const cn_config *c, const cn_option *o, bool has_bodies)
+{
+    const char *key = cn_option_kv_key(o);
+    cn_kv_params zip = c->kv; /* the policy that reads such options */
+    zip.policy = CN_KV_ZIP;
+    const char *silencer = key ? cn_kv_silencer(&zip, key) : NULL;
+    if (!silencer) return CN_OK;
+    if (!has_bodies)
+        return cn_fail(CN_ERR_ARG, "--%s: no effect with kv %s; leave one of them out", o->name,
+                       silencer);
+    cn_log(CN_LOG_WARN, "--%s: no effect with kv %s; it is for requests that change this", o->name,
+           silencer);
+    return CN_OK;
+}
+
 cn_status cn_config_check_kv_readers(const cn_config *c, uint32_t rules)
 {
+    const bool arms = c->arms || c->decode_arms; /* their own members count */
     const char *rule = cn_rule_of(c->kv.rule)->name;
     size_t n;
     const cn_option *o = cn_options(&n);
@@ -236,6 +253,8 @@ cn_status cn_config_check_kv_readers(const cn_config *c, uint32_t rules)
             cn_log(CN_LOG_WARN,
                    "--%s: rule %s does not read it; it is for requests with another kv.rule",
                    o[i].name, rule);
+        else if (!arms)
+            CN_TRY(report_silenced(c, &o[i], rules == CN_ANY_RULE));
     }
     return CN_OK;
 }

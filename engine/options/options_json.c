@@ -102,8 +102,19 @@ static bool is_param(const cn_kv_params *kv, cn_kv_policy policy, const char *ke
            cn_option_is_word(cn_away_params(kv), key);
 }
 
+const char *cn_kv_silencer(const cn_kv_params *kv, const char *key)
+{
+    if (!cn_policy_ranks(kv->policy)) return NULL;
+    if (kv->redundancy == CN_REDUNDANCY_NONE && cn_option_is_word("p tau lambda combine", key))
+        return "redundancy none";
+    /* With peak, probabilities decay inside an event too. */
+    const bool in_event = cn_rule_of(kv->rule)->form == CN_FORM_PEAK;
+    return !kv->global_score && !in_event && strcmp(key, "alpha") == 0 ? "global false" : NULL;
+}
+
 bool cn_kv_reads(const cn_kv_params *kv, const char *key)
 {
+    if (cn_kv_silencer(kv, key)) return false;
     const cn_kv_policy stays = /* what is kept on the device with a home elsewhere, by default */
         cn_kv_is_away(kv) && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
     return cn_option_is_word("policy select home", key) || is_param(kv, stays, key);
