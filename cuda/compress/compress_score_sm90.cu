@@ -327,6 +327,8 @@ __device__ static inline void find_bases(const score_params &p, const score_span
     uint32_t at;
     bool repeats;
     const bool has = column_measure(&at, &repeats, p, round);
+    /* Read before the wait, which it would prolong. */
+    const float decay = p.c.peak ? span.job->decay_log2 * own_age(p, span, round) : 0.0f;
     for (uint32_t first = part; first < p.c.n_spans; first += AT_ONCE * SHARERS) {
         float2 some[AT_ONCE];
 #pragma unroll
@@ -343,9 +345,7 @@ __device__ static inline void find_bases(const score_params &p, const score_span
         }
     }
     all = merge_shared(all);
-    if (part == 0)
-        team->base[own_column()] =
-            all.x + log2f(all.y) - span.job->decay_log2 * own_age(p, span, round);
+    if (part == 0) team->base[own_column()] = all.x + log2f(all.y) - decay;
     team_sync();
 }
 
