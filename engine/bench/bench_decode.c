@@ -298,7 +298,7 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
     CN_TRY(start_batch(d, batch, prompt_len));
     for (uint32_t i = 0; i < n_churns(d); i++) {
         batch_time t = {.batch = batch, .arm = arm, .churn = forced ? d->churns.at[i] : 0};
-        double said;
+        double said = 0;
         if (forced) cn_engine_force_churn(d->b->engine, t.churn);
         if (i > 0) CN_TRY(pass_events(d, batch));
         CN_TRY(time_steps(d, &began, &t, &said));

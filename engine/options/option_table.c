@@ -368,7 +368,7 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
         .help = "with --resume: run requests again that ended in an error"),
     ROW(RUN_BATCH, "strict", BOOL, strict, "false", .help = "stop at the first error line"),
-    ROW(RUN_BATCH, "until", TIME, until_minutes, NULL, .flags = USUAL,
+    ROW(RUN_BATCH, "until", TIME, until_minutes, NULL,
         .help = "admit no request after this local time, finish the running ones, leave the "
                 "rest for --resume"),
     ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "0", .min = 1, .max = 16777216,
