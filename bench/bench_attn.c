@@ -1,13 +1,14 @@
 /* bench_attn.c - times attention alone on a GPU, in the shape of Qwen3-8B: 32 query heads, 8 kv
  * heads, head_dim 128, blocks of 256, 36 layers with a pool each, bf16.
  *
- *   bench_attn [all|decode|prefill] [portable]
+ *   bench_attn [all|decode|prefill] [portable] [fp8]
  *
- * Decode: all layers in one graph, launched repeatedly. The rate is the bytes of K and V that it
- * must read (4,096 per slot and layer) over the time. The percentage is the share of the bandwidth
- * of one pass over the whole pool (mem_sum) in the same run. Prefill: operations over the time, and
- * the time as a share of the layer's matrix products for the same number of tokens. Values are
- * random, because zeros run faster. */
+ * With fp8 rows of K and V are in eight bits. Decode: all layers in one graph, launched repeatedly.
+ * The rate is the bytes of K and V that it must read (4,096 per slot and layer, in eight bits
+ * 2,080) over the time. The percentage is the share of the bandwidth of one pass over the whole
+ * pool (mem_sum) in the same run. Prefill: operations over the time, and the time as a share of the
+ * layer's matrix products for the same number of tokens. Values are random, because zeros run
+ * faster. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,7 @@ typedef struct bench {
     char *pool;
     size_t pool_bytes;
     uint64_t random;
+    cn_kv_form form;
 } bench;
 
 /* Returns the median time of one run, in seconds: ROUNDS rounds of n_runs each, after a warm-up
@@ -112,8 +114,8 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
                              .out = x->owned[4],
                              .kv = b->pool,
                              .batch = &x->view,
-                             .layout = cn_kv_layout_make(n_layers, n_blocks, KV_HEADS, BLOCK, DIM,
-                                                         CN_BF16),
+                             .layout = cn_kv_layout_form(n_layers, n_blocks, KV_HEADS, BLOCK, DIM,
+                                                         CN_BF16, b->form),
                              .n_heads = HEADS,
                              .scale = 1.0f / sqrtf(DIM)};
     if (cn_kv_pool_bytes(&x->args.layout) > b->pool_bytes) {
@@ -145,7 +147,8 @@ static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint
     }
     bench_must(b->be->graph_end(b->stream, &graph));
     double seconds = time_runs(b, run_graph, graph, 5);
-    double bytes = (double)x.n_slots * SLOT_BYTES * LAYERS;
+    const double slot_bytes = (double)x.args.layout.block_bytes / BLOCK;
+    double bytes = (double)x.n_slots * slot_bytes * LAYERS;
     printf("decode   %-24s %8.1f us/layer  %6.3f TB/s  %5.1f %%\n", name, seconds / LAYERS * 1e6,
            bytes / seconds * 1e-12, 100 * bytes / seconds / bandwidth);
     fflush(stdout);
@@ -244,8 +247,13 @@ static void prefill_cases(bench *b)
 int main(int argc, char **argv)
 {
     const char *which = argc > 1 ? argv[1] : "";
-    bench b = {.random = 1};
-    const cn_cuda_switches switches = {.portable = argc > 2 && strcmp(argv[2], "portable") == 0};
+    bool portable = false, fp8 = false;
+    for (int i = 2; i < argc; i++) {
+        portable |= strcmp(argv[i], "portable") == 0;
+        fp8 |= strcmp(argv[i], "fp8") == 0;
+    }
+    bench b = {.random = 1, .form = fp8 ? CN_KV_FP8 : CN_KV_PLAIN};
+    const cn_cuda_switches switches = {.portable = portable};
     const cn_cuda_backend_opts o = {.memory_share = 0.9f,
                                     .n_heads = HEADS,
                                     .n_kv_heads = KV_HEADS,

@@ -1,7 +1,7 @@
 /* bench_compress_cuda.c - times compression events on a GPU, in the shape of Qwen3-8B: 36 layers, 8
  * kv heads, groups of 4, head_dim 128, nine blocks of 256 reduced to eight, window of 16, bf16.
  *
- *   bench_compress_cuda [portable] [narrow]
+ *   bench_compress_cuda [portable] [narrow] [fp8]
  *
  * Each row is an event of one or of eight requests. "queued" is the time per event in a queue of
  * events. "alone" is the time from the call until the stream is idle. "floor" is the bytes that
@@ -11,8 +11,8 @@
  * `window` only moves, `no redundancy` adds attention and selection, `fill` moves few rows. Values
  * are random, because zeros run faster. Every slot is then equally likely to be evicted, so rows
  * move from the first block on. Before each round, all blocks get their first contents again.
- * "narrow": query slots have room for the window alone, as without kv.observe; the rows that
- * observe more are left out. */
+ * "fp8": K and V are in eight bits. "narrow": query slots have room for the window alone, as
+ * without kv.observe; the rows that observe more are left out. */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,14 +46,15 @@ typedef struct bench {
     size_t scratch_bytes;
     double bytes_per_s;
     uint32_t ring; /* queries that a slot has room for */
+    cn_kv_form form;
     uint32_t *slots, *origin; /* P of the pool, on host and device */
 } bench;
 
 static void pools_open(bench *b)
 {
     cn_pools *p = &b->pools;
-    *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM,
-                                                CN_BF16),
+    *p = (cn_pools){.layout = cn_kv_layout_form(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM,
+                                                CN_BF16, b->form),
                     .n_query_slots = REQUESTS,
                     .window = b->ring,
                     .n_heads = KV_HEADS * GROUP};
@@ -216,6 +217,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         portable |= strcmp(argv[i], "portable") == 0;
         narrow |= strcmp(argv[i], "narrow") == 0;
+        if (strcmp(argv[i], "fp8") == 0) b.form = CN_KV_FP8;
     }
     b.ring = narrow ? WINDOW : RING;
     cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)7 << 30,

@@ -4,12 +4,14 @@
  * qkv [T, (hq+2hk)*d], q [T,hq,d], pool and windows as in kv_layout.h; bf16, f32 inside; cos, sin
  * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head. A lane holds PAIRS pairs of
  * neighbours of the first half of the head and the same of the second, so rotate-half stays in the
- * lane. Bytes moved: 4*T*(hq+2hk)*d, and 2*T*hq*d for windows.
+ * lane. Rows of K and V in eight bits are made from the f32 values; the warp finds their largest.
+ * Bytes moved: 4*T*(hq+2hk)*d, and 2*T*hq*d for windows.
  *
  * draft_store: rotates the queries [n,hq,d] of a retrieval head in place, and its keys [T,hk,d]
  * into the pool of draft K. The same grid. Bytes moved: 4*(n*hq+T*hk)*d.
  *
  * CPU version: cpu_rope.c. */
+#include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -28,16 +30,19 @@ typedef struct rope_params {
     float eps;
 } rope_params;
 
-/* The destinations of a head's row; NULL: none. `also` is the second destination. */
+/* The destinations of a head's row; NULL: none. `also` is the second destination. A row in eight
+ * bits has a scale. */
 typedef struct head_rows {
     uint32_t *row, *also;
+    uint16_t *scale;
 } head_rows;
 
+template <bool FP8>
 __device__ static inline head_rows rows_of(const rope_params &p, uint32_t t, uint32_t head)
 {
     const cn_kv_layout *l = &p.layout;
     const uint32_t d = l->head_dim;
-    head_rows out = {NULL, NULL};
+    head_rows out = {NULL, NULL, NULL};
     if (head < p.n_heads) {
         out.row = p.q + ((size_t)t * p.n_heads + head) * (d / 2);
         if (p.q_window && p.q_rows[t] >= 0) {
@@ -52,6 +57,11 @@ __device__ static inline head_rows rows_of(const rope_params &p, uint32_t t, uin
     if (at != CN_NO_SLOT)
         out.row = (uint32_t *)(p.kv + cn_kv_at(l, p.layer, at / l->block_tokens, kv_head,
                                                at % l->block_tokens, part));
+    if (FP8 && at != CN_NO_SLOT)
+        out.scale = (uint16_t *)(p.kv +
+                                 cn_kv_at(l, p.layer, at / l->block_tokens, kv_head,
+                                          at % l->block_tokens,
+                                          part == CN_KV_K ? CN_KV_K_SCALE : CN_KV_V_SCALE));
     return out;
 }
 
@@ -141,7 +151,41 @@ __device__ static inline void rotate_head(float2 low[PAIRS], float2 high[PAIRS],
     }
 }
 
+/* Returns two e4m3, x in the low byte. */
+__device__ static inline uint16_t fp8_pair_of(float2 x, float scale)
+{
+    return (uint16_t)(cn_fp8_of(__fdiv_rn(x.x, scale)) |
+                      (uint32_t)cn_fp8_of(__fdiv_rn(x.y, scale)) << 8);
+}
+
+/* Stores a row of K or V in eight bits. Called by a warp. */
 template <int PAIRS>
+__device__ static inline void store_fp8(const head_rows &out, const float2 low[PAIRS],
+                                        const float2 high[PAIRS], uint32_t n_pairs)
+{
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        largest = max(max(largest, max(cn_fp8_size(low[j].x), cn_fp8_size(low[j].y))),
+                      max(cn_fp8_size(high[j].x), cn_fp8_size(high[j].y)));
+#pragma unroll
+    for (uint32_t step = CN_WARP / 2; step > 0; step /= 2)
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    const uint16_t bits = cn_fp8_scale(largest);
+    const float scale = cn_fp8_scale_value(bits);
+    if (!out.row) return;
+    if (threadIdx.x % CN_WARP == 0) *out.scale = bits;
+    uint16_t *row = (uint16_t *)out.row;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = threadIdx.x % CN_WARP + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        row[i] = fp8_pair_of(low[j], scale);
+        row[n_pairs + i] = fp8_pair_of(high[j], scale);
+    }
+}
+
+template <int PAIRS, bool FP8>
 __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(const rope_params p)
 {
     const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / CN_WARP;
@@ -155,7 +199,7 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     /* As for attention: in later layers the arrays of the step are final (launch.cuh). */
     if (p.layer == 0) cn_wait_previous();
     if (head < n_rotated) load_terms(&terms, p, t, norm, n_pairs);
-    if (head < n_all) out = rows_of(p, t, head);
+    if (head < n_all) out = rows_of<FP8>(p, t, head);
     cn_wait_previous();
     if (head >= n_all) return;
     const uint32_t *row = p.qkv + ((size_t)t * n_all + head) * (d / 2);
@@ -165,6 +209,10 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     if (head < n_rotated) {
         if (norm) norm_head<PAIRS>(low, high, terms.norm, n_pairs, p.eps);
         rotate_head<PAIRS>(low, high, terms);
+    }
+    if (FP8 && head >= p.n_heads) {
+        store_fp8<PAIRS>(out, low, high, n_pairs);
+        return;
     }
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -275,9 +323,7 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
         return cn_fail(CN_ERR_SHAPE,
                        "rope_store: head_dim %u: expected a multiple of 16, at most %d", d,
                        MAX_HEAD_DIM);
-    if (!cn_kv_layout_is_uniform(&a->layout, CN_BF16))
-        return cn_fail(CN_ERR_SHAPE,
-                       "rope_store: KV layout: expected K and V in bf16, rows of %u elements", d);
+    CN_TRY(cn_kv_check_form("rope_store", &a->layout));
     if (b->n_tokens == 0) return CN_OK;
     rope_params p = {};
     p.q = (uint32_t *)a->q;
@@ -297,8 +343,11 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
     p.n_query_slots = a->n_query_slots;
     p.window = a->window;
     p.eps = a->eps;
-    const dim3 grid(b->n_tokens, (unsigned)cn_ceil_div(n_all, WARPS));
-    if (d <= 128)
-        return cn_cuda_launch(s, "rope_store", rope_store_kernel<1>, {grid, WARPS * CN_WARP}, p);
-    return cn_cuda_launch(s, "rope_store", rope_store_kernel<2>, {grid, WARPS * CN_WARP}, p);
+    const cn_launch how = {dim3(b->n_tokens, (unsigned)cn_ceil_div(n_all, WARPS)),
+                           WARPS * CN_WARP};
+    const bool fp8 = cn_kv_form_of(&a->layout) == CN_KV_FP8;
+    if (d <= 128 && fp8) return cn_cuda_launch(s, "rope_store", rope_store_kernel<1, true>, how, p);
+    if (d <= 128) return cn_cuda_launch(s, "rope_store", rope_store_kernel<1, false>, how, p);
+    if (fp8) return cn_cuda_launch(s, "rope_store", rope_store_kernel<2, true>, how, p);
+    return cn_cuda_launch(s, "rope_store", rope_store_kernel<2, false>, how, p);
 }

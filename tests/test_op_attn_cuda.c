@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/attend_lists.h"
+#include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 
 /* Relative to a row's length. Weights and results are rounded to bf16, at most 2^-9 each. */
@@ -35,13 +36,25 @@ static op_tensor draw_queries(op_env *e, const paged_batch *b)
     return t;
 }
 
+/* Puts the rows of the pool on both sides in eight bits, with the same bytes. */
+static void store_fp8(op_env *e, attn_case *c)
+{
+    fp8_pool pool = fp8_pool_make(&c->b->layout, c->b->kv);
+    c->kv = op_words(e, pool.kv, cn_kv_pool_bytes(&pool.layout) / sizeof(uint32_t));
+    c->cpu.kv = c->kv.cpu;
+    c->cuda.kv = c->kv.cuda;
+    c->cpu.layout = c->cuda.layout = pool.layout;
+    c->cuda.layout.act_dtype = CN_BF16;
+    fp8_pool_free(&pool);
+}
+
 /* Opens a case on the last layer. The arguments point into *c. */
 static void open_case(op_env *e, attn_case *c, const paged_shape *s)
 {
     c->b = paged_batch_create(s, &e->rng);
     const paged_batch *b = c->b;
     c->batch = op_batch_upload(e, b);
-    c->kv = op_floats(e, b->kv, cn_kv_pool_elems(&b->layout), CN_BF16);
+    if (!e->fp8) c->kv = op_floats(e, b->kv, cn_kv_pool_elems(&b->layout), CN_BF16);
     c->q = draw_queries(e, b);
     c->out = op_poison(e, b->view.n_tokens * row_elems(b), CN_BF16);
     c->cpu = (cn_attn_args){.out = c->out.cpu,
@@ -58,6 +71,7 @@ static void open_case(op_env *e, attn_case *c, const paged_shape *s)
     c->cuda.kv = c->kv.cuda;
     c->cuda.layout = op_layout_as(&b->layout, CN_BF16);
     c->cuda.batch = &c->batch.view;
+    if (e->fp8) store_fp8(e, c);
     snprintf(e->shape, sizeof e->shape, "d=%u block=%u heads=%u/%u %u seqs, %u decode, up to %u",
              s->head_dim, s->block_tokens, s->n_heads, s->n_kv_heads, s->n_seqs, s->n_decode,
              b->view.max_kv);
@@ -488,6 +502,19 @@ int main(int argc, char **argv)
         {"attn, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, alone", 1, 0, run_alone, .batch_invariant = true},
+        {"attn, fp8", 60, TOLERANCE, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"attn, fp8, dims", DIMS_CASES, TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
+        {"attn, fp8, long", N_LONG_SHAPES, TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
+        {"attn, fp8, sparse", 60, TOLERANCE, run_lists, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"attn, fp8, long lists", 24, TOLERANCE, run_long_lists, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
+        {"attn, fp8, graph", 2, TOLERANCE, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"attn, fp8, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"attn, fp8, alone", 1, 0, run_alone, .batch_invariant = true, .fp8 = true},
+        {"attn, fp8, portable", 60, TOLERANCE, run_drawn, .portable = true, .fp8 = true},
+        {"attn, fp8, portable, sparse", 30, TOLERANCE, run_lists, .portable = true, .fp8 = true},
         {"attn, portable", 60, TOLERANCE, run_drawn, .portable = true},
         {"attn, portable, dims", DIMS_CASES, TOLERANCE, run_dims, .portable = true},
         {"attn, portable, long", N_LONG_SHAPES, TOLERANCE, run_long, .portable = true},

@@ -23,6 +23,7 @@
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
 #include "tests/lib/compress_placement.h"
+#include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 
 /* Tolerance of a score: products are of bf16 values and sums are f32 on both sides. */
@@ -38,9 +39,12 @@ typedef struct event_shape {
     uint32_t n_layers, n_kv_heads, group, head_dim, block_tokens, ring, n_reqs;
 } event_shape;
 
-/* The pools before the event, and the requests. `pools` is the CPU's side of the tensors. */
+/* The pools before the event, and the requests. `pools` is the CPU's side of the tensors. If K and
+ * V of the GPU are in eight bits, `codes` is its pool, and kv has the same values. */
 typedef struct event {
     cn_pools pools;
+    op_tensor codes; /* n 0: plain rows */
+    cn_kv_layout codes_layout;
     op_tensor kv, q_window, score, origin;
     cn_compress_req reqs[MAX_REQS];
     uint32_t n_reqs;
@@ -99,6 +103,15 @@ static void draw_sides(op_env *env, event *e)
     cn_free(origin);
 }
 
+static void store_codes(op_env *env, event *e, float *kv)
+{
+    fp8_pool pool = fp8_pool_make(&e->pools.layout, kv);
+    e->codes = op_words(env, pool.kv, cn_kv_pool_bytes(&pool.layout) / sizeof(uint32_t));
+    e->codes_layout = pool.layout;
+    e->codes_layout.act_dtype = CN_BF16;
+    fp8_pool_free(&pool);
+}
+
 static event *event_create(op_env *env, const event_shape *s, uint32_t n_blocks)
 {
     event *e = cn_calloc(1, sizeof *e);
@@ -112,7 +125,8 @@ static event *event_create(op_env *env, const event_shape *s, uint32_t n_blocks)
     float *kv = draw_bf16(&env->rng, cn_kv_pool_elems(&p->layout), 1.0f);
     crowd_keys(&env->rng, &p->layout, kv);
     float *queries = draw_bf16(&env->rng, query_elems(p), 2.0f);
-    e->kv = op_floats(env, kv, cn_kv_pool_elems(&p->layout), CN_BF16);
+    if (env->fp8) store_codes(env, e, kv);
+    e->kv = op_floats(env, kv, cn_kv_pool_elems(&p->layout), env->fp8 ? CN_F32 : CN_BF16);
     e->q_window = op_floats(env, queries, query_elems(p), CN_BF16);
     cn_free(kv);
     cn_free(queries);
@@ -132,6 +146,7 @@ static void event_free(op_env *env, event *e)
 {
     op_tensor *const all[] = {&e->kv, &e->q_window, &e->score, &e->origin};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(env, all[i]);
+    if (e->codes.n > 0) op_tensor_free(env, &e->codes);
     cn_free(e);
 }
 
@@ -210,12 +225,21 @@ static cn_pools gpu_pools(const event *e)
     p.origin = e->origin.cuda;
     p.layout = op_layout_as(&e->pools.layout, CN_BF16);
     p.act_dtype = CN_BF16;
+    if (e->codes.n == 0) return p;
+    p.kv = e->codes.cuda;
+    p.layout = e->codes_layout;
     return p;
 }
 
 static outcome outcome_take(op_env *env, const event *e)
 {
-    return (outcome){op_take(env, &e->kv), op_take(env, &e->score), op_take(env, &e->origin)};
+    uint16_t *kv = op_take(env, e->codes.n > 0 ? &e->codes : &e->kv);
+    if (e->codes.n > 0) {
+        const fp8_pool codes = {e->codes_layout, kv};
+        kv = fp8_pool_take_bf16(&codes, &e->pools.layout);
+        cn_free(codes.kv);
+    }
+    return (outcome){kv, op_take(env, &e->score), op_take(env, &e->origin)};
 }
 
 static void outcome_free(outcome *o)
@@ -234,6 +258,7 @@ static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, ou
     cn_stream *side = env->cuda_side;
     const op_tensor *const all[] = {&e->kv, &e->q_window, &e->score, &e->origin};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_send(env, all[i]);
+    if (e->codes.n > 0) op_send(env, &e->codes);
     event *given = cn_calloc(1, sizeof *given);
     *given = *e;
     uint32_t n_max = 0;
@@ -749,6 +774,13 @@ int main(int argc, char **argv)
         {"compress, least scratch", 6, 0, run_least_scratch, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, partly refused", 1, 0, run_partial, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, fp8", 40, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"compress, fp8, usual", 1, 0, run_usual, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"compress, fp8, groups", N_GROUPS, 0, run_groups, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
+        {"compress, fp8, long", 2, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"compress, fp8, least scratch", 3, 0, run_least_scratch, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
         {"compress, portable", 40, 0, run_drawn, .portable = true},
         {"compress, portable, usual", 1, 0, run_usual, .portable = true},
         {"compress, portable, groups", N_GROUPS, 0, run_groups, .portable = true},

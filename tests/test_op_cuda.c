@@ -10,7 +10,9 @@
 #include <cmocka.h>
 
 #include "engine/checkpoint/dummy_weight.h"
+#include "engine/cpu/cpu_rows.h"
 #include "engine/start/device_choice.h"
+#include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 
@@ -175,6 +177,52 @@ static double rope_error(op_env *e, const paged_shape *s, bool norms)
     return error;
 }
 
+/* Stores on both sides in eight bits. V must have the same bytes; the values of K are compared. */
+static double rope_fp8_error(op_env *e, const paged_shape *s, bool norms)
+{
+    paged_batch *b = paged_batch_create(s, &e->rng);
+    const uint32_t d = s->head_dim, n = b->view.n_tokens, hq = s->n_heads, hk = s->n_kv_heads;
+    fp8_pool pool = fp8_pool_make(&b->layout, b->kv);
+    cn_kv_layout gpu_layout = pool.layout;
+    gpu_layout.act_dtype = CN_BF16;
+    op_tensor qkv = op_random(e, (size_t)n * (hq + 2 * hk) * d);
+    op_tensor cosine = op_random_f32(e, (size_t)ROPE_POSITIONS * d / 2);
+    op_tensor sine = op_random_f32(e, (size_t)ROPE_POSITIONS * d / 2);
+    op_tensor norm = op_random(e, d), q = op_poison(e, (size_t)n * hq * d, CN_BF16);
+    op_tensor kv = op_words(e, pool.kv, cn_kv_pool_bytes(&pool.layout) / sizeof(uint32_t));
+    op_batch batch = op_batch_upload(e, b);
+    const cn_rope_store_args cpu = {q.cpu, qkv.cpu, norms ? norm.cpu : NULL,
+                                    norms ? norm.cpu : NULL, 1e-6f, cosine.cpu, sine.cpu, &b->view,
+                                    hq, 1, pool.layout, kv.cpu, NULL, 0, 0};
+    const cn_rope_store_args cuda = {q.cuda, qkv.cuda, norms ? norm.cuda : NULL,
+                                     norms ? norm.cuda : NULL, 1e-6f, cosine.cuda, sine.cuda,
+                                     &batch.view, hq, 1, gpu_layout, kv.cuda, NULL, 0, 0};
+    OP_RUN_BOTH(e, rope_store, &cpu, &cuda);
+    char *got = op_take(e, &kv);
+    float *keys[2];
+    for (int i = 0; i < 2; i++) keys[i] = cn_calloc((size_t)n * hk * d, sizeof(float));
+    for (uint32_t i = 0; i < n * hk; i++) {
+        const uint32_t at = b->kv_slots[i / hk];
+        const cn_cpu_place place = {1, at / s->block_tokens, i % hk, at % s->block_tokens};
+        for (int part = CN_KV_V; part <= CN_KV_V_SCALE; part += CN_KV_V_SCALE - CN_KV_V) {
+            const size_t row = cn_kv_at(&pool.layout, 1, place.block, place.head, place.slot,
+                                        (cn_kv_part)part);
+            assert_memory_equal(got + row, (char *)kv.cpu + row, pool.layout.part[part].row_bytes);
+        }
+        cn_cpu_read_rows(&pool.layout, kv.cpu, place, CN_KV_K, 1, keys[0] + (size_t)i * d);
+        cn_cpu_read_rows(&pool.layout, got, place, CN_KV_K, 1, keys[1] + (size_t)i * d);
+    }
+    const double error = fmax(op_error(e, &q), op_error_of(keys[1], keys[0], (size_t)n * hk * d));
+    for (int i = 0; i < 2; i++) cn_free(keys[i]);
+    cn_free(got);
+    op_batch_free(e, &batch);
+    op_tensor *const all[] = {&kv, &q, &norm, &sine, &cosine, &qkv};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    fp8_pool_free(&pool);
+    paged_batch_free(b);
+    return error;
+}
+
 static double run_rope_store(op_env *e, uint32_t seed)
 {
     static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
@@ -184,7 +232,7 @@ static double run_rope_store(op_env *e, uint32_t seed)
     s.n_heads = s.n_kv_heads * (1 + seed % 8);
     OP_SHAPE(e, "T=%u hq=%u hk=%u d=%u block=%u%s", 1 + s.n_q[1], s.n_heads, s.n_kv_heads,
              s.head_dim, s.block_tokens, seed / 6 % 2 ? " norms" : "");
-    return rope_error(e, &s, seed / 6 % 2);
+    return e->fp8 ? rope_fp8_error(e, &s, seed / 6 % 2) : rope_error(e, &s, seed / 6 % 2);
 }
 
 static double run_draft_store(op_env *e, uint32_t seed)
@@ -448,6 +496,8 @@ static const op_case cases[] = {
     {"silu_mul", 12, 4e-3, run_silu_mul, .gemm = CN_CUDA_GEMM_FASTEST},
     {"rope_store", 24, 4e-3, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST},
     {"draft_store", 24, 4e-3, run_draft_store, .gemm = CN_CUDA_GEMM_FASTEST},
+    /* A key beside a tie may be rounded the other way. */
+    {"rope_store, fp8", 24, 2e-2, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
     {"copy_blocks", 12, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST},
     {"copy_blocks, put", 12, 0, run_put, .gemm = CN_CUDA_GEMM_FASTEST},
     {"swap", 12, 0, run_swap, .gemm = CN_CUDA_GEMM_FASTEST},

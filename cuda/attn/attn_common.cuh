@@ -13,6 +13,7 @@
 #include <math_constants.h>
 
 #include "cuda/barrier.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/util.cuh"
@@ -32,6 +33,8 @@ typedef struct cn_attn_pool {
     cn_kv_rows rows;
     uint32_t layer_row; /* the first row of the layer */
     uint32_t block_shift, tile_shift; /* log2 of block_tokens, tile_tokens */
+    uint32_t layer;
+    cn_fp8_pool fp8; /* rows in eight bits; then kv, rows and layer_row are not set */
 } cn_attn_pool;
 
 /* Returns the row of the key of slot `slot`. The value of the slot is rows.value rows later. */
@@ -42,6 +45,21 @@ __device__ static inline uint32_t cn_key_row(const cn_attn_pool &p, uint32_t seq
     const uint32_t in_block = slot & ((1u << p.block_shift) - 1);
     return p.layer_row + block * p.rows.block + head * p.rows.head +
            (in_block >> p.tile_shift) * p.rows.tile + (in_block & ((1u << p.tile_shift) - 1));
+}
+
+/* Returns block * block_tokens + slot in the block, for slot `slot` of a sequence. */
+__device__ static inline uint32_t cn_pool_slot(const cn_attn_pool &p, uint32_t seq, uint32_t slot)
+{
+    const uint32_t block = __ldg(p.tables + (size_t)seq * p.table_stride + (slot >> p.block_shift));
+    return (block << p.block_shift) + (slot & ((1u << p.block_shift) - 1));
+}
+
+/* Returns the rows in eight bits of slot `slot`. */
+__device__ static inline cn_fp8_rows cn_fp8_rows_of(const cn_attn_pool &p, uint32_t seq,
+                                                    uint32_t head, uint32_t slot)
+{
+    const uint32_t at = cn_pool_slot(p, seq, slot), shift = p.block_shift;
+    return cn_fp8_rows_at(p.fp8, p.layer, at >> shift, head, at & ((1u << shift) - 1));
 }
 
 /* ---- shared memory ---- */
@@ -92,6 +110,30 @@ __device__ static inline float cn_exp2(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+__device__ static inline uint4 cn_shared_load16(uint32_t at)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at)
+                 : "memory");
+    return x;
+}
+
+__device__ static inline void cn_shared_store16(uint32_t at, uint4 x)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+}
+
+__device__ static inline uint2 cn_shared_load8(uint32_t at)
+{
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at) : "memory");
+    return x;
 }
 
 /* ---- cp.async ---- */
@@ -198,10 +240,8 @@ static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
     if (a->n_heads == 0 || a->n_heads % l->n_kv_heads != 0)
         return cn_fail(CN_ERR_SHAPE, "%s: %u query heads: expected a multiple of the %u kv heads",
                        op, a->n_heads, l->n_kv_heads);
-    if (!cn_kv_layout_is_uniform(l, CN_BF16))
-        return cn_fail(CN_ERR_SHAPE, "%s: KV layout: expected K and V in bf16, rows of %u elements",
-                       op, l->head_dim);
-    if (cn_kv_rows_of(l).total > INT32_MAX)
+    CN_TRY(cn_kv_check_form(op, l));
+    if (cn_kv_form_of(l) == CN_KV_PLAIN && cn_kv_rows_of(l).total > INT32_MAX)
         return cn_fail(CN_ERR_SHAPE, "%s: pool of %zu rows: expected at most %d", op,
                        cn_kv_rows_of(l).total, INT32_MAX);
     return CN_OK;
@@ -213,8 +253,13 @@ static inline cn_attn_pool cn_attn_pool_of(const cn_attn_args *a)
     p.kv = (const cn_bf16 *)a->kv;
     p.tables = a->batch->tables;
     p.table_stride = a->batch->table_stride;
-    p.rows = cn_kv_rows_of(&a->layout);
-    p.layer_row = a->layer * p.rows.layer;
+    p.layer = a->layer;
+    if (cn_kv_form_of(&a->layout) == CN_KV_FP8) {
+        p.fp8 = cn_fp8_pool_of(&a->layout, a->kv);
+    } else {
+        p.rows = cn_kv_rows_of(&a->layout);
+        p.layer_row = a->layer * p.rows.layer;
+    }
     p.n_kv_heads = a->layout.n_kv_heads;
     p.head_dim = a->layout.head_dim;
     p.block_shift = cn_log2_u32(a->layout.block_tokens);

@@ -3,7 +3,8 @@
  * q, out [n_decode, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to
  * bf16 before the product with the values. Grid: one block per multiprocessor; block: 4 warps that
  * compute and 1 that fetches. attn_one.cuh has the kernel, attn_walk.cuh the split of the work.
- * Bytes moved: 4 * hk * d * (sum of lengths, each rounded up to 16) + 4 * n_decode * hq * d.
+ * Bytes moved: 4 * hk * d * (sum of lengths, each rounded up to 16) + 4 * n_decode * hq * d; in
+ * eight bits 2 * hk * (d + 2) for a slot.
  * For each piece of a split item, 4 * d * hq / hk more bytes are written and read.
  * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_one.cuh"
@@ -12,11 +13,14 @@ template <int D>
 static cn_status launch(cn_stream *s, const cn_attn_args *a, const cn_one_params &p)
 {
     CUtensorMap whole = {}, few = {};
-    if (!cn_attn_has_bulk(s))
-        return cn_one_launch_as<D, false, false>(s, "attn_decode", p, &whole, &few);
+    const bool fp8 = cn_kv_form_of(&a->layout) == CN_KV_FP8, bulk = cn_attn_has_bulk(s);
+    if (fp8 && bulk)
+        return cn_one_launch_as<D, true, false, true>(s, "attn_decode", p, &whole, &few);
+    if (fp8) return cn_one_launch_as<D, false, false, true>(s, "attn_decode", p, &whole, &few);
+    if (!bulk) return cn_one_launch_as<D, false, false, false>(s, "attn_decode", p, &whole, &few);
     CN_TRY(cn_map_pool(&whole, a->kv, &a->layout, a->layout.tile_tokens));
     CN_TRY(cn_map_pool(&few, a->kv, &a->layout, CN_WALK_STEP));
-    return cn_one_launch_as<D, true, false>(s, "attn_decode", p, &whole, &few);
+    return cn_one_launch_as<D, true, false, false>(s, "attn_decode", p, &whole, &few);
 }
 
 extern "C" size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o)

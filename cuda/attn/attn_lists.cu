@@ -12,7 +12,9 @@
 template <int D> static cn_status launch(cn_stream *s, const cn_one_params &p)
 {
     const CUtensorMap none = {};
-    return cn_one_launch_as<D, false, true>(s, "attn_lists", p, &none, &none);
+    if (p.pool.fp8.kv)
+        return cn_one_launch_as<D, false, true, true>(s, "attn_lists", p, &none, &none);
+    return cn_one_launch_as<D, false, true, false>(s, "attn_lists", p, &none, &none);
 }
 
 extern "C" cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a,

@@ -14,6 +14,9 @@
  * its own online softmax. The four are merged when a piece ends. The pieces of a split item are
  * merged, always in the order of the pieces, by the block that finishes its piece last.
  *
+ * Rows in eight bits (FP8) become bf16 in registers, without loss: the codes, not their values. The
+ * scales of the keys multiply the scores, those of the values the weights.
+ *
  * Fetching uses bulk copies by tensor map (compute capability 9.0), or cp.async row by row (from
  * 8.0 on, and for lists). Slots past the length get no weight and are never multiplied, so their
  * content has no effect. */
@@ -25,7 +28,7 @@
 
 /* ---- the kernel ---- */
 
-template <int D, bool BULK, bool LIST>
+template <int D, bool BULK, bool LIST, bool FP8>
 __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     attn_one_kernel(const __grid_constant__ cn_one_params p,
                     const __grid_constant__ CUtensorMap whole,
@@ -34,12 +37,12 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     extern __shared__ unsigned char dynamic[];
     __shared__ cn_one_fixed fixed;
     __shared__ bool idle;
-    cn_one_shared<D> shared;
+    cn_one_shared<D, FP8> shared;
     shared.n_stages = p.n_stages;
-    shared.base = dynamic + (0u - cn_shared_address(dynamic)) % cn_one_shared<D>::ALIGN;
+    shared.base = dynamic + (0u - cn_shared_address(dynamic)) % cn_one_shared<D, FP8>::ALIGN;
     const bool fetches = threadIdx.x >= CN_ONE_COMPUTE;
     cn_walk w;
-    if (BULK && threadIdx.x == CN_ONE_COMPUTE) {
+    if (BULK && !FP8 && threadIdx.x == CN_ONE_COMPUTE) {
         cn_map_prefetch(&whole);
         cn_map_prefetch(&few);
     }
@@ -62,23 +65,24 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
         return;
     }
     if (!fetches) {
-        cn_one_compute<D>(p, shared, &fixed);
+        cn_one_compute<D, FP8>(p, shared, &fixed);
     } else if (!BULK) {
-        cn_one_fetch_rows<D, LIST>(p, shared, &fixed, w);
+        cn_one_fetch_rows<D, LIST, FP8>(p, shared, &fixed, w);
     } else if (threadIdx.x == CN_ONE_COMPUTE) {
-        const cn_one_fetch<D> f = {shared, &fixed, &whole, &few};
-        cn_one_fetch_bulk<D>(p, f, w);
+        const cn_one_fetch<D, FP8> f = {shared, &fixed, &whole, &few};
+        cn_one_fetch_bulk<D, FP8>(p, f, w);
     }
 }
 
 /* ---- launching ---- */
 
-/* Sets the parameters that depend on D and launches. If BULK, `whole` and `few` must be encoded. */
-template <int D, bool BULK, bool LIST>
+/* Sets the parameters that depend on D and launches. If BULK and not FP8, `whole` and `few` must be
+ * encoded. */
+template <int D, bool BULK, bool LIST, bool FP8>
 static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
                                   const CUtensorMap *whole, const CUtensorMap *few)
 {
-    typedef cn_one_shared<D> shared;
+    typedef cn_one_shared<D, FP8> shared;
     const cn_cuda_device *dev = &s->cuda->device;
     /* A block takes all shared memory of a multiprocessor, so no multiprocessor gets two blocks.
      * With room for two, blocks of the next kernel start earlier, but two share a multiprocessor
@@ -112,7 +116,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
     return cn_cuda_launch(
-        s, op, attn_one_kernel<D, BULK, LIST>,
+        s, op, attn_one_kernel<D, BULK, LIST, FP8>,
         {dim3(dev->n_sms), cn_one_threads<LIST>(),
          shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
         p, *whole, *few);

@@ -16,17 +16,27 @@ template <int D> struct cn_one_state {
     float max[2], sum[2];
 };
 
-template <int D>
+/* In eight bits a lane reads 16 neighbouring bytes of a key, which are four steps of the product.
+ * So the queries have the same order of dimensions: in step k those of lane t are from
+ * k / 4 * 64 + t * 16 + k % 4 * 4 on, first the even ones of these four. */
+template <int D, bool FP8>
 __device__ static inline void cn_one_begin(cn_one_state<D> &x, const cn_bf16 *queries,
                                            uint32_t n_heads, uint32_t d)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, head = lane / 4, t = lane % 4;
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++) {
-        const bool valid = head < n_heads && k * 16 < d;
-        const uint32_t *row = (const uint32_t *)(queries + head * d + k * 16);
-        x.query[k][0] = valid ? row[t] : 0;
-        x.query[k][1] = valid ? row[t + 4] : 0;
+        const uint32_t first = FP8 ? k / 4 * 64 + t * 16 + k % 4 * 4 : k * 16;
+        const bool valid = head < n_heads && first < d;
+        const uint32_t *row = (const uint32_t *)(queries + head * d + first);
+        if (FP8) {
+            const uint32_t low = valid ? row[0] : 0, high = valid ? row[1] : 0;
+            x.query[k][0] = __byte_perm(low, high, 0x5410);
+            x.query[k][1] = __byte_perm(low, high, 0x7632);
+        } else {
+            x.query[k][0] = valid ? row[t] : 0;
+            x.query[k][1] = valid ? row[t + 4] : 0;
+        }
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) x.out[k][i] = 0;
     }
@@ -52,6 +62,35 @@ __device__ static inline void cn_one_scores(float scores[4], const cn_one_state<
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) scores[i] = even[i] + odd[i];
+}
+
+/* The same for keys in eight bits, rows of d bytes. */
+template <int D>
+__device__ static inline void cn_one_scores_fp8(float scores[4], const cn_one_state<D> &x,
+                                                uint32_t keys, const uint16_t *scales,
+                                                uint32_t slice, uint32_t d)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, row = slice + lane / 4, column = lane % 4 * 16;
+    const float scale[2] = {cn_fp8_half(scales[row]), cn_fp8_half(scales[row + 8])};
+    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (uint32_t j = 0; j < D / 64; j++) {
+        uint4 chunk[2] = {};
+        if (j * 64 + column < d) {
+            chunk[0] = cn_shared_load16(keys + row * d + j * 64 + column);
+            chunk[1] = cn_shared_load16(keys + (row + 8) * d + j * 64 + column);
+        }
+        const uint32_t low[4] = {chunk[0].x, chunk[0].y, chunk[0].z, chunk[0].w};
+        const uint32_t high[4] = {chunk[1].x, chunk[1].y, chunk[1].z, chunk[1].w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            const uint32_t a[4] = {cn_fp8_pair(low[k] << 8), cn_fp8_pair(high[k] << 8),
+                                   cn_fp8_pair(low[k]), cn_fp8_pair(high[k])};
+            cn_mma(k % 2 ? odd : even, a, x.query[j * 4 + k][0], x.query[j * 4 + k][1]);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) scores[i] = (even[i] + odd[i]) * scale[i / 2];
 }
 
 /* Turns scores into weights, and scales the sums so far to the new maximum. */
@@ -107,21 +146,74 @@ __device__ static inline void cn_one_values(cn_one_state<D> &x, const float weig
     }
 }
 
+/* Loads a lane's D / 8 neighbouring bytes of a value. */
+template <int D>
+__device__ static inline void cn_one_load_value(uint32_t w[D / 32], uint32_t from)
+{
+    if constexpr (D % 128 == 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < D / 32; i += 4) {
+            const uint4 x = cn_shared_load16(from + i * 4);
+            w[i] = x.x;
+            w[i + 1] = x.y;
+            w[i + 2] = x.z;
+            w[i + 3] = x.w;
+        }
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < D / 32; i += 2) {
+            const uint2 x = cn_shared_load8(from + i * 4);
+            w[i] = x.x;
+            w[i + 1] = x.y;
+        }
+    }
+}
+
+/* The same for values in eight bits, rows of d bytes. Lane group g has the dimensions from
+ * g * D / 8 on; row g of x.out[k] is dimension 2 k of these, row g + 8 the next one. Weights are
+ * multiplied by the scales, those past n by 0. Codes are finite, so nothing else is cleared. */
+template <int D>
+__device__ static inline void cn_one_values_fp8(cn_one_state<D> &x, const float weights[4],
+                                                uint32_t values, const uint16_t *scales,
+                                                uint32_t slice, uint32_t n, uint32_t d)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+    const float low = g < n ? cn_fp8_half(scales[slice + g]) : 0;
+    const float high = g + 8 < n ? cn_fp8_half(scales[slice + g + 8]) : 0;
+    const uint32_t b0 = cn_movmatrix(cn_pack2(weights[0] * low, weights[1] * low));
+    const uint32_t b1 = cn_movmatrix(cn_pack2(weights[2] * high, weights[3] * high));
+    uint32_t w[4][D / 32];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        cn_one_load_value<D>(w[i], values + (slice + 2 * t + i % 2 + i / 2 * 8) * d + g * (D / 8));
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        const uint32_t i = k / 2, even = k % 2 ? 0x6020 : 0x4000, odd = k % 2 ? 0x7030 : 0x5010;
+        const uint32_t a[4] = {cn_fp8_pair(__byte_perm(w[0][i], w[1][i], even)),
+                               cn_fp8_pair(__byte_perm(w[0][i], w[1][i], odd)),
+                               cn_fp8_pair(__byte_perm(w[2][i], w[3][i], even)),
+                               cn_fp8_pair(__byte_perm(w[2][i], w[3][i], odd))};
+        cn_mma(x.out[k], a, b0, b1);
+    }
+}
+
 /* ---- ending a piece ---- */
 
 /* Each warp writes its result to the exchange. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *exchange,
                                               cn_one_fixed *fixed)
 {
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     const uint32_t g = lane / 4, t = lane % 4;
-    float *own = exchange + (warp * CN_ONE_HEADS + 2 * t) * cn_one_shared<D>::HEAD_FLOATS + g;
+    constexpr uint32_t HEAD_FLOATS = cn_one_shared<D, FP8>::HEAD_FLOATS;
+    float *own =
+        exchange + (warp * CN_ONE_HEADS + 2 * t) * HEAD_FLOATS + (FP8 ? g * (D / 8) : g);
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            own[i % 2 * cn_one_shared<D>::HEAD_FLOATS + k * 16 + i / 2 * 8] = x.out[k][i];
+            own[i % 2 * HEAD_FLOATS + (FP8 ? 2 * k + i / 2 : k * 16 + i / 2 * 8)] = x.out[k][i];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float sum = cn_column_sum(x.sum[i]);
@@ -235,14 +327,14 @@ __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one
 
 /* Merges the results of the warps. If the piece is the whole item, stores the item's result.
  * Otherwise stores the piece's partial result; if this was the last piece, merges the item. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_state<D> &x,
                                          const cn_one_note &note, float *exchange,
                                          cn_one_fixed *fixed)
 {
     const uint32_t d = p.pool.head_dim;
     const bool whole = note.piece.n_pieces == 1;
-    cn_one_lay_down<D>(x, exchange, fixed);
+    cn_one_lay_down<D, FP8>(x, exchange, fixed);
     cn_sync_some(1, CN_ONE_COMPUTE);
     for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
         const uint32_t head = i / D, column = i % D;
@@ -250,7 +342,8 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
         float4 out = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t w = 0; w < CN_ONE_WARPS; w++) {
-            const uint32_t at = (w * CN_ONE_HEADS + head) * cn_one_shared<D>::HEAD_FLOATS + column;
+            const uint32_t at =
+                (w * CN_ONE_HEADS + head) * cn_one_shared<D, FP8>::HEAD_FLOATS + column;
             cn_one_add(out, *(const float4 *)(exchange + at),
                        cn_exp2(fixed->sums[w][head].x - total.x));
         }
@@ -282,8 +375,9 @@ __device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
     return x.note;
 }
 
-template <int D>
-__device__ static inline void cn_one_compute(const cn_one_params &p, const cn_one_shared<D> &shared,
+template <int D, bool FP8>
+__device__ static inline void cn_one_compute(const cn_one_params &p,
+                                             const cn_one_shared<D, FP8> &shared,
                                              cn_one_fixed *fixed)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, slice = threadIdx.x / CN_WARP * CN_ONE_SLICE;
@@ -293,17 +387,27 @@ __device__ static inline void cn_one_compute(const cn_one_params &p, const cn_on
         const uint32_t stage = i % p.n_stages, round = i / p.n_stages;
         cn_barrier_wait(&fixed->full[stage], round & 1);
         const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
-        if (note.first) cn_one_begin<D>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
+        if (note.first)
+            cn_one_begin<D, FP8>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
         if (slice >= note.first_slot && slice < note.last_slot) {
             const uint32_t n = note.last_slot - slice;
             float scores[4];
-            cn_one_scores<D>(scores, x, shared.keys(stage), slice);
-            cn_one_softmax<D>(scores, x, p.scale, n);
-            cn_one_values<D>(x, scores, shared.values(stage), slice, n);
+            if constexpr (FP8) {
+                const uint16_t *scales = shared.scales(stage);
+                const uint32_t d = p.pool.head_dim;
+                cn_one_scores_fp8<D>(scores, x, shared.keys(stage), scales, slice, d);
+                cn_one_softmax<D>(scores, x, p.scale, n);
+                cn_one_values_fp8<D>(x, scores, shared.values(stage), scales + CN_WALK_TILE, slice,
+                                     n, d);
+            } else {
+                cn_one_scores<D>(scores, x, shared.keys(stage), slice);
+                cn_one_softmax<D>(scores, x, p.scale, n);
+                cn_one_values<D>(x, scores, shared.values(stage), slice, n);
+            }
         }
         __syncwarp();
         if (lane == 0) cn_barrier_arrive(&fixed->empty[stage]);
-        if (note.last) cn_one_end<D>(p, x, note, shared.exchange(), fixed);
+        if (note.last) cn_one_end<D, FP8>(p, x, note, shared.exchange(), fixed);
         end = note.end;
     }
 }

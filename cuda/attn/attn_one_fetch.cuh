@@ -6,6 +6,8 @@
 
 #include "cuda/attn/attn_one_shared.cuh"
 
+__device__ static inline uint32_t cn_round16(uint32_t n) { return (n + 15) & ~15u; }
+
 /* The (sequence, kv head, heads) of the walk's current item. */
 typedef struct cn_one_item {
     uint32_t seq, kv_head, n_heads, query;
@@ -42,12 +44,39 @@ __device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_
     if (note->last) note->piece = cn_walk_piece_of(w, blockIdx.x);
 }
 
+/* Copies the slots of a tile in eight bits: all of it at once if shared memory has it as the pool
+ * does, else keys, values and their scales as far as they share a tile of the pool. Called by one
+ * thread. */
+template <int D>
+__device__ static inline void cn_one_bulk_fp8(const cn_one_params &p, const cn_walk &w,
+                                              const cn_one_item &item,
+                                              const cn_one_shared<D, true> &shared, uint32_t stage,
+                                              uint64_t *barrier)
+{
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const uint32_t tile = 1u << p.pool.tile_shift, d = p.pool.head_dim;
+    const uint32_t end = cn_round16(slots.last), scales = cn_shared_address(shared.scales(stage));
+    for (uint32_t at = slots.first, n; at < end; at += n) {
+        const cn_fp8_rows r =
+            cn_fp8_rows_of(p.pool, item.seq, item.kv_head, slots.tile * CN_WALK_TILE + at);
+        n = min(tile - at % tile, end - at);
+        if (d == D && n == CN_WALK_TILE) {
+            cn_bulk_copy(shared.keys(stage), r.key, cn_one_shared<D, true>::TILE_BYTES, barrier);
+            continue;
+        }
+        cn_bulk_copy(shared.keys(stage) + at * d, r.key, n * d, barrier);
+        cn_bulk_copy(shared.values(stage) + at * d, r.value, n * d, barrier);
+        cn_bulk_copy(scales + at * 2, r.key_scale, n * 2, barrier);
+        cn_bulk_copy(scales + (CN_WALK_TILE + at) * 2, r.value_scale, n * 2, barrier);
+    }
+}
+
 /* Copies the boxes of a tile: whole tiles of the pool by `whole`, the rest by `few`, 16 rows per
  * box. Called by one thread. */
 template <int D>
 __device__ static inline void
 cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &item,
-                 const cn_one_shared<D> &shared, uint32_t stage, uint64_t *barrier,
+                 const cn_one_shared<D, false> &shared, uint32_t stage, uint64_t *barrier,
                  const CUtensorMap *whole, const CUtensorMap *few)
 {
     const cn_walk_slots slots = cn_walk_slots_of(w);
@@ -58,8 +87,8 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
         const bool is_whole = at % tile == 0 && at + tile < slots.last + CN_WALK_STEP;
         const CUtensorMap *map = is_whole ? whole : few;
 #pragma unroll
-        for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
-            const uint32_t to = box * cn_one_shared<D>::BOX_BYTES + at * CN_ROW_BYTES;
+        for (uint32_t box = 0; box < cn_one_shared<D, false>::BOXES; box++) {
+            const uint32_t to = box * cn_one_shared<D, false>::BOX_BYTES + at * CN_ROW_BYTES;
             cn_box_copy(shared.keys(stage) + to, map, box * CN_BOX_COLS, row, barrier);
             cn_box_copy(shared.values(stage) + to, map, box * CN_BOX_COLS, row + p.pool.rows.value,
                         barrier);
@@ -67,8 +96,6 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
         at += is_whole ? tile : CN_WALK_STEP;
     }
 }
-
-__device__ static inline uint32_t cn_round16(uint32_t n) { return (n + 15) & ~15u; }
 
 /* Warps that fetch, and threads of a block. */
 template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_fetch_warps(void)
@@ -81,12 +108,13 @@ template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_threads(void)
     return CN_ONE_COMPUTE + cn_one_fetch_warps<LIST>() * CN_WARP;
 }
 
-/* The rows of the pool that hold the keys of a tile's slots lane and lane + 32. */
+/* The rows of the pool that hold the keys of a tile's slots lane and lane + 32; in eight bits
+ * cn_pool_slot. */
 typedef struct cn_one_rows {
     uint32_t row[2];
 } cn_one_rows;
 
-template <bool LIST>
+template <bool LIST, bool FP8>
 __device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, const cn_walk &w,
                                                     const cn_one_item &item)
 {
@@ -106,7 +134,10 @@ __device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, cons
         const bool used = i >= slots.first && i < slots.last;
         uint32_t slot = at;
         if (LIST && used) slot = at < list_len ? __ldcg(list + at) : tail + at - list_len;
-        rows.row[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
+        if constexpr (FP8)
+            rows.row[half] = used ? cn_pool_slot(p.pool, item.seq, slot) : 0;
+        else
+            rows.row[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
     }
     return rows;
 }
@@ -115,7 +146,8 @@ __device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, cons
 template <int D>
 __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
                                                const cn_one_rows &rows,
-                                               const cn_one_shared<D> &shared, uint32_t stage)
+                                               const cn_one_shared<D, false> &shared,
+                                               uint32_t stage)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim, column = lane % 8;
     const cn_walk_slots slots = cn_walk_slots_of(w);
@@ -127,7 +159,7 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
         const cn_bf16 *key = p.pool.kv + (size_t)row * d;
         const cn_bf16 *value = key + d * p.pool.rows.value;
 #pragma unroll
-        for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
+        for (uint32_t box = 0; box < cn_one_shared<D, false>::BOXES; box++) {
             const uint32_t chunk = box * 8 + column, to = cn_chunk_at(CN_WALK_TILE, i, chunk);
             const bool valid = i < slots.last && chunk * 8 < d;
             const uint32_t from = valid ? chunk * 8 : 0;
@@ -137,9 +169,53 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
     }
 }
 
+__device__ static inline cn_fp8_rows cn_one_fp8_rows(const cn_one_params &p,
+                                                     const cn_one_item &item, uint32_t row)
+{
+    const uint32_t shift = p.pool.block_shift;
+    return cn_fp8_rows_at(p.pool.fp8, p.pool.layer, row >> shift, item.kv_head,
+                          row & ((1u << shift) - 1));
+}
+
+/* The same for rows in eight bits. Scales are too short for cp.async: each lane copies those of its
+ * two slots. */
 template <int D>
+__device__ static inline void cn_one_copy_fp8(const cn_one_params &p, const cn_walk &w,
+                                              const cn_one_item &item, const cn_one_rows &rows,
+                                              const cn_one_shared<D, true> &shared, uint32_t stage)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim;
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+    uint16_t scales[2][2];
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        const cn_fp8_rows r = cn_one_fp8_rows(p, item, rows.row[half]);
+        scales[half][0] = __ldcg(r.key_scale);
+        scales[half][1] = __ldcg(r.value_scale);
+    }
+    for (uint32_t base = slots.first; base < cn_round16(slots.last); base += 4) {
+        const uint32_t i = base + lane / 8;
+        const uint32_t row = __shfl_sync(
+            0xffffffffu, base < CN_WARP ? rows.row[0] : rows.row[1], i % CN_WARP);
+        const cn_fp8_rows r = cn_one_fp8_rows(p, item, row);
+        for (uint32_t column = lane % 8 * 16; column < d; column += 128) {
+            cn_copy16_once(shared.keys(stage) + i * d + column, r.key + column, i < slots.last);
+            cn_copy16_once(shared.values(stage) + i * d + column, r.value + column,
+                           i < slots.last);
+        }
+    }
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++)
+#pragma unroll
+        for (uint32_t part = 0; part < 2; part++)
+            shared.scales(stage)[part * CN_WALK_TILE + half * CN_WARP + lane] = scales[half][part];
+    __syncwarp(); /* the arrival of lane 0 is for the scales of all lanes */
+}
+
+template <int D, bool FP8>
 __device__ static inline void cn_one_copy_query(const cn_one_params &p, const cn_one_item &item,
-                                                const cn_one_shared<D> &shared, uint32_t stage)
+                                                const cn_one_shared<D, FP8> &shared,
+                                                uint32_t stage)
 {
     const uint32_t n = item.n_heads * p.pool.head_dim;
     const uint32_t to = cn_shared_address(shared.queries(stage));
@@ -148,16 +224,16 @@ __device__ static inline void cn_one_copy_query(const cn_one_params &p, const cn
 }
 
 /* What the fetching warp of a bulk kernel needs besides the parameters. */
-template <int D> struct cn_one_fetch {
-    cn_one_shared<D> shared;
+template <int D, bool FP8> struct cn_one_fetch {
+    cn_one_shared<D, FP8> shared;
     cn_one_fixed *fixed;
     const CUtensorMap *whole, *few;
 };
 
 /* Uses the n-th stage in the sequence of the ring for the walk's tile and starts the copies of its
  * K and V. */
-template <int D>
-__device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_fetch<D> &f,
+template <int D, bool FP8>
+__device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_fetch<D, FP8> &f,
                                            const cn_walk &w, uint32_t n)
 {
     const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
@@ -166,16 +242,22 @@ __device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_
     cn_barrier_wait(&f.fixed->empty[stage], (round & 1) ^ 1);
     cn_one_write_note(&f.fixed->notes[stage], p, w, item);
     const uint32_t n_steps = cn_walk_tile_end(w) - w.step;
-    uint32_t bytes = 2 * cn_one_shared<D>::BOXES * n_steps * CN_WALK_STEP * CN_ROW_BYTES;
+    const uint32_t slot_bytes = FP8 ? 2 * (p.pool.head_dim + (uint32_t)sizeof(uint16_t))
+                                    : 2 * cn_one_shared<D, FP8>::BOXES * CN_ROW_BYTES;
+    uint32_t bytes = n_steps * CN_WALK_STEP * slot_bytes;
     if (cn_walk_is_first(w)) bytes += item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16);
     cn_barrier_expect(barrier, bytes);
-    cn_one_bulk_tile<D>(p, w, item, f.shared, stage, barrier, f.whole, f.few);
+    if constexpr (FP8)
+        cn_one_bulk_fp8<D>(p, w, item, f.shared, stage, barrier);
+    else
+        cn_one_bulk_tile<D>(p, w, item, f.shared, stage, barrier, f.whole, f.few);
 }
 
 /* Starts the copy of the queries if a piece begins with the walk's tile. */
-template <int D>
-__device__ static inline void cn_one_start_query(const cn_one_params &p, const cn_one_fetch<D> &f,
-                                                 const cn_walk &w, uint32_t n)
+template <int D, bool FP8>
+__device__ static inline void cn_one_start_query(const cn_one_params &p,
+                                                 const cn_one_fetch<D, FP8> &f, const cn_walk &w,
+                                                 uint32_t n)
 {
     const uint32_t stage = n % p.n_stages;
     if (!cn_walk_is_first(w)) return;
@@ -193,26 +275,26 @@ __device__ static inline void cn_one_wait_and_overlap(void)
 /* Fetches this block's share by bulk copies. Called by one thread. If K and V of other steps are
  * final, the ring is filled before the wait for the previous kernel. Only the newest tile of a
  * sequence, which holds this step's token, and the queries are fetched after the wait. */
-template <int D>
-__device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn_one_fetch<D> &f,
-                                                cn_walk w)
+template <int D, bool FP8>
+__device__ static inline void cn_one_fetch_bulk(const cn_one_params &p,
+                                                const cn_one_fetch<D, FP8> &f, cn_walk w)
 {
     cn_walk late = w;
     uint32_t n = 0;
     bool more = true;
     while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
-        cn_one_start<D>(p, f, w, n++);
+        cn_one_start<D, FP8>(p, f, w, n++);
         more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
     cn_one_wait_and_overlap();
     for (uint32_t i = 0; i < n; i++) {
-        cn_one_start_query<D>(p, f, late, i);
+        cn_one_start_query<D, FP8>(p, f, late, i);
         if (i + 1 < n) cn_walk_next(late, p.walk);
     }
     for (; more; n++) {
-        cn_one_start<D>(p, f, w, n);
-        cn_one_start_query<D>(p, f, w, n);
+        cn_one_start<D, FP8>(p, f, w, n);
+        cn_one_start_query<D, FP8>(p, f, w, n);
         more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
@@ -246,10 +328,10 @@ __device__ static inline void cn_one_wait_list(const cn_one_params &p, const cn_
  * With `done` each warp copies its first tile as soon as the list of this tile is finished, before
  * the wait for the previous kernel. All blocks of `select` have started then, and `score` before it
  * has waited for what else is read. */
-template <int D, bool LIST>
+template <int D, bool LIST, bool FP8>
 __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
-                                                const cn_one_shared<D> &shared, cn_one_fixed *fixed,
-                                                cn_walk w)
+                                                const cn_one_shared<D, FP8> &shared,
+                                                cn_one_fixed *fixed, cn_walk w)
 {
     const uint32_t n_warps = min(cn_one_fetch_warps<LIST>(), p.n_stages);
     const uint32_t warp = (threadIdx.x - CN_ONE_COMPUTE) / CN_WARP;
@@ -261,10 +343,13 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
         uint64_t *barrier = &fixed->full[stage];
         const cn_one_item item = cn_one_item_of(p, w);
         if (early && n == warp) cn_one_wait_list(p, item);
-        const cn_one_rows rows = cn_one_rows_of<LIST>(p, w, item);
+        const cn_one_rows rows = cn_one_rows_of<LIST, FP8>(p, w, item);
         cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
-        cn_one_copy_tile<D>(p, w, rows, shared, stage);
-        if (cn_walk_is_first(w)) cn_one_copy_query<D>(p, item, shared, stage);
+        if constexpr (FP8)
+            cn_one_copy_fp8<D>(p, w, item, rows, shared, stage);
+        else
+            cn_one_copy_tile<D>(p, w, rows, shared, stage);
+        if (cn_walk_is_first(w)) cn_one_copy_query<D, FP8>(p, item, shared, stage);
         cn_barrier_arrive_copied(barrier);
         if (threadIdx.x % CN_WARP == 0) {
             cn_one_write_note(&fixed->notes[stage], p, w, item);

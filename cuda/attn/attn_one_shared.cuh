@@ -47,13 +47,18 @@ typedef struct cn_one_note {
     cn_walk_piece piece;   /* valid if last */
 } cn_one_note;
 
-/* Shared memory: stages of K and V, their queries, the exchange between warps. */
-template <int D> struct cn_one_shared {
+/* Shared memory: stages of K and V, their queries, the exchange between warps. A stage of rows in
+ * eight bits has keys [64, d] and values [64, d], without a swizzle, then the scales of both. If d
+ * is D this is a tile of the pool. */
+template <int D, bool FP8> struct cn_one_shared {
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t BOX_BYTES = CN_WALK_TILE * CN_ROW_BYTES;
-    static constexpr uint32_t PART_BYTES = BOXES * BOX_BYTES; /* the keys, or the values */
+    static constexpr uint32_t PART_BYTES = /* the keys, or the values */
+        FP8 ? CN_WALK_TILE * D : BOXES * BOX_BYTES;
+    static constexpr uint32_t SCALE_BYTES = FP8 ? CN_WALK_TILE * (uint32_t)sizeof(uint16_t) : 0;
+    static constexpr uint32_t TILE_BYTES = 2 * (PART_BYTES + SCALE_BYTES);
     static constexpr uint32_t QUERY_BYTES = CN_ONE_HEADS * D * (uint32_t)sizeof(cn_bf16);
-    static constexpr uint32_t STAGE_BYTES = 2 * PART_BYTES + QUERY_BYTES;
+    static constexpr uint32_t STAGE_BYTES = TILE_BYTES + QUERY_BYTES;
     static constexpr uint32_t HEAD_FLOATS = D + CN_ONE_PAD;
     static constexpr uint32_t WARPS_BYTES =
         CN_ONE_WARPS * CN_ONE_HEADS * HEAD_FLOATS * (uint32_t)sizeof(float);
@@ -69,12 +74,17 @@ template <int D> struct cn_one_shared {
 
     __device__ uint32_t keys(uint32_t s) const
     {
-        return cn_shared_address(base) + s * 2 * PART_BYTES;
+        return cn_shared_address(base) + s * TILE_BYTES;
     }
     __device__ uint32_t values(uint32_t s) const { return keys(s) + PART_BYTES; }
+    /* Scales of the keys, then of the values, [64] each. */
+    __device__ uint16_t *scales(uint32_t s) const
+    {
+        return (uint16_t *)(base + s * TILE_BYTES + 2 * PART_BYTES);
+    }
     __device__ cn_bf16 *queries(uint32_t s) const
     {
-        return (cn_bf16 *)(base + n_stages * 2 * PART_BYTES + s * QUERY_BYTES);
+        return (cn_bf16 *)(base + n_stages * TILE_BYTES + s * QUERY_BYTES);
     }
     __device__ float *exchange(void) const { return (float *)(base + n_stages * STAGE_BYTES); }
 };

@@ -7,6 +7,8 @@
  * cores, and K and V are read once for the group. The block reads the keys from slot 0 on in tiles
  * of 64 (FlashAttention 2, arXiv 2307.08691). Scores, online softmax and weighted values stay in
  * registers, 16 rows per warp. cp.async fetches the keys and values of the next tile meanwhile.
+ * Rows in eight bits become bf16 in shared memory, without loss: the scales of the keys multiply
+ * the scores, those of the values the weights.
  * The bits of a row depend on its query and slots alone, not on its chunk.
  *
  * q, out [T, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to bf16.
@@ -19,32 +21,46 @@
 
 enum { WARPS = 4, THREADS = WARPS * CN_WARP, ROWS = WARPS * 16, TILE = 64, STAGES = 2 };
 
-template <int D> struct prefill_shared {
+/* In eight bits there is one tile of keys and values in bf16, and the stages are of codes and
+ * scales: keys [64, D], values, scales of the keys [64], scales of the values. */
+template <int D, bool FP8> struct prefill_shared {
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t TILE_BYTES = BOXES * TILE * CN_ROW_BYTES;
     static constexpr uint32_t QUERY_BYTES = BOXES * ROWS * CN_ROW_BYTES;
-    static constexpr uint32_t BYTES = QUERY_BYTES + STAGES * 2 * TILE_BYTES + 1024;
+    static constexpr uint32_t CODE_BYTES = 2 * TILE * (D + (uint32_t)sizeof(uint16_t));
+    static constexpr uint32_t BYTES =
+        QUERY_BYTES + 1024 +
+        (FP8 ? 2 * TILE_BYTES + STAGES * CODE_BYTES : STAGES * 2 * TILE_BYTES);
 
-    uint32_t queries;
+    unsigned char *base;
+    uint32_t queries; /* the address of base */
     __device__ uint32_t keys(uint32_t stage) const
     {
-        return queries + QUERY_BYTES + stage * 2 * TILE_BYTES;
+        return queries + QUERY_BYTES + (FP8 ? 0 : stage * 2 * TILE_BYTES);
     }
     __device__ uint32_t values(uint32_t stage) const { return keys(stage) + TILE_BYTES; }
+    __device__ uint32_t codes(uint32_t stage) const
+    {
+        return queries + QUERY_BYTES + 2 * TILE_BYTES + stage * CODE_BYTES;
+    }
+    __device__ uint16_t *scales(uint32_t stage) const
+    {
+        return (uint16_t *)(base + (codes(stage) - queries) + 2 * TILE * D);
+    }
 };
 
 /* ---- fetching: eight threads per row ---- */
 
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void fetch_queries(const cn_prefill_params &p, const cn_prefill_block &b,
-                                            const prefill_shared<D> &shared)
+                                            const prefill_shared<D, FP8> &shared)
 {
     const uint32_t d = p.pool.head_dim, column = threadIdx.x % 8;
     for (uint32_t row = threadIdx.x / 8; row < ROWS; row += THREADS / 8) {
         const bool used = row < b.n_rows;
         const cn_bf16 *from = p.q + (used ? cn_prefill_row(p, b, row) : 0);
 #pragma unroll
-        for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++) {
+        for (uint32_t box = 0; box < prefill_shared<D, FP8>::BOXES; box++) {
             const uint32_t chunk = box * 8 + column;
             const bool valid = used && chunk * 8 < d;
             cn_copy16(shared.queries + cn_chunk_at(ROWS, row, chunk),
@@ -55,7 +71,7 @@ __device__ static inline void fetch_queries(const cn_prefill_params &p, const cn
 
 template <int D>
 __device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_prefill_block &b,
-                                         const prefill_shared<D> &shared, uint32_t tile)
+                                         const prefill_shared<D, false> &shared, uint32_t tile)
 {
     const uint32_t d = p.pool.head_dim, column = threadIdx.x % 8, stage = tile % STAGES;
     for (uint32_t row = threadIdx.x / 8; row < TILE; row += THREADS / 8) {
@@ -65,7 +81,7 @@ __device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_pr
         const cn_bf16 *key = p.pool.kv + at * d;
         const cn_bf16 *value = key + d * p.pool.rows.value;
 #pragma unroll
-        for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++) {
+        for (uint32_t box = 0; box < prefill_shared<D, false>::BOXES; box++) {
             const uint32_t chunk = box * 8 + column, to = cn_chunk_at(TILE, row, chunk);
             const bool valid = used && chunk * 8 < d;
             const uint32_t from = valid ? chunk * 8 : 0;
@@ -73,6 +89,55 @@ __device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_pr
             cn_copy16(shared.values(stage) + to, value + from, valid);
         }
     }
+}
+
+/* ---- rows in eight bits ---- */
+
+/* Fetches codes and scales; zeros for slots that no row sees. */
+template <int D>
+__device__ static inline void fetch_codes(const cn_prefill_params &p, const cn_prefill_block &b,
+                                          const prefill_shared<D, true> &shared, uint32_t tile)
+{
+    const uint32_t d = p.pool.head_dim, column = threadIdx.x % 8, stage = tile % STAGES;
+    for (uint32_t row = threadIdx.x / 8; row < TILE; row += THREADS / 8) {
+        const uint32_t slot = tile * TILE + row;
+        const bool used = slot < b.n_slots;
+        const cn_fp8_rows from = cn_fp8_rows_of(p.pool, b.seq, b.kv_head, used ? slot : 0);
+        const uint32_t keys = shared.codes(stage) + row * D, values = keys + TILE * D;
+        for (uint32_t at = column * CN_CHUNK_BYTES; at < D; at += 8 * CN_CHUNK_BYTES) {
+            const bool valid = used && at < d;
+            cn_copy16(keys + at, from.key + (valid ? at : 0), valid);
+            cn_copy16(values + at, from.value + (valid ? at : 0), valid);
+        }
+        if (column < 2)
+            shared.scales(stage)[column * TILE + row] =
+                used ? __ldcg(column ? from.value_scale : from.key_scale) : 0;
+    }
+}
+
+/* Writes the codes of a stage as bf16 to the tile of keys and values. */
+template <int D>
+__device__ static inline void convert_codes(const prefill_shared<D, true> &shared, uint32_t stage)
+{
+    for (uint32_t e = threadIdx.x; e < 2 * TILE * (D / 8); e += THREADS) {
+        const uint32_t row = e / (D / 8), chunk = e % (D / 8);
+        const uint32_t to = row < TILE ? shared.keys(0) : shared.values(0);
+        cn_shared_store16(to + cn_chunk_at(TILE, row % TILE, chunk),
+                          cn_fp8_chunk(cn_shared_load8(shared.codes(stage) + e * 8)));
+    }
+}
+
+/* Multiplies scores or weights by the scales of their slots. */
+__device__ static inline void scale_slots(float x[TILE / 8][4], const uint16_t *scales)
+{
+#pragma unroll
+    for (uint32_t n = 0; n < TILE / 8; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const float scale = cn_fp8_half(scales[n * 8 + threadIdx.x % 4 * 2 + i]);
+            x[n][i] *= scale;
+            x[n][i + 2] *= scale;
+        }
 }
 
 /* ---- computing: 16 rows per warp ---- */
@@ -85,9 +150,9 @@ template <int D> struct prefill_state {
     uint32_t limit[2]; /* slots that the rows see */
 };
 
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void compute_scores(float scores[TILE / 8][4],
-                                             const prefill_shared<D> &shared, uint32_t keys)
+                                             const prefill_shared<D, FP8> &shared, uint32_t keys)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, first = threadIdx.x / CN_WARP * 16;
 #pragma unroll
@@ -186,20 +251,31 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
     }
 }
 
-template <int D>
+template <int D, bool FP8>
+__device__ static inline void fetch(const cn_prefill_params &p, const cn_prefill_block &b,
+                                    const prefill_shared<D, FP8> &shared, uint32_t tile)
+{
+    if constexpr (FP8)
+        fetch_codes<D>(p, b, shared, tile);
+    else
+        fetch_tile<D>(p, b, shared, tile);
+}
+
+template <int D, bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     attn_prefill_kernel(const __grid_constant__ cn_prefill_params p)
 {
     extern __shared__ unsigned char dynamic[];
-    prefill_shared<D> shared;
-    shared.queries = (cn_shared_address(dynamic) + 1023) & ~1023u;
+    prefill_shared<D, FP8> shared;
+    shared.base = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
+    shared.queries = cn_shared_address(shared.base);
     cn_wait_previous();
     cn_overlap_next();
     cn_prefill_block b;
     if (!cn_prefill_block_of(b, p, gridDim.y - 1 - blockIdx.y, blockIdx.x, blockIdx.z)) return;
     const uint32_t n_tiles = (b.n_slots + TILE - 1) / TILE;
-    fetch_queries<D>(p, b, shared);
-    fetch_tile<D>(p, b, shared, 0);
+    fetch_queries<D, FP8>(p, b, shared);
+    fetch<D, FP8>(p, b, shared, 0);
     cn_copy_commit();
     prefill_state<D> x;
 #pragma unroll
@@ -214,13 +290,19 @@ __global__ static void __launch_bounds__(THREADS)
             cn_prefill_limit(b, threadIdx.x / CN_WARP * 16 + threadIdx.x % CN_WARP / 4 + h * 8);
     }
     for (uint32_t tile = 0; tile < n_tiles; tile++) {
-        if (tile + 1 < n_tiles) fetch_tile<D>(p, b, shared, tile + 1);
+        if (tile + 1 < n_tiles) fetch<D, FP8>(p, b, shared, tile + 1);
         cn_copy_commit();
         cn_copy_wait<1>();
         __syncthreads();
+        if constexpr (FP8) {
+            convert_codes<D>(shared, tile % STAGES);
+            __syncthreads();
+        }
         float scores[TILE / 8][4];
-        compute_scores<D>(scores, shared, shared.keys(tile % STAGES));
+        compute_scores<D, FP8>(scores, shared, shared.keys(tile % STAGES));
+        if constexpr (FP8) scale_slots(scores, shared.scales(tile % STAGES));
         softmax<D>(scores, x, p.scale, tile * TILE);
+        if constexpr (FP8) scale_slots(scores, shared.scales(tile % STAGES) + TILE);
         add_values<D>(x, scores, shared.values(tile % STAGES));
         __syncthreads();
     }
@@ -232,8 +314,11 @@ __global__ static void __launch_bounds__(THREADS)
 template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
 {
     const dim3 grid = cn_prefill_plan(&p, a, ROWS);
-    return cn_cuda_launch(s, "attn_prefill", attn_prefill_kernel<D>,
-                          {grid, THREADS, prefill_shared<D>::BYTES}, p);
+    if (p.pool.fp8.kv)
+        return cn_cuda_launch(s, "attn_prefill", attn_prefill_kernel<D, true>,
+                              {grid, THREADS, prefill_shared<D, true>::BYTES}, p);
+    return cn_cuda_launch(s, "attn_prefill", attn_prefill_kernel<D, false>,
+                          {grid, THREADS, prefill_shared<D, false>::BYTES}, p);
 }
 
 extern "C" cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a)

@@ -361,6 +361,7 @@ template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn
 extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a)
 {
     return cn_attn_has_bulk(s) && a->layout.head_dim <= 128 &&
+           cn_kv_form_of(&a->layout) == CN_KV_PLAIN &&
            a->n_heads / a->layout.n_kv_heads <= ROWS;
 }
 

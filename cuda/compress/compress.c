@@ -103,9 +103,10 @@ static cn_status check_shape(const cn_pools *p)
 {
     const cn_kv_layout *l = &p->layout;
     CN_TRY(cn_compress_check_shape(p));
-    if (!cn_kv_layout_is_uniform(l, CN_BF16))
+    if (!cn_kv_layout_is_uniform(l, CN_BF16) && cn_kv_form_of(l) != CN_KV_FP8)
         return cn_fail(CN_ERR_SHAPE,
-                       "compress: KV layout: expected K and V in bf16, rows of %u elements",
+                       "compress: KV layout: expected rows of %u elements of K and V, in bf16, or "
+                       "in e4m3 with scales",
                        l->head_dim);
     if (l->head_dim > MAX_HEAD_DIM || l->block_tokens < MIN_BLOCK_TOKENS ||
         l->block_tokens > CN_COMPRESS_SPAN)

@@ -24,15 +24,15 @@ __device__ static inline cn_compress_unit cn_compress_unit_of(const cn_compress_
     return u;
 }
 
-/* Returns the key of resident slot v, or its value if part is CN_KV_V. */
-__device__ static inline const cn_bf16 *cn_compress_row(const cn_compress_chunk &c,
+/* Returns the row of a part of resident slot v. */
+__device__ static inline const void *cn_compress_row(const cn_compress_chunk &c,
                                                         const cn_compress_unit &u, uint32_t v,
                                                         cn_kv_part part)
 {
     const cn_kv_layout *l = &c.pools.layout;
     const uint32_t block = __ldg(u.job->source + v / l->block_tokens);
-    return (const cn_bf16 *)((const char *)c.pools.kv +
-                             cn_kv_at(l, u.layer, block, u.head, v % l->block_tokens, part));
+    return (const char *)c.pools.kv +
+           cn_kv_at(l, u.layer, block, u.head, v % l->block_tokens, part);
 }
 
 /* Returns the index of F and P of slot `slot` of a block. */

@@ -88,8 +88,8 @@ static inline uint32_t cn_compress_units(const cn_compress_chunk *c)
     return c->n_jobs * c->n_layers * c->pools.layout.n_kv_heads;
 }
 
-/* Bytes of a block of one (layer, kv head) that is set aside: its K, then V, [block_tokens, d] bf16
- * each, then P and F, [block_tokens] each. */
+/* Bytes of a block of one (layer, kv head) that is set aside: K and V as in the pool, then P and F,
+ * [block_tokens] each. */
 CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
 {
     return l->head_bytes + 2 * (size_t)l->block_tokens * sizeof(uint32_t);
@@ -109,7 +109,7 @@ CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
  *                  last row above redundancy_p is 0. Cosines of a zero key are 0. Unchanged with
  *                  CN_REDUNDANCY_NONE.
  *
- * It may use `work` but not `aside`. Keys and queries are bf16. */
+ * It may use `work` but not `aside`. Queries are bf16. */
 cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c);
 
 /* The same with the tensor cores of compute capability 9.0. It makes one pass over K, two for long

@@ -12,7 +12,9 @@
  * Move `fill`, grid (units, slices). Every source block that is a target at another place is set
  * aside first. After that no row that is read is also written. A block lists the rows of a slice of
  * target slots that move, and copies their K and V in any order.
- * Bytes moved: 8 d per unit and kept slot that moves. CPU version: cpu_compact.c. Paper C.6. */
+ * Scales of rows in eight bits are moved by a kernel of their own, as P and F.
+ * Bytes moved: 8 d per unit and kept slot that moves; in eight bits 4 d + 8.
+ * CPU version: cpu_compact.c. Paper C.6. */
 #include "cuda/compress/compress.cuh"
 
 enum {
@@ -75,6 +77,12 @@ __device__ static inline move_row row_of(const cn_compress_chunk &c, const cn_co
     return r;
 }
 
+/* Pieces of 16 bytes of a row of K or V. */
+__device__ static inline uint32_t row_vecs(const cn_kv_layout &l)
+{
+    return l.part[CN_KV_K].row_bytes / (uint32_t)sizeof(uint4);
+}
+
 /* The 16-byte pieces of a tile's rows that this thread copies: piece threadIdx.x + k * THREADS. */
 typedef struct tile_share {
     uint32_t rows, vecs; /* of a tile, of a row */
@@ -108,7 +116,7 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
     const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
     const cn_kv_part part = blockIdx.y == 0 ? CN_KV_K : CN_KV_V;
     tile_share share;
-    share.vecs = c.pools.layout.head_dim / CN_VEC8;
+    share.vecs = row_vecs(c.pools.layout);
     share.rows = min((uint32_t)(VECS * THREADS) / share.vecs, (uint32_t)MAX_ROWS);
     cn_overlap_next();
     cn_wait_previous();
@@ -158,7 +166,7 @@ __global__ static void __launch_bounds__(THREADS)
     __shared__ move_row rows[2 * SLICE];
     __shared__ uint32_t n_rows;
     const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
-    const uint32_t vecs = c.pools.layout.head_dim / CN_VEC8;
+    const uint32_t vecs = row_vecs(c.pools.layout);
     if (threadIdx.x == 0) n_rows = 0;
     cn_overlap_next();
     cn_wait_previous();
@@ -221,6 +229,27 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
+/* ---- scales of rows in eight bits ---- */
+
+/* Grid (units, K and V). Target slots in order, as in move_kernel. */
+__global__ static void __launch_bounds__(THREADS)
+    move_scales_kernel(const __grid_constant__ cn_compress_chunk c)
+{
+    const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
+    const cn_kv_part part = blockIdx.y == 0 ? CN_KV_K_SCALE : CN_KV_V_SCALE;
+    cn_overlap_next();
+    cn_wait_previous();
+    const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
+    for (uint32_t first = 0; first < n_kept; first += THREADS) {
+        const move_row r = row_of(c, u, first + threadIdx.x, n_kept, part);
+        uint16_t scale = 0;
+        if (r.from) scale = *(const uint16_t *)r.from;
+        __syncthreads();
+        if (r.to) *(uint16_t *)r.to = scale;
+        __syncthreads();
+    }
+}
+
 /* ---- blocks set aside ---- */
 
 /* Grid (units, n_aside). */
@@ -230,7 +259,7 @@ __global__ static void __launch_bounds__(THREADS)
     __shared__ uint32_t found;
     const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
     const cn_kv_layout *l = &c.pools.layout;
-    const uint32_t b = l->block_tokens, vecs = l->head_dim / CN_VEC8, none = 0xffffffffu;
+    const uint32_t b = l->block_tokens, none = 0xffffffffu;
     if (threadIdx.x == 0) found = none;
     cn_overlap_next();
     cn_wait_previous();
@@ -240,12 +269,9 @@ __global__ static void __launch_bounds__(THREADS)
     __syncthreads();
     if (found == none) return;
     char *to = aside_block(c, u, blockIdx.y);
-    for (uint32_t part = 0; part < l->n_parts; part++)
-        for (uint32_t e = threadIdx.x; e < b * vecs; e += THREADS) {
-            const uint4 *from = (const uint4 *)pool_row(c, u, found, e / vecs, (cn_kv_part)part);
-            uint4 *row = (uint4 *)(to + cn_kv_in_head(l, e / vecs, (cn_kv_part)part));
-            row[e % vecs] = from[e % vecs];
-        }
+    const uint4 *from = (const uint4 *)pool_row(c, u, found, 0, CN_KV_K);
+    for (uint32_t e = threadIdx.x; e < l->head_bytes / sizeof(uint4); e += THREADS)
+        ((uint4 *)to)[e] = from[e];
     for (uint32_t which = 0; which < 2; which++) {
         const uint32_t *side = side_of(c, u, which);
         for (uint32_t slot = threadIdx.x; side && slot < b; slot += THREADS)
@@ -272,6 +298,9 @@ extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
                               {dim3(units, (targets + SLICE - 1) / SLICE), THREADS}, *c));
     else
         CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, {dim3(units, 2), THREADS}, *c));
+    if (cn_kv_form_of(&c->pools.layout) == CN_KV_FP8)
+        CN_TRY(cn_cuda_launch(s, "compress: scales", move_scales_kernel,
+                              {dim3(units, 2), THREADS}, *c));
     if (!c->pools.origin && !c->moves_scores) return CN_OK;
     return cn_cuda_launch(s, "compress: sides", move_sides_kernel, {dim3(units, 2), THREADS}, *c);
 }

@@ -13,6 +13,7 @@
  * column is found in the row of the same number; twin_kernel subtracts its cosine from the row sum
  * of the twin.
  *
+ * Keys in eight bits are multiplied as codes; the scale of a key multiplies its logits.
  * Grid (units, spans or 64-slot tiles), 128 threads. Bytes moved: K twice for attention and, for
  * lightning, (b + 64) / 64 times in blocks of b; all but the first from the L2 cache.
  * CPU version: engine/cpu/cpu_score.c. Paper C.2, C.3, C.5, C.7. */
@@ -47,16 +48,38 @@ __host__ __device__ static inline uint32_t tile_bytes(uint32_t rows, uint32_t d)
     return (d + CN_BOX_COLS - 1) / CN_BOX_COLS * rows * CN_ROW_BYTES;
 }
 
-/* Loads keys [first, first + TILE), with zeros from n on. */
+/* Loads keys [first, first + TILE), with zeros from n on; in eight bits the codes, without their
+ * scales. */
+template <bool FP8>
 __device__ static inline void load_keys(uint32_t to, const cn_compress_chunk &c,
                                         const cn_compress_unit &u, uint32_t first)
 {
     const uint32_t chunks = c.pools.layout.head_dim / CN_VEC8;
     for (uint32_t e = threadIdx.x; e < TILE * chunks; e += THREADS) {
         const uint32_t row = e / chunks, chunk = e % chunks;
+        const uint32_t at = to + cn_chunk_at(TILE, row, chunk);
         const bool valid = first + row < c.n;
-        const cn_bf16 *from = cn_compress_row(c, u, valid ? first + row : 0, CN_KV_K);
-        cn_copy16(to + cn_chunk_at(TILE, row, chunk), from + chunk * CN_VEC8, valid);
+        const void *from = cn_compress_row(c, u, valid ? first + row : 0, CN_KV_K);
+        if constexpr (FP8) {
+            const uint2 codes = valid ? __ldg((const uint2 *)from + chunk) : make_uint2(0, 0);
+            cn_shared_store16(at, cn_fp8_chunk(codes));
+        } else {
+            cn_copy16(at, (const cn_bf16 *)from + chunk * CN_VEC8, valid);
+        }
+    }
+}
+
+/* factor[i] = what logits of slot v + 8 i are multiplied by. */
+template <bool FP8>
+__device__ static inline void key_factors(float factor[2], const score_params &p,
+                                          const cn_compress_unit &u, uint32_t v)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        factor[i] = p.scale;
+        if (!FP8 || v + 8 * i >= p.c.n) continue;
+        const void *scale = cn_compress_row(p.c, u, v + 8 * i, CN_KV_K_SCALE);
+        factor[i] *= cn_fp8_half(__ldg((const uint16_t *)scale));
     }
 }
 
@@ -140,6 +163,7 @@ __device__ static inline void add_column(float2 *total, float low, float high, u
     if (threadIdx.x % CN_WARP < 4) merge(total, make_float2(top, sum));
 }
 
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     partial_kernel(const __grid_constant__ score_params p)
 {
@@ -160,17 +184,19 @@ __global__ static void __launch_bounds__(THREADS)
         for (uint32_t tile = 0; tile < TILES; tile++) {
             const uint32_t slot = span * CN_COMPRESS_SPAN + tile * TILE;
             if (slot >= p.c.n) break;
-            load_keys(keys, p.c, u, slot);
+            const uint32_t v = slot + warp * 16 + lane / 4;
+            float factor[2];
+            load_keys<FP8>(keys, p.c, u, slot);
+            key_factors<FP8>(factor, p, u, v);
             tiles_arrived();
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {
                 float x[STEP / 8][4];
                 multiply(x, keys, queries, QUERY_TILE, r, d);
-                const uint32_t v = slot + warp * 16 + lane / 4;
 #pragma unroll
                 for (int i = 0; i < STEP / 4; i++) {
                     const uint32_t row = r + i / 2 * 8 + lane % 4 * 2 + i % 2;
-                    add_column(&sums[warp][row], x[i / 2][i % 2] * p.scale,
-                               x[i / 2][2 + i % 2] * p.scale, v, n_visible(p, first + row));
+                    add_column(&sums[warp][row], x[i / 2][i % 2] * factor[0],
+                               x[i / 2][2 + i % 2] * factor[1], v, n_visible(p, first + row));
                 }
             }
             __syncthreads();
@@ -228,8 +254,8 @@ __device__ static inline float counted(const score_params &p, float all, float m
 /* Counts the weights of STEP query rows from `row` on in sum[] (this lane's slots v and v + 8).
  * best[] keeps the largest weight of a group that continues in the next rows. */
 __device__ static inline void add_weights(float sum[2], float best[2], const score_params &p,
-                                          const float x[STEP / 8][4], const float *totals,
-                                          uint32_t row, uint32_t v)
+                                          const float x[STEP / 8][4], const float factor[2],
+                                          const float *totals, uint32_t row, uint32_t v)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     const uint32_t fragments = p.padded > 8 ? p.padded / 8 : 1; /* of a group */
@@ -239,9 +265,9 @@ __device__ static inline void add_weights(float sum[2], float best[2], const sco
         const uint32_t left = n_visible(p, row + at), right = n_visible(p, row + at + 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
-            const float a = weight(x[j][2 * half] * p.scale, totals[at], v + 8 * half, left);
+            const float a = weight(x[j][2 * half] * factor[half], totals[at], v + 8 * half, left);
             const float b =
-                weight(x[j][2 * half + 1] * p.scale, totals[at + 1], v + 8 * half, right);
+                weight(x[j][2 * half + 1] * factor[half], totals[at + 1], v + 8 * half, right);
             if (p.padded == 1) {
                 sum[half] = counted(p, counted(p, sum[half], a), b);
                 continue;
@@ -278,6 +304,7 @@ __device__ static inline float total_of(const score_params &p, const cn_compress
     return sums[query * p.c.group + row % p.padded].x - u.job->decay_log2 * (float)age;
 }
 
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     weigh_kernel(const __grid_constant__ score_params p)
 {
@@ -292,9 +319,10 @@ __global__ static void __launch_bounds__(THREADS)
     for (uint32_t tile = 0; tile < TILES; tile++) {
         const uint32_t slot = blockIdx.y * CN_COMPRESS_SPAN + tile * TILE;
         const uint32_t v = slot + warp * 16 + threadIdx.x % CN_WARP / 4;
-        float sum[2] = {0.0f, 0.0f}, best[2] = {0.0f, 0.0f};
+        float sum[2] = {0.0f, 0.0f}, best[2] = {0.0f, 0.0f}, factor[2];
         if (slot >= p.c.n) break;
-        load_keys(keys, p.c, u, slot);
+        load_keys<FP8>(keys, p.c, u, slot);
+        key_factors<FP8>(factor, p, u, v);
         for (uint32_t first = 0; first < p.n_padded; first += QUERY_TILE) {
             if (tile == 0 || p.n_padded > QUERY_TILE) {
                 load_queries(queries, p, u, first);
@@ -306,7 +334,7 @@ __global__ static void __launch_bounds__(THREADS)
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {
                 float x[STEP / 8][4];
                 multiply(x, keys, queries, QUERY_TILE, r, d);
-                add_weights(sum, best, p, x, totals + r, first + r, v);
+                add_weights(sum, best, p, x, factor, totals + r, first + r, v);
             }
             __syncthreads();
         }
@@ -368,6 +396,8 @@ __device__ static inline uint2 partners(const cn_compress_chunk &c, uint32_t v)
     return make_uint2(v / b * b, v / b * b + b);
 }
 
+/* Cosines do not depend on the scales of keys. */
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     cosine_kernel(const __grid_constant__ cn_compress_chunk c)
 {
@@ -384,9 +414,9 @@ __global__ static void __launch_bounds__(THREADS)
     cn_overlap_next();
     cn_wait_previous();
     const float p = u.job->redundancy_p;
-    load_keys(rows, c, u, first);
+    load_keys<FP8>(rows, c, u, first);
     for (uint32_t column = from; column < to; column += TILE) {
-        load_keys(columns, c, u, column);
+        load_keys<FP8>(columns, c, u, column);
         tiles_arrived();
         if (column == from) inverse_norms(row_inverse, tiles, d);
         inverse_norms(column_inverse, tiles + tile_bytes(TILE, d), d);
@@ -437,6 +467,7 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- launching ---- */
 
+template <bool FP8>
 static cn_status launch_attention(cn_stream *s, const cn_compress_chunk *c)
 {
     const uint32_t d = c->pools.layout.head_dim;
@@ -447,33 +478,35 @@ static cn_status launch_attention(cn_stream *s, const cn_compress_chunk *c)
     p.scale = CN_LOG2E / sqrtf((float)d);
     const dim3 grid(cn_compress_units(c), c->n_spans);
     const size_t bytes = tile_bytes(TILE, d) + tile_bytes(QUERY_TILE, d);
-    CN_TRY(cn_cuda_launch(s, "compress: sums", partial_kernel, {grid, THREADS, bytes}, p));
+    CN_TRY(cn_cuda_launch(s, "compress: sums", partial_kernel<FP8>, {grid, THREADS, bytes}, p));
     CN_TRY(cn_cuda_launch(s, "compress: totals", total_kernel, {dim3(grid.x), THREADS}, p));
-    return cn_cuda_launch(s, "compress: weights", weigh_kernel, {grid, THREADS, bytes}, p);
+    return cn_cuda_launch(s, "compress: weights", weigh_kernel<FP8>, {grid, THREADS, bytes}, p);
 }
 
+template <bool FP8>
 static cn_status launch_redundancy(cn_stream *s, const cn_compress_chunk *c)
 {
     const uint32_t units = cn_compress_units(c);
     const dim3 tiles(units, (unsigned)cn_ceil_div(c->n, TILE));
     const dim3 slots(units, (unsigned)cn_ceil_div(c->n, THREADS));
     const size_t bytes = 2 * (size_t)tile_bytes(TILE, c->pools.layout.head_dim);
-    CN_TRY(cn_cuda_launch(s, "compress: cosines", cosine_kernel, {tiles, THREADS, bytes}, *c));
+    CN_TRY(cn_cuda_launch(s, "compress: cosines", cosine_kernel<FP8>, {tiles, THREADS, bytes}, *c));
     return cn_cuda_launch(s, "compress: twins", twin_kernel, {slots, THREADS}, *c);
 }
 
 /* Supports any shape; makes three passes over K. */
-static cn_status score_portable(cn_stream *s, const cn_compress_chunk *c)
+template <bool FP8> static cn_status score_portable(cn_stream *s, const cn_compress_chunk *c)
 {
     if (c->group > MAX_GROUP)
         return cn_fail(CN_ERR_SHAPE, "compression: %u query heads per kv head: expected at most %d",
                        c->group, MAX_GROUP);
-    CN_TRY(launch_attention(s, c));
-    return c->redundancy_kind == CN_REDUNDANCY_NONE ? CN_OK : launch_redundancy(s, c);
+    CN_TRY(launch_attention<FP8>(s, c));
+    return c->redundancy_kind == CN_REDUNDANCY_NONE ? CN_OK : launch_redundancy<FP8>(s, c);
 }
 
 extern "C" cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c)
 {
+    if (cn_kv_form_of(&c->pools.layout) == CN_KV_FP8) return score_portable<true>(s, c);
     return cn_compress_score_sm90_fits(s, c) ? cn_compress_score_sm90(s, c)
-                                             : score_portable(s, c);
+                                             : score_portable<false>(s, c);
 }

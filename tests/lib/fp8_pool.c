@@ -12,6 +12,7 @@
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"
+#include "tests/lib/bf16.h"
 
 /* Calls visit for each row of K and V. */
 static void each_row(const cn_kv_layout *l, void *ctx,
@@ -74,4 +75,27 @@ void fp8_pool_assert_equal(const fp8_pool *p, const cn_kv_layout *l, const float
 {
     two_pools both = {p, l, (float *)(uintptr_t)kv};
     each_row(l, &both, compare);
+}
+
+typedef struct bf16_rows {
+    const fp8_pool *fp8;
+    const cn_kv_layout *layout;
+    uint16_t *kv;
+} bf16_rows;
+
+static void round_row(void *ctx, cn_cpu_place at, cn_kv_part part)
+{
+    const bf16_rows *p = ctx;
+    float room[CN_CPU_MAX_HEAD_DIM];
+    uint16_t *to = p->kv + cn_kv_row(p->layout, at.layer, at.block, at.head, at.slot, part);
+    cn_cpu_read_rows(&p->fp8->layout, p->fp8->kv, at, part, 1, room);
+    for (uint32_t i = 0; i < p->layout->head_dim; i++) to[i] = to_bf16(room[i]);
+}
+
+uint16_t *fp8_pool_take_bf16(const fp8_pool *p, const cn_kv_layout *l)
+{
+    bf16_rows rows = {p, l, cn_calloc(cn_kv_pool_elems(l), sizeof(uint16_t))};
+    assert_non_null(rows.kv);
+    each_row(l, &rows, round_row);
+    return rows.kv;
 }

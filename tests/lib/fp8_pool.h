@@ -18,4 +18,8 @@ void fp8_pool_free(fp8_pool *p);
 /* Fails the test unless every row of the two pools has the same values. NaN equals NaN. */
 void fp8_pool_assert_equal(const fp8_pool *p, const cn_kv_layout *l, const float *kv);
 
+/* Returns the values of all rows, rounded to bf16, in the layout `l` of plain rows. Free with
+ * cn_free. */
+uint16_t *fp8_pool_take_bf16(const fp8_pool *p, const cn_kv_layout *l);
+
 #endif

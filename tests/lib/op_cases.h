@@ -16,6 +16,7 @@ typedef struct op_env {
     cn_stream *cpu_stream, *cuda_stream; /* of priority HIGH */
     cn_stream *cuda_side;                /* of priority LOW */
     test_rng rng;                        /* seeded with the case's seed */
+    bool fp8;                            /* K and V of the GPU's pool are in eight bits */
     char shape[160];                     /* the case describes here what it drew */
     /* Counts of the whole run: compared choices between scores, and choices where the GPU took the
      * other one of two nearly equal scores. A case defines "nearly equal", counts both, and fails
@@ -34,6 +35,7 @@ typedef struct op_case {
     double (*run)(op_env *e, uint32_t seed);
     cn_cuda_gemm_kind gemm; /* options to open the backend with */
     bool batch_invariant, portable, impatient;
+    bool fp8; /* set in op_env; cases that read it say so */
 } op_case;
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);
