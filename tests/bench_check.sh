@@ -461,6 +461,10 @@ grep -q "^home  *host, 0.25 GiB, N_home = 682 blocks" "$dir/out" || fail "no hom
 # The thresholds of home auto: blocks over requests. With 1,339 and 682 blocks, 64 have 20 and 10.
 grep -q "^home auto  *longest requests that fit to their ends" "$dir/out" || fail "no thresholds"
 grep -qE "^ +64 +[1-9][0-9]* +1280 +640$" "$dir/out" || fail "no thresholds of 64 requests"
+# The largest batches: 10 and 5 of 8,192 tokens, 128 blocks each.
+grep -q "^batches  *most requests that fit to their ends" "$dir/out" || fail "no batches"
+grep -qE "^ +8192 +[1-9][0-9]* +10 +5$" "$dir/out" || fail "no batches of 8192 tokens"
+grep -qE "^ +1024 +[1-9][0-9]* +83 +42$" "$dir/out" || fail "no batches of 1024 tokens"
 # shellcheck disable=SC2086
 refused "--cache-device is missing" plan --model $model $home --kv-homes peer
 refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2

@@ -304,6 +304,7 @@ static void print_table(const plan_report *r)
     print_concurrency(r);
     cn_plan_selection_print(&r->selection);
     for (int h = 0; h < CN_N_HOMES; h++) cn_plan_home_print(&r->homes[h]);
+    cn_plan_batches_print(p, r->max_model_len, r->config->max_num_seqs);
     cn_plan_auto_print(p, r->max_model_len, r->config->max_num_seqs);
     cn_plan_shards_print(&r->shards, r->config);
 }
@@ -327,7 +328,7 @@ static cn_status print_json(const plan_report *r)
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
         "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
@@ -343,6 +344,7 @@ static cn_status print_json(const plan_report *r)
         measured_json(r->read_bytes_per_s), "flops_per_s", measured_json(r->flops_per_s),
         "expected_tokens_per_s", measured_json(r->tokens_per_s), "selection",
         cn_plan_selection_json(&r->selection), "homes", homes_json(r),
+        "home_batches", cn_plan_batches_json(p, r->max_model_len, r->config->max_num_seqs),
         "home_auto", cn_plan_auto_json(p, r->max_model_len, r->config->max_num_seqs),
         "experts", experts_json(r), "shards", cn_plan_shards_json(&r->shards));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;

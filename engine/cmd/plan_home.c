@@ -114,6 +114,10 @@ static void print_exchange(const cn_plan_home *p, const cn_plan_exchange *x)
     else
         printf("up to a batch of %u", x->hidden_batch);
     printf(", with %u packs\n", p->n_packs);
+    if (x->hidden_batch == 0)
+        printf("%-12s a step waits for it at any batch: lower --select-cap, or leave %s out of "
+               "--kv-homes\n",
+               "", cn_kv_home_name(p->home));
 }
 
 void cn_plan_home_print(const cn_plan_home *p)
@@ -156,12 +160,66 @@ json_t *cn_plan_home_json(const cn_plan_home *p)
                      "cache_device_bytes", (json_int_t)p->cache_bytes, "exchanges", exchanges);
 }
 
-/* ---- home `auto` ---- */
-
 static bool is_away_declared(const cn_memory_plan *m)
 {
     return m->homes[CN_HOME_PEER].n_blocks + m->homes[CN_HOME_HOST].n_blocks > 0;
 }
+
+/* ---- batches ---- */
+
+enum { CONTEXTS = 6 };
+
+/* Requests of n_tokens that fit at once to their ends. */
+static uint32_t largest_batch(const cn_memory_plan *m, cn_kv_home home, uint32_t n_tokens,
+                              uint32_t max_seqs)
+{
+    const bool here = home == CN_HOME_DEVICE;
+    const uint32_t n_blocks = (uint32_t)cn_ceil_div(n_tokens, m->block_tokens);
+    const uint32_t fit = here ? m->n_blocks / n_blocks : cn_plan_home_longest(m, home, n_tokens);
+    return cn_min_u32(cn_min_u32(fit, max_seqs), here ? max_seqs : m->concurrency_capped);
+}
+
+/* The i-th context, from the shortest on; 0: it would be less than a block. */
+static uint32_t context_of(const cn_memory_plan *m, uint32_t max_model_len, uint32_t i)
+{
+    const uint32_t n_tokens = max_model_len >> (CONTEXTS - 1 - i);
+    return n_tokens < m->block_tokens ? 0 : n_tokens;
+}
+
+void cn_plan_batches_print(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs)
+{
+    if (!is_away_declared(m)) return;
+    printf("%-12s most requests that fit to their ends, by their tokens:\n", "batches");
+    printf("%-12s %10s", "", "tokens");
+    for (int h = 0; h < CN_N_HOMES; h++) printf("%10s", cn_kv_home_name((cn_kv_home)h));
+    for (uint32_t i = 0; i < CONTEXTS; i++) {
+        const uint32_t n_tokens = context_of(m, max_model_len, i);
+        if (n_tokens == 0) continue;
+        printf("\n%-12s %10u", "", n_tokens);
+        for (int h = 0; h < CN_N_HOMES; h++)
+            printf("%10u", largest_batch(m, (cn_kv_home)h, n_tokens, max_seqs));
+    }
+    printf("\n");
+}
+
+json_t *cn_plan_batches_json(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs)
+{
+    if (!is_away_declared(m)) return json_null();
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < CONTEXTS; i++) {
+        const uint32_t n_tokens = context_of(m, max_model_len, i);
+        if (n_tokens == 0) continue;
+        json_t *o = json_pack("{s:i}", "tokens", (int)n_tokens);
+        for (int h = 0; h < CN_N_HOMES; h++)
+            json_object_set_new(
+                o, cn_kv_home_name((cn_kv_home)h),
+                json_integer(largest_batch(m, (cn_kv_home)h, n_tokens, max_seqs)));
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
+/* ---- home `auto` ---- */
 
 /* Tokens of each of n requests with this home; 0: they do not fit at once. */
 static uint32_t longest(const cn_memory_plan *m, cn_kv_home home, uint32_t n, uint32_t most)

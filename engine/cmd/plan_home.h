@@ -40,6 +40,12 @@ void cn_plan_home_print(const cn_plan_home *p);
 /* NULL when out of memory. */
 json_t *cn_plan_home_json(const cn_plan_home *p);
 
+/* The largest batch that fits to its end with each home, by the context of its requests: from
+ * --max-model-len down by halves, the largest batch first. Printed if a home besides the device is
+ * declared. The JSON is null without one. */
+void cn_plan_batches_print(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
+json_t *cn_plan_batches_json(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
+
 /* The thresholds of home `auto`: the longest request that fits to its end with each home, by the
  * number of equally long requests that run. Printed for 1, 2, 4, ... requests, if a home besides
  * the device is declared. The JSON is null without one. */
