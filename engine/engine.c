@@ -407,4 +407,6 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     if (e->events) out->compression_s = cn_events_stats(e->events)->total_s;
     out->stall_s = e->homes.stall_s;
     out->put_bytes += cn_homes_put_bytes(&e->homes);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        out->home_link_bytes_per_s[h] = e->homes.at[h].link_bytes_per_s;
 }

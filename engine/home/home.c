@@ -526,6 +526,35 @@ static cn_status put(cn_homes *hs, cn_stream *s, const put_list *l)
     return put_dense(hs, s, l);
 }
 
+/* The first copy warms up. */
+static cn_status measure_link(cn_homes *hs, cn_home *h)
+{
+    enum { MOST = 8 };
+    cn_block_copy blocks[MOST];
+    const cn_kv_layout *l = &h->env.home.layout;
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const uint32_t fit = cn_min_u32(l->n_blocks, hs->o.local.layout.n_blocks);
+    const uint32_t n = cn_min_u32(fit, MOST);
+    cn_backend *be = hs->o.model_be;
+    for (uint32_t i = 0; i < n; i++) blocks[i] = (cn_block_copy){i, i};
+    const cn_copy_args a = {cn_planes_kv(&local, local.block[CN_PLANE_KV].n_layers),
+                            home_planes(hs, h), {.blocks = blocks, .n_blocks = n}};
+    for (int i = 0; i < 2; i++) {
+        const double began_s = cn_now_s();
+        CN_TRY(be->copy_blocks(hs->o.model_stream, &a));
+        CN_TRY(be->stream_sync(hs->o.model_stream));
+        const double s = cn_now_s() - began_s;
+        h->link_bytes_per_s = s > 0 ? (double)n * (double)l->block_bytes * l->n_layers / s : 0;
+    }
+    return CN_OK;
+}
+
+cn_status cn_homes_measure_links(cn_homes *hs)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(measure_link(hs, h));
+    return CN_OK;
+}
+
 /* Digests the blocks of a put. Consecutive home blocks are one call. */
 static cn_status digest(cn_homes *hs, cn_stream *s, const put_list *l)
 {

@@ -85,6 +85,7 @@ typedef struct cn_home {
     cn_digest_tile *tiles; /* host, [N_home * tiles of a block]: all tiles, by home block */
     uint32_t plane_first;  /* its first block in the plane */
     uint64_t put_blocks;
+    double link_bytes_per_s; /* of copies to the home; 0: not measured */
     cn_churn churn;
 } cn_home;
 
@@ -106,6 +107,10 @@ typedef struct cn_homes {
     cn_layer_hook hook;
     double stall_s; /* of the host, in the hook's `enter` */
 } cn_homes;
+
+/* Measures how fast blocks are copied to each home, for reports. Nothing else runs, and no block
+ * has content yet. */
+cn_status cn_homes_measure_links(cn_homes *hs);
 
 /* Forces churn on the exchanges that are launched from now on. share: 0: scores decide. */
 void cn_home_force_churn(cn_home *h, float share);

@@ -32,6 +32,16 @@ static json_t *auto_json(const cn_stats *s)
     return o;
 }
 
+/* Bytes per second. */
+static json_t *links_json(const cn_stats *s)
+{
+    json_t *o = json_object();
+    for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
+        json_object_set_new(o, cn_kv_home_name((cn_kv_home)h),
+                            integer((uint64_t)s->home_link_bytes_per_s[h]));
+    return o;
+}
+
 static json_t *kv_json(const cn_status_figures *f)
 {
     const cn_stats *s = &f->metrics.engine;
@@ -39,7 +49,7 @@ static json_t *kv_json(const cn_status_figures *f)
     return json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
         " s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:s, s:o, s:o, s:o,"
-        " s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        " s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
         "policy", cn_kv_policy_name(c->kv.policy), "budget", (int)c->kv.budget_tokens,
         "block_tokens", (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
         (int)s->blocks_total, "used", (int)s->blocks_used, "cached", (int)s->blocks_cached,
@@ -57,6 +67,7 @@ static json_t *kv_json(const cn_status_figures *f)
         integer(s->exchanges), "fetched", integer(s->fetched_entries), "missed",
         integer(s->missed_entries), "stall_us", integer((uint64_t)(s->stall_s * 1e6)),
         "fetched_bytes", integer(s->fetched_bytes), "put_bytes", integer(s->put_bytes),
+        "home_link_bytes_per_s", links_json(s),
         "auto_admissions", auto_json(s), "auto_moves", integer(s->auto_moves));
 }
 
