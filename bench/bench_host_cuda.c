@@ -7,8 +7,14 @@
  * link    One copy of 512 MiB in each direction.
  * put     The op `copy_blocks`: whole blocks of all layers.
  * pull    The op `fetch`: for 6 requests, 36 layers and 8 heads, random tiles of 64 tokens; 2 and
- *         13 of each unit; by as many thread blocks as the switch host_blocks says. The rate counts
- *         K and V, labels and scales; not P. */
+ *         13 of each unit; by as many thread blocks as the switch host_blocks says, by loads or in
+ *         bulk (host_bulk). The rate counts K and V, labels and scales; not P. What arrived is
+ *         compared with the home.
+ * inline  The other form that engines use: misses are fetched in line, layer by layer, into a
+ *         buffer of twice the tiles by least recent use. With forced churn the wanted tiles are a
+ *         run that moves on, so each tile that enters is a miss, whatever the size of the buffer.
+ *         This times the 36 fetches of a step, without the ranks: a step takes at least so much
+ *         longer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +22,7 @@
 #include "bench/bench_side.h"
 
 enum {
-    NAMES = 36, /* width of their column */
+    NAMES = 42, /* width of their column */
     ROOM_GIB = 8,
     SEQS = 6,
     AREA = 32,         /* blocks of an exchange area: 128 tiles */
@@ -26,10 +32,17 @@ enum {
     PUTS = 16
 };
 
+/* A way to pull: thread blocks, 0 for the default; by loads or in bulk. */
+typedef struct way {
+    uint32_t blocks;
+    bool bulk;
+} way;
+
 /* A backend of the GPU. Those that pull use the home of the first. */
-static side open_gpu(uint32_t gpu, uint32_t host_blocks)
+static side open_gpu(uint32_t gpu, way how)
 {
-    const cn_cuda_switches switches = {.gemm = CN_CUDA_GEMM_LIBRARY, .host_blocks = host_blocks};
+    const cn_cuda_switches switches = {
+        .gemm = CN_CUDA_GEMM_LIBRARY, .host_blocks = how.blocks, .host_bulk = how.bulk};
     return open_side(gpu, SEQS, SEQS * AREA, (uint64_t)ROOM_GIB << 30, &switches);
 }
 
@@ -103,8 +116,8 @@ typedef struct arrays {
     cn_move moves[UNITS * MOST_TILES];
 } arrays;
 
-/* Draws n moves of each unit. */
-static void fill_arrays(arrays *a, uint32_t n, uint32_t n_home)
+/* Draws moves, on average n of each unit. */
+static void fill_arrays(arrays *a, double n, uint32_t n_home)
 {
     enum { TILES = BLOCK / CN_DIGEST_TILE };
     uint64_t random = 1;
@@ -113,12 +126,54 @@ static void fill_arrays(arrays *a, uint32_t n, uint32_t n_home)
         a->home_tables[i] = (uint32_t)(bench_random(&random) % n_home);
     memset(a->entry_log2, CN_DIGEST_TILE_LOG2, sizeof a->entry_log2);
     for (uint32_t u = 0; u < UNITS; u++) {
-        a->n_moves[u] = n;
-        for (uint32_t i = 0; i < n; i++)
+        a->n_moves[u] = (uint32_t)((u + 1) * n) - (uint32_t)(u * n);
+        for (uint32_t i = 0; i < a->n_moves[u]; i++)
             a->moves[u * MOST_TILES + i] =
                 (cn_move){(i * 5 + u) % (AREA * TILES),
                           (uint32_t)(bench_random(&random) % (HOME_BLOCKS * TILES))};
     }
+}
+
+/* Where K and V of a move of a unit come from, or go to. */
+static char *tile_at(const cn_pools *pools, const arrays *a, uint32_t unit, uint32_t i, bool home)
+{
+    const uint32_t seq = unit / (LAYERS * KV_HEADS), layer = unit / KV_HEADS % LAYERS;
+    const cn_move m = a->moves[unit * MOST_TILES + i];
+    const uint32_t slot = (home ? m.source : m.entry) * CN_DIGEST_TILE;
+    const uint32_t block = home ? a->home_tables[seq * HOME_BLOCKS + slot / BLOCK]
+                                : a->local_tables[seq * AREA + slot / BLOCK];
+    return (char *)pools->kv +
+           cn_kv_at(&pools->layout, layer, block, unit % KV_HEADS, slot % BLOCK, CN_KV_K);
+}
+
+/* Writes something else into each tile that moves. */
+static void mark_home(const cn_pools *home, const arrays *a)
+{
+    const size_t n = home->layout.tile_bytes / sizeof(uint64_t);
+    for (uint32_t u = 0; u < UNITS; u++)
+        for (uint32_t i = 0; i < a->n_moves[u]; i++) {
+            uint64_t *at = (uint64_t *)(void *)tile_at(home, a, u, i, true);
+            for (size_t w = 0; w < n; w++)
+                at[w] = (uint64_t)(uintptr_t)(at + w) * UINT64_C(0x9e3779b97f4a7c15);
+        }
+}
+
+/* Compares the tiles of every 17th unit with the home. */
+static void check_tiles(const side *s, const cn_pools *local, const cn_pools *home,
+                        const arrays *a)
+{
+    const size_t bytes = home->layout.tile_bytes;
+    char *got = cn_calloc(bytes, 1);
+    uint32_t n = 0, wrong = 0;
+    if (!got) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for a tile"));
+    for (uint32_t u = 0; u < UNITS; u += 17)
+        for (uint32_t i = 0; i < a->n_moves[u]; i++, n++) {
+            bench_must(s->be->mem_read(s->stream, got, tile_at(local, a, u, i, false), bytes));
+            bench_must(s->be->stream_sync(s->stream));
+            wrong += memcmp(got, tile_at(home, a, u, i, true), bytes) != 0;
+        }
+    cn_free(got);
+    if (wrong > 0) printf("WRONG: %u of %u tiles differ from the home\n", wrong, n);
 }
 
 /* Labels, scales and P of pools, on the device. */
@@ -133,60 +188,127 @@ static cn_pools with_sides(const side *s, const cn_pools *pools)
     return p;
 }
 
-/* Times pulls with one number of thread blocks; 0 is the default. */
-static void time_pull(uint32_t gpu, const cn_pools *kv, uint32_t host_blocks, double link)
+/* A backend that pulls, and the arrays of its launches. */
+typedef struct puller {
+    side s;
+    cn_pools local, home;
+    arrays *host, *a; /* on the host, and on the device */
+} puller;
+
+static puller open_puller(uint32_t gpu, const cn_pools *kv, way how)
+{
+    puller p = {.s = open_gpu(gpu, how)};
+    p.local = with_sides(&p.s, &p.s.pools);
+    p.home = with_sides(&p.s, kv);
+    p.host = cn_calloc(1, sizeof *p.host);
+    if (!p.host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the moves"));
+    p.a = bench_alloc(p.s.be, sizeof *p.a);
+    return p;
+}
+
+static void close_puller(puller *p)
+{
+    cn_free(p->host);
+    close_side(&p->s);
+}
+
+/* Sends moves, on average n of each unit, to the device. */
+static void set_moves(puller *p, double n)
+{
+    fill_arrays(p->host, n, p->home.layout.n_blocks);
+    bench_must(p->s.be->mem_write(p->s.stream, p->a, p->host, sizeof *p->host));
+    bench_must(p->s.be->stream_sync(p->s.stream));
+}
+
+static cn_fetch_args fetch_of(const puller *p)
+{
+    return (cn_fetch_args){.local = p->local,
+                           .home = p->home,
+                           .local_tables = p->a->local_tables,
+                           .home_tables = p->a->home_tables,
+                           .local_stride = AREA,
+                           .home_stride = HOME_BLOCKS,
+                           .entry_log2 = p->a->entry_log2,
+                           .moves = p->a->moves,
+                           .n_moves = p->a->n_moves,
+                           .move_stride = MOST_TILES,
+                           .n_seqs = SEQS,
+                           .n_layers = LAYERS};
+}
+
+/* Bytes of so many tiles. */
+static double bytes_of(double n_tiles)
 {
     enum { ROW_BYTES = 2 * DIM * 2, LABEL_BYTES = CHANNELS / 2 + 2 };
+    return n_tiles * CN_DIGEST_TILE * (ROW_BYTES + LABEL_BYTES);
+}
+
+/* Times pulls in one way. */
+static void time_pull(uint32_t gpu, const cn_pools *kv, way how, double link)
+{
     static const uint32_t counts[] = {2, MOST_TILES};
-    side s = open_gpu(gpu, host_blocks);
-    const cn_pools local = with_sides(&s, &s.pools), home = with_sides(&s, kv);
-    arrays *host = cn_calloc(1, sizeof *host);
-    if (!host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the moves"));
-    arrays *a = bench_alloc(s.be, sizeof *a);
+    puller p = open_puller(gpu, kv, how);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        char name[64];
-        fill_arrays(host, counts[i], home.layout.n_blocks);
-        bench_must(s.be->mem_write(s.stream, a, host, sizeof *host));
-        bench_must(s.be->stream_sync(s.stream));
-        const cn_fetch_args f = {.local = local,
-                                 .home = home,
-                                 .local_tables = a->local_tables,
-                                 .home_tables = a->home_tables,
-                                 .local_stride = AREA,
-                                 .home_stride = HOME_BLOCKS,
-                                 .entry_log2 = a->entry_log2,
-                                 .moves = a->moves,
-                                 .n_moves = a->n_moves,
-                                 .move_stride = MOST_TILES,
-                                 .n_seqs = SEQS,
-                                 .n_layers = LAYERS};
-        const double bytes =
-            (double)UNITS * counts[i] * CN_DIGEST_TILE * (ROW_BYTES + LABEL_BYTES);
-        if (host_blocks > 0)
-            snprintf(name, sizeof name, "pull, %u tiles of a unit, %u blocks", counts[i],
-                     host_blocks);
-        else
-            snprintf(name, sizeof name, "pull, %u tiles of a unit, default", counts[i]);
-        report(NAMES, name, bytes, time_of(&s, run_fetch, &f), link);
+        char name[64], blocks[24] = "default";
+        set_moves(&p, counts[i]);
+        mark_home(kv, p.host);
+        const cn_fetch_args f = fetch_of(&p);
+        if (how.blocks > 0) snprintf(blocks, sizeof blocks, "%u blocks", how.blocks);
+        snprintf(name, sizeof name, "pull, %u tiles of a unit, %s%s", counts[i], blocks,
+                 how.bulk ? ", bulk" : "");
+        report(NAMES, name, bytes_of((double)UNITS * counts[i]), time_of(&p.s, run_fetch, &f),
+               link);
+        check_tiles(&p.s, &p.local, kv, p.host);
     }
-    cn_free(host);
-    close_side(&s);
+    close_puller(&p);
+}
+
+/* One fetch of each layer, as if each were in line. */
+static cn_status run_layers(side *s, const void *args)
+{
+    cn_fetch_args f = *(const cn_fetch_args *)args;
+    f.n_layers = 1;
+    for (f.first_layer = 0; f.first_layer < LAYERS; f.first_layer++)
+        CN_TRY(s->be->fetch(s->stream, &f));
+    return CN_OK;
+}
+
+/* The moves of a layer's units are those of the first layer's. */
+static void time_inline(uint32_t gpu, const cn_pools *kv, way how)
+{
+    static const double churns[] = {0.01, 0.03, 0.1};
+    enum { WANTED = 128 }; /* tiles */
+    puller p = open_puller(gpu, kv, how);
+    for (size_t i = 0; i < sizeof churns / sizeof *churns; i++) {
+        uint32_t n = 0;
+        set_moves(&p, churns[i] * WANTED);
+        for (uint32_t u = 0; u < SEQS * KV_HEADS; u++) n += p.host->n_moves[u];
+        const cn_fetch_args f = fetch_of(&p);
+        const double s = time_of(&p.s, run_layers, &f);
+        printf("inline, churn %2.0f %%, %s: at least %.3f ms of each step, %.1f GB/s\n",
+               100 * churns[i], how.bulk ? "bulk" : "loads", s * 1e3,
+               bytes_of((double)n * LAYERS) / s / 1e9);
+    }
+    close_puller(&p);
 }
 
 int main(int argc, char **argv)
 {
-    static const uint32_t blocks[] = {0, 4, 8, 16, 32};
+    static const way ways[] = {{0, false},  {16, false}, {64, false}, {132, false}, {2, true},
+                               {4, true},   {8, true},   {16, true},  {32, true}};
     const double gib = argc > 1 ? strtod(argv[1], NULL) : 16;
     const uint32_t gpu = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
     if (gib < 5) bench_must(cn_fail(CN_ERR_ARG, "GIB: expected at least 5"));
-    side s = open_gpu(gpu, 0);
+    side s = open_gpu(gpu, (way){0});
     const cn_pools home = take_home(&s, gib);
     const double put_link = link_rate(&s, &home, true), pull_link = link_rate(&s, &home, false);
     printf("link: to the host %.1f GB/s, from the host %.1f GB/s\n", put_link / 1e9,
            pull_link / 1e9);
     time_put(&s, &home, put_link);
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-        time_pull(gpu, &home, blocks[i], pull_link);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        time_pull(gpu, &home, ways[i], pull_link);
+    time_inline(gpu, &home, (way){0});
+    time_inline(gpu, &home, (way){8, true});
     give_home(&s, &home);
     close_side(&s);
     return 0;

@@ -75,6 +75,18 @@ __device__ static inline void cn_barrier_wait(uint64_t *barrier, uint32_t parity
     } while (!done);
 }
 
+/* Copies bytes to shared memory; the barrier counts them. Compute capability 9.0. */
+__device__ static inline void cn_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                           uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(cn_shared_address(barrier))
+                 : "memory");
+#endif
+}
+
 /* Waits at one of the block's 16 hardware barriers (0 is __syncthreads()) for n_threads threads. */
 __device__ static inline void cn_sync_some(uint32_t id, uint32_t n_threads)
 {

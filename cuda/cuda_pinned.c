@@ -1,7 +1,8 @@
 /* cuda_pinned.c - pinned host memory. cudaMallocHost touches pages with one thread, which takes
  * minutes for a home of a hundred GiB. Large memory is therefore mapped in huge pages, touched by
  * several threads, and then registered. Where the machine has several NUMA nodes, its pages prefer
- * the node of the GPU, because copies from another node are slower. */
+ * the node of the GPU, because copies from another node are slower, and the threads run there,
+ * because pages of another node take longer to be written. */
 #include <errno.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
@@ -54,11 +55,10 @@ static int gpu_node(const cn_cuda_device *d)
 
 /* Lets pages that are not touched yet prefer the node. If the kernel refuses, they lie where the
  * threads run. */
-static void prefer_node(const cn_cuda_device *d, void *at, size_t bytes)
+static void prefer_node(int node, void *at, size_t bytes)
 {
     enum { BITS = 8 * sizeof(unsigned long) };
     unsigned long nodes[MAX_NODES / BITS] = {0};
-    const int node = gpu_node(d);
     if (node < 0) return;
     nodes[node / BITS] = 1UL << node % BITS;
     if (syscall(SYS_mbind, at, bytes, MPOL_PREFERRED, nodes, (unsigned long)MAX_NODES, 0) == 0)
@@ -68,9 +68,37 @@ static void prefer_node(const cn_cuda_device *d, void *at, size_t bytes)
                strerror(errno));
 }
 
+/* Adds the cores of a list such as "0-15,32-47" to a set. */
+static void add_cores(cpu_set_t *set, const char *list)
+{
+    while (*list >= '0' && *list <= '9') {
+        char *end;
+        const unsigned long first = strtoul(list, &end, 10);
+        const unsigned long last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
+        for (unsigned long i = first; i <= last && i < CPU_SETSIZE; i++) CPU_SET(i, set);
+        list = *end == ',' ? end + 1 : end;
+    }
+}
+
+/* Returns the cores that the process may use; with a node, those of the node, if it has any. */
+static cpu_set_t cores_of(int node)
+{
+    char path[64], line[1024];
+    cpu_set_t mine, set, both;
+    CPU_ZERO(&mine);
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof mine, &mine)) CPU_SET(0, &mine);
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
+    if (node < 0 || !try_read_line(path, line, sizeof line)) return mine;
+    add_cores(&set, line);
+    CPU_AND(&both, &mine, &set);
+    return CPU_COUNT(&both) > 0 ? both : mine;
+}
+
 /* ---- touching ---- */
 
 typedef struct toucher {
+    cpu_set_t cores;
     char *at;
     size_t bytes;
     atomic_size_t next; /* first byte that no thread has taken */
@@ -104,22 +132,18 @@ static bool touch_next(toucher *t)
 
 static void *touch_all(void *ctx)
 {
-    while (touch_next(ctx)) continue;
+    toucher *t = ctx;
+    (void)pthread_setaffinity_np(pthread_self(), sizeof t->cores, &t->cores);
+    while (touch_next(t)) continue;
     return NULL;
 }
 
-static uint32_t n_cores(void)
+static cn_status touch(int node, char *at, size_t bytes)
 {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
-}
-
-static cn_status touch(char *at, size_t bytes)
-{
-    toucher t = {.at = at, .bytes = bytes};
+    toucher t = {.cores = cores_of(node), .at = at, .bytes = bytes};
     pthread_t threads[MAX_TOUCHERS];
     uint32_t n = 0;
-    const uint32_t most = cn_min_u32(n_cores(), MAX_TOUCHERS) - 1;
+    const uint32_t most = cn_min_u32((uint32_t)CPU_COUNT(&t.cores), MAX_TOUCHERS) - 1;
     while (n < most && pthread_create(&threads[n], NULL, touch_all, &t) == 0) n++;
     for (double said_s = now_s(); touch_next(&t);) {
         if (now_s() - said_s < PROGRESS_S) continue;
@@ -133,6 +157,18 @@ static cn_status touch(char *at, size_t bytes)
         return cn_fail(CN_ERR_MEMORY, "host memory: %.2f GiB cannot be touched (%s)",
                        cn_gib(bytes), strerror(error));
     return CN_OK;
+}
+
+/* GiB of the process that lie in huge pages. */
+static double huge_gib(void)
+{
+    char line[128];
+    double kib = 0;
+    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "AnonHugePages: %lf kB", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib / (1024 * 1024);
 }
 
 /* ---- regions ---- */
@@ -157,16 +193,18 @@ static cn_status map(cn_cuda_pinned *r, size_t bytes)
 static cn_status fill_region(const cn_cuda *c, cn_cuda_pinned *r, size_t bytes)
 {
     const double began_s = now_s();
+    const int node = gpu_node(&c->device);
     CN_TRY(map(r, bytes));
-    prefer_node(&c->device, r->at, bytes);
-    CN_TRY(touch(r->at, bytes));
+    prefer_node(node, r->at, bytes);
+    CN_TRY(touch(node, r->at, bytes));
     const double touched_s = now_s();
     CN_CUDA(cudaHostRegister(r->at, bytes, cudaHostRegisterPortable));
     r->registered = true;
     const double s = now_s() - began_s;
     cn_log(CN_LOG_INFO,
-           "host memory: %.2f GiB pinned in %.1f s, %.3f s a GiB (%.1f s touched by threads)",
-           cn_gib(bytes), s, s / cn_gib(bytes), touched_s - began_s);
+           "host memory: %.2f GiB pinned in %.1f s, %.3f s a GiB (%.1f s touched by threads; %.1f "
+           "GiB in huge pages)",
+           cn_gib(bytes), s, s / cn_gib(bytes), touched_s - began_s, huge_gib());
     return CN_OK;
 }
 

@@ -173,20 +173,9 @@ __device__ static inline void cn_async_fence(void)
 #endif
 }
 
-/* ---- bulk copies: compute capability 9.0 ---- */
+/* ---- bulk copies: compute capability 9.0; cn_bulk_copy is in barrier.cuh ---- */
 
-__device__ static inline void cn_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
-                                           uint64_t *barrier)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(cn_shared_address(barrier))
-                 : "memory");
-#endif
-}
-
-/* The same copy under a policy of the L2 cache (CN_CACHE_EVICT_FIRST, hopper.cuh). */
+/* A copy under a policy of the L2 cache (CN_CACHE_EVICT_FIRST, hopper.cuh). */
 __device__ static inline void cn_bulk_copy_hint(uint32_t to, const void *from, uint32_t bytes,
                                                 uint64_t *barrier, uint64_t cache)
 {
