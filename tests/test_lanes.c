@@ -225,6 +225,7 @@ static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     assert_int_equal(cn_resume_scan(run.output, false, &run.ids, &run.totals), CN_OK);
+    run.first.watching = true;
     cn_progress_begin(&drive.progress, c->progress, stderr);
     cn_batch_drive_all(&drive, &run);
     outcome q = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped, 0};
@@ -393,7 +394,7 @@ static void a_signal_drains_all_engines(void **state)
     add_lines(400);
     for (int i = 0; i < 4; i++) fakes[i].step_us = 300;
     atomic_store(&signal_after, 100);
-    outcome o = run_on(4, 0, 64);
+    outcome o = run_on(4, 0, 0);
     assert_string_equal(o.why, "interrupted");
     assert_false(o.failed);
     assert_in_range(o.n_answered, 1, 399);
@@ -428,6 +429,25 @@ static void an_invalid_line_is_an_error_line(void **state)
     assert_int_equal(system(text), 0);
 }
 
+static void a_run_whose_first_lines_all_fail_ends(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 300; i++) add_line("x", "long", 1);
+    outcome o = run_on(2, 0, 0);
+    assert_int_equal(o.n_errors, 300); /* duplicates are another reason */
+    char command[256], id[16];
+    snprintf(command, sizeof command, "rm %s %s", in_path, out_path);
+    assert_int_equal(system(command), 0);
+    for (int i = 0; i < 300; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line(id, "long", 1);
+    }
+    o = run_on(2, 0, 0);
+    assert_true(o.failed);
+    assert_non_null(strstr(o.why, "the prompt has 9 tokens"));
+    expect_answers(0);
+}
+
 static void an_engine_that_does_not_load_ends_the_start(void **state)
 {
     (void)state;
@@ -453,6 +473,7 @@ int main(void)
         TEST(a_signal_drains_all_engines),
         TEST(a_busy_engine_is_asked_again),
         TEST(an_invalid_line_is_an_error_line),
+        TEST(a_run_whose_first_lines_all_fail_ends),
         TEST(an_engine_that_does_not_load_ends_the_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

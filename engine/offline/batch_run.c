@@ -121,6 +121,16 @@ static void fail_for_one_reason(cn_batch_run *run)
     run->totals.graded = run->totals.matched = 0;
 }
 
+/* One of the first lines may still succeed. */
+static bool has_first_line_in_flight(const cn_batch_run *run)
+{
+    for (const cn_list_node *at = run->inflight.head; at; at = at->next) {
+        const cn_batch_job *job = CN_CONTAINER_OF((cn_list_node *)at, cn_batch_job, node);
+        if (job->item.line <= CN_FIRST_LINES) return true;
+    }
+    return false;
+}
+
 cn_status cn_batch_run_number(cn_batch_run *run, uint64_t *number)
 {
     while (run->number == 0) CN_TRY(cn_random_bytes(&run->number, sizeof run->number));
@@ -168,7 +178,8 @@ static bool reject(cn_batch_run *run, cn_batch_job *job, int http_status, const 
     run->n_errors++;
     run->totals.errors++;
     const cn_batch_format format = cn_batch_run_format(run);
-    if (cn_first_lines_failed(&run->first, item, &format, job->at_fault.data, message))
+    if (cn_first_lines_failed(&run->first, item, &format, job->at_fault.data, message) &&
+        !has_first_line_in_flight(run))
         fail_for_one_reason(run);
     return true;
 }
@@ -262,7 +273,7 @@ static cn_status submit_request(cn_batch_run *run, cn_batch_job *job)
             p->sampling.logprobs = CN_AUDIT_LOGPROBS;
     }
     CN_TRY(run->port->submit(run->port->user, job));
-    run->first.watching = false;
+    if (!run->port->shared) run->first.watching = false; /* the engine has checked the request */
     cn_list_append(&run->inflight, &job->node);
     if (!run->port->borrows && !job->audited && !may_be_rescued(run, job))
         cn_batch_item_drop_request(&job->item);
@@ -363,6 +374,7 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
     const bool running = run->state == CN_BATCH_RUNNING;
     const bool stopped = run->state == CN_BATCH_STOPPED;
     if (job->status != CN_OK && !stopped) return settle_failure(run, job);
+    run->first.watching = false;
     const bool lost = stopped || (!job->replays && cn_api_result_was_cancelled(job->result));
     const bool to_rescue = !lost && job->looped && may_be_rescued(run, job);
     if (job->replays) {

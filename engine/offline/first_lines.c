@@ -142,5 +142,5 @@ bool cn_first_lines_failed(cn_first_lines *f, const cn_batch_item *item,
         put_cause(f, item, format, message);
     }
     f->watching = strcmp(f->reason, reason) == 0;
-    return f->watching && ++f->n_failed == CN_FIRST_LINES;
+    return f->watching && ++f->n_failed >= CN_FIRST_LINES;
 }

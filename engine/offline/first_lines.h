@@ -16,8 +16,8 @@ typedef struct cn_first_lines {
     char cause[1024]; /* of the first line: its message, and the way out */
 } cn_first_lines;
 
-/* Counts a line that failed. param: its invalid field; NULL or "": none. True: the first
- * CN_FIRST_LINES lines all failed for one reason, which is in f->cause. */
+/* Counts a line that failed. param: its invalid field; NULL or "": none. True:
+ * CN_FIRST_LINES lines or more failed, all for one reason, which is in f->cause. */
 bool cn_first_lines_failed(cn_first_lines *f, const cn_batch_item *item,
                            const cn_batch_format *format, const char *param, const char *message);
 
