@@ -272,14 +272,14 @@ static void engines_share_the_lines(void **state)
 {
     (void)state;
     add_lines(1000);
-    for (int i = 0; i < 3; i++) fakes[i].step_us = 100;
+    for (int i = 0; i < 3; i++) fakes[i].step_us = 1000;
     const outcome o = run_on(3, 0, 0);
     assert_int_equal(o.n_answered, 1000);
     assert_string_equal(o.why, "");
     expect_answers(1000);
     uint64_t sum = 0;
     for (int i = 0; i < 3; i++) {
-        assert_in_range(fakes[i].n_requests, 100, 1000);
+        assert_in_range(fakes[i].n_requests, 20, 1000);
         assert_in_range(fakes[i].most_live, 1, SEATS + 8);
         sum += fakes[i].n_requests;
     }
@@ -290,11 +290,11 @@ static void a_slow_engine_gets_fewer_lines(void **state)
 {
     (void)state;
     add_lines(600);
-    fakes[0].step_us = 100;
-    fakes[1].step_us = 5000;
+    fakes[0].step_us = 500;
+    fakes[1].step_us = 50000;
     assert_int_equal(run_on(2, 0, 0).n_answered, 600);
     expect_answers(600);
-    assert_true(fakes[0].n_requests > 3 * fakes[1].n_requests);
+    assert_true(fakes[0].n_requests > 2 * fakes[1].n_requests);
 }
 
 /* A line with more samples than an engine has seats is taken by an empty one. */
@@ -344,12 +344,17 @@ static void a_run_without_engines_can_be_resumed(void **state)
     expect_answers(300);
 }
 
+/* Only this line is: not those that were on the same engines. */
 static void a_line_that_fails_three_engines_is_an_error(void **state)
 {
     (void)state;
     char text[4096] = "";
-    add_lines(20);
+    add_lines(10);
     add_line("p", "poison", 1);
+    for (int i = 10; i < 20; i++) {
+        snprintf(text, sizeof text, "r%d", i);
+        add_line(text, "hi", 1);
+    }
     const outcome o = run_on(4, 0, 0);
     assert_int_equal(o.n_answered, 20);
     assert_int_equal(o.n_errors, 1);

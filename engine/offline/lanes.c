@@ -19,6 +19,7 @@ typedef struct lane_state {
     cn_list calls;      /* that the engine has */
     cn_list lost_calls; /* that it had when it was lost */
     uint32_t n_samples; /* of calls */
+    uint32_t n_suspects;
     bool is_loaded, is_lost, is_full; /* full: it was busy, until it returns a job */
     char why[CN_LANE_WHY_BYTES];      /* it was lost */
 } lane_state;
@@ -42,6 +43,9 @@ typedef struct lane_call {
     cn_lanes *all;
     cn_batch_job *job;
     uint32_t n_samples;
+    /* If one more engine fails with this line, the line is an error. An engine has one of these at
+     * a time, so that not all lines of a failed engine follow the one that made it fail. */
+    bool is_suspect;
     atomic_ullong n_tokens;
     bool ended, cancel_posted; /* the run's thread's */
     bool begun, over;          /* the lane's thread's */
@@ -123,33 +127,34 @@ static uint32_t most_samples(const cn_lanes *l)
     return l->opts.n_seats + cn_max_u32(LEAST_WAITING, l->opts.n_seats / WAITING_SHARE);
 }
 
-static bool has_room(const lane_state *s, uint32_t n_samples)
+static bool has_room(const lane_state *s, const lane_call *call)
 {
-    if (s->is_lost || s->is_full) return false;
-    return s->n_samples == 0 || s->n_samples + n_samples <= most_samples(s->all);
+    if (s->is_lost || s->is_full || (call->is_suspect && s->n_suspects > 0)) return false;
+    return s->n_samples == 0 || s->n_samples + call->n_samples <= most_samples(s->all);
 }
 
 /* The lane with the fewest samples that has room; NULL if none has. */
-static lane_state *choose(cn_lanes *l, uint32_t n_samples)
+static lane_state *choose(const cn_lanes *l, const lane_call *call)
 {
     lane_state *best = NULL;
     for (uint32_t i = 0; i < l->opts.n; i++) {
         lane_state *s = &l->at[(l->next + i) % l->opts.n];
-        if (has_room(s, n_samples) && (!best || s->n_samples < best->n_samples)) best = s;
+        if (has_room(s, call) && (!best || s->n_samples < best->n_samples)) best = s;
     }
-    if (best) l->next = best->lane.index + 1;
     return best;
 }
 
-/* The call that is next: the oldest, or the oldest of the first priority. */
+/* The call that is next: the oldest, or the oldest of the first priority. Suspects that have to
+ * wait are passed over. */
 static lane_call *first_ready(const cn_lanes *l)
 {
-    lane_call *first = CN_CONTAINER_OF(l->ready.head, lane_call, node);
-    if (!first || !l->opts.by_priority) return first;
-    for (cn_list_node *at = first->node.next; at; at = at->next) {
+    lane_call *first = NULL;
+    for (cn_list_node *at = l->ready.head; at; at = at->next) {
         lane_call *call = CN_CONTAINER_OF(at, lane_call, node);
         const int32_t mine = call->job->attempt.params.priority;
-        if (mine < first->job->attempt.params.priority) first = call;
+        if (call->is_suspect && !choose(l, call)) continue;
+        if (!first || mine < first->job->attempt.params.priority) first = call;
+        if (!l->opts.by_priority) break;
     }
     return first;
 }
@@ -158,13 +163,15 @@ static void assign(lane_state *s, lane_call *call)
 {
     call->at = s;
     s->n_samples += call->n_samples;
+    s->n_suspects += call->is_suspect;
     cn_list_append(&s->calls, &call->node);
+    s->all->next = s->lane.index + 1;
 }
 
 static void dispatch(cn_lanes *l)
 {
     for (lane_call *call; (call = first_ready(l));) {
-        lane_state *s = choose(l, call->n_samples);
+        lane_state *s = choose(l, call);
         if (!s) return;
         cn_list_remove(&l->ready, &call->node);
         assign(s, call);
@@ -190,6 +197,7 @@ static void leave_lane(lane_call *call)
     if (!s) return;
     cn_list_remove(&s->calls, &call->node);
     s->n_samples -= call->n_samples;
+    s->n_suspects -= call->is_suspect;
     s->is_full = false;
     call->at = NULL;
 }
@@ -266,6 +274,7 @@ cn_status cn_lanes_submit(cn_lanes *l, cn_batch_job *job)
     call->all = l;
     call->job = job;
     call->n_samples = job->attempt.n_prompts * (n ? n : 1);
+    call->is_suspect = job->n_lost + 1 == CN_BATCH_MOST_LOST;
     job->call = call;
     if (l->outbox) {
         cn_list_append(&l->ready, &call->node);
