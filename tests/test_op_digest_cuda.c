@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/bf16.h"
+#include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 
 static const uint32_t DIMS[] = {64, 96, 128, 256, 16, 80};
@@ -22,6 +23,8 @@ enum { MAX_TILES = 1024, POISON = 0xa5 };
 
 typedef struct digest_case {
     cn_pools pools; /* the CPU's side */
+    op_tensor codes; /* the GPU's K and V in eight bits; n 0: plain */
+    cn_kv_layout codes_layout;
     op_tensor kv, channels, offsets, labels, scales, bounds_16, bounds_64;
     bool has_labels, has_offsets, has_16, has_64;
     cn_digest_tile tiles[MAX_TILES];
@@ -120,7 +123,14 @@ static digest_case *digest_create(op_env *e, const cn_kv_layout *l)
     c->pools = (cn_pools){.layout = *l, .n_heads = l->n_kv_heads, .act_dtype = CN_F32};
     float *kv = cn_calloc(n, sizeof *kv);
     draw_keys(&e->rng, l, kv);
-    c->kv = op_floats(e, kv, n, CN_BF16);
+    if (e->fp8) {
+        fp8_pool pool = fp8_pool_make(l, kv);
+        c->codes = op_words(e, pool.kv, cn_kv_pool_bytes(&pool.layout) / sizeof(uint32_t));
+        c->codes_layout = pool.layout;
+        c->codes_layout.act_dtype = CN_BF16;
+        fp8_pool_free(&pool);
+    }
+    c->kv = op_floats(e, kv, n, e->fp8 ? CN_F32 : CN_BF16);
     cn_free(kv);
     draw_tiles(&e->rng, c);
     draw_planes(e, c);
@@ -132,6 +142,7 @@ static void digest_free(op_env *e, digest_case *c)
     op_tensor *const all[] = {&c->kv,     &c->channels,  &c->offsets,  &c->labels,
                               &c->scales, &c->bounds_16, &c->bounds_64};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    if (c->codes.n > 0) op_tensor_free(e, &c->codes);
     cn_free(c);
 }
 
@@ -148,6 +159,10 @@ static cn_digest_args digest_args(const digest_case *c, bool cuda)
         a.pools.act_dtype = CN_BF16;
     }
     a.pools.kv = side_of(&c->kv, true, cuda);
+    if (cuda && c->codes.n > 0) {
+        a.pools.layout = c->codes_layout;
+        a.pools.kv = c->codes.cuda;
+    }
     a.pools.digest.channels = side_of(&c->channels, true, cuda);
     a.pools.digest.offsets = side_of(&c->offsets, c->has_offsets, cuda);
     a.pools.digest.labels = side_of(&c->labels, c->has_labels, cuda);
@@ -157,11 +172,22 @@ static cn_digest_args digest_args(const digest_case *c, bool cuda)
     return a;
 }
 
-static void assert_same_bounds(op_env *e, const op_tensor *t, const char *name)
+/* Returns the nearest bf16 that is not above x, or not below it. */
+static uint16_t rounded_out(float x, bool up)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (isnan(x)) return to_bf16(x);
+    return (uint16_t)((bits + (up == !signbit(x) ? 0xffff : 0)) >> 16);
+}
+
+/* Bounds of rows in eight bits are rounded outwards. */
+static void assert_same_bounds(op_env *e, const op_tensor *t, uint32_t d, const char *name)
 {
     uint16_t *got = op_take(e, t);
     for (size_t i = 0; i < t->n; i++) {
-        const uint16_t want = to_bf16(((const float *)t->cpu)[i]);
+        const float x = ((const float *)t->cpu)[i];
+        const uint16_t want = e->fp8 ? rounded_out(x, i / d % 2) : to_bf16(x);
         if (got[i] != want)
             fail_msg("%s %zu: got %#x, expected %#x", name, i, (unsigned)got[i], (unsigned)want);
     }
@@ -176,8 +202,8 @@ static void check_digest(op_env *e, digest_case *c)
     memset(c->tiles, POISON, sizeof c->tiles); /* the caller may change the list at once */
     if (op_words_error(e, &c->labels) > 0) fail_msg("labels differ");
     if (op_words_error(e, &c->scales) > 0) fail_msg("scales differ");
-    assert_same_bounds(e, &c->bounds_16, "bounds of pages");
-    assert_same_bounds(e, &c->bounds_64, "bounds of tiles");
+    assert_same_bounds(e, &c->bounds_16, c->pools.layout.head_dim, "bounds of pages");
+    assert_same_bounds(e, &c->bounds_64, c->pools.layout.head_dim, "bounds of tiles");
 }
 
 static double run_digest(op_env *e, uint32_t seed)
@@ -396,7 +422,7 @@ static double run_refusals(op_env *e, uint32_t seed)
                         "digest: head_dim 24: expected a multiple of 16, at most 256");
     d.pools.layout = f32;
     assert_int_equal(e->cuda->digest(e->cuda_stream, &d), CN_ERR_SHAPE);
-    assert_non_null(strstr(cn_last_error(), "expected K and V in bf16, rows of 64 elements"));
+    assert_non_null(strstr(cn_last_error(), "rows of 64 elements of K and V, in bf16, or"));
     const cn_predict_args p = {.rows = 2, .n_heads = 1, .head_dim = 272, .n_seqs = 1,
                                .n_layers = 1};
     assert_int_equal(e->cuda->predict(e->cuda_stream, &p), CN_ERR_SHAPE);
@@ -410,6 +436,8 @@ int main(int argc, char **argv)
     static const op_case cases[] = {
         {"digest", 42, 0, run_digest, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"digest, long", 2, 0, run_long_digest, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"digest, fp8", 42, 0, run_digest, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"digest, fp8, long", 2, 0, run_long_digest, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
         {"predict", 60, 1e-2, run_predict, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"predict, long", 8, 1e-2, run_long_predict, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"digest, predict, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},

@@ -70,7 +70,10 @@ static cn_status check_score(const cn_score_args *a)
                        "score: %u query heads: expected a multiple of the %u kv heads, at most %d "
                        "times as many",
                        heads, l->n_kv_heads, MAX_GROUP);
-    if (!cn_kv_layout_has_rows(l, CN_BF16))
+    /* Labels and bounds are the same for rows in eight bits; such rows are not ranked. */
+    const uint32_t keys = cn_route_keys(a->route);
+    const bool reads_rows = keys == 0 || keys >> CN_KEY_ROWS & 1;
+    if (!cn_kv_layout_has_rows(l, CN_BF16) && (reads_rows || cn_kv_form_of(l) != CN_KV_FP8))
         return cn_fail(CN_ERR_SHAPE,
                        "score: KV layout: expected K and V, or K alone, in bf16, rows of %u "
                        "elements", d);
@@ -86,7 +89,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     const cn_kv_layout *l = &a->pools.layout;
     cn_score_params p = {};
     p.args = *a;
-    p.rows = cn_kv_rows_of(l);
+    if (cn_kv_form_of(l) == CN_KV_PLAIN) p.rows = cn_kv_rows_of(l);
     p.group = a->pools.n_heads / l->n_kv_heads;
     p.block_log2 = cn_log2_u32(l->block_tokens);
     p.tile_log2 = cn_log2_u32(l->tile_tokens);
