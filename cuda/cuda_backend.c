@@ -141,6 +141,7 @@ static const cn_backend CUDA_TABLE = {
     .act_dtype = CN_BF16,
     .kv_forms = 1U << CN_KV_PLAIN,
     .select_kv_forms = 1U << CN_KV_PLAIN,
+    .row_kv_forms = 1U << CN_KV_PLAIN,
     .home_kv_forms = 1U << CN_KV_PLAIN,
     .default_block_tokens = 256,
     .async = true,

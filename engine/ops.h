@@ -630,8 +630,8 @@ struct cn_backend {
     cn_dtype vector_dtype; /* of norms and biases there */
     cn_dtype act_dtype;
     /* Values of cn_kv_form that ops support, bit i is cn_kv_form i: those of every engine and
-     * `compress`; those of selectors; those of homes. */
-    uint32_t kv_forms, select_kv_forms, home_kv_forms;
+     * `compress`; those of selectors; `score` where it ranks rows of K; those of homes. */
+    uint32_t kv_forms, select_kv_forms, row_kv_forms, home_kv_forms;
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */

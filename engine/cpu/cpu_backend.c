@@ -192,6 +192,7 @@ static const cn_backend CPU_TABLE = {
     .act_dtype = CN_F32,
     .kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .select_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
+    .row_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .home_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .default_block_tokens = 64,
     .mem_align = 64,

@@ -209,6 +209,7 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
 
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
 {
+    const cn_sel_forms forms = cn_selectors_forms(cn_config_selectors(c));
     const struct {
         bool there, wanted;
         const char *with;
@@ -216,6 +217,9 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
         {be->kv_forms >> CN_KV_FP8 & 1, true, ""},
         {be->select_kv_forms >> CN_KV_FP8 & 1, cn_selectors_need(cn_config_selectors(c)).any,
          " with selectors (--kv-select, --kv-selectors)"},
+        {be->row_kv_forms >> CN_KV_FP8 & 1,
+         (forms.stage[1] & cn_sel_forms_of_key(CN_KEY_ROWS)) != 0,
+         " with selectors that can rank rows of K (oracle, spade, last)"},
         {be->home_kv_forms >> CN_KV_FP8 & 1, cn_config_away(c) != 0, " with homes (--kv-homes)"},
     };
     if (cn_planner_kv_form(c) == CN_KV_PLAIN) return CN_OK;
