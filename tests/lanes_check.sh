@@ -1,7 +1,8 @@
 #!/bin/bash
 # lanes_check.sh - run-batch with several engines: answers do not depend on their number; kills at
 # random moments, LANES_ROUNDS (1) times, lose nothing; a signal; what is refused. LANES_SEED (1)
-# seeds the moments. BUILD is the build directory.
+# seeds the moments. BUILD is the build directory. With the GPU backend there (make cuda) also
+# several GPUs of tests/fake_cuda that are not peers, and one that is lost in the middle.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 dir=$(mktemp -d)
@@ -61,12 +62,41 @@ refused 'expected GPUs, as cuda:0-3' --devices cpu
 refused 'leave out one' --devices cuda:0-1 --device cuda:0
 refused 'list their GPUs with --devices' --device cuda:1 --data-parallel-size 2
 refused 'names 2' --devices cuda:0-1 --data-parallel-size 3
-refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device cpu --kv-homes peer \
-    --home-space 0.01 --kv-selectors spade
+refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device cpu \
+    --kv-homes peer --home-space 0.01 --kv-selectors spade
 for command in serve compare bench plan; do
     ! "$cinch" $command --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
         fail "$command takes engines"
     grep -q 'data-parallel-size' "$dir/log" || fail "$command does not name the option"
 done
 [ ! -e "$dir/no" ] || fail "a refused run leaves an output"
+
+# gpus CODE TEXT ENVIRONMENT OPTIONS...: a run on the fake runtime.
+gpus() {
+    local got=0 code=$1 text=$2 where=$3
+    shift 3
+    rm -f "$dir"/fake*
+    # shellcheck disable=SC2086 # variables are words
+    env XDG_CACHE_HOME="$dir/cache" FAKE_PEERS=0 $where "$dir/gpu/cinch" run-batch \
+        --model examples/tiny-reasoner --load-format dummy --block-size 64 --max-model-len 1024 \
+        --max-num-seqs 4 --ignore-eos --max-tokens 300 -i "$dir/long.jsonl" -o "$dir/fake" \
+        --progress none "$@" >"$dir/log" 2>&1 || got=$?
+    [ $got = "$code" ] || fail "$where $*: exit code $got, expected $code"
+    grep -qE -e "$text" "$dir/log" || fail "$where $*: expected '$text'"
+    [ "$code" != 0 ] || [ "$(wc -l <"$dir/fake")" = 48 ] || fail "$where $*: expected 48 lines"
+}
+fake=$(dirname "$cinch")/tests/fake_cuda/cinch-cuda.so
+if [ -e "$fake" ]; then
+    mkdir "$dir/gpu"
+    cp "$cinch" "$fake" "$dir/gpu"
+    sed 's/"max_tokens": [0-9]*, //' "$dir/in.jsonl" >"$dir/long.jsonl"
+    gpus 0 'engines: 4; output tokens [1-9]' FAKE_GPUS=4 --data-parallel-size 4
+    gpus 0 'on cuda:3: --device cuda:3' FAKE_GPUS=4 --devices cuda:3,1
+    gpus 0 '[0-9]+ \(failed\)' "FAKE_GPUS=3 FAKE_LOST=1:1500" --data-parallel-size 3
+    gpus 0 '^engines: 2; .*[0-9]+ \(failed\)' "FAKE_GPUS=2 FAKE_LOST=0:1500" \
+        --data-parallel-size 2 --kv-policy zip --kv-budget 256
+    gpus 1 'engine 2: --device cuda:2: expected cuda:0 to cuda:1' FAKE_GPUS=2 --data-parallel-size 3
+    gpus 1 'engine 0: GPU memory' "FAKE_GPUS=2 FAKE_GPU_MIB=100" --device cuda \
+        --data-parallel-size 2 --kv-cache-memory-bytes 1G
+fi
 echo "lanes: ok"
