@@ -776,9 +776,10 @@ typedef struct cn_cuda_backend_opts {
     cn_status (*wanted_bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
     const void *wanted_ctx;
 
-    /* The model and the largest step. They determine the workspace and the matrix products that are
-     * timed at start. hidden 0: nothing is timed. */
-    uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
+    /* The model and the largest step: for the workspace, and the products that are timed at start.
+     * hidden 0: nothing is timed. */
+    uint32_t n_heads, n_kv_heads, head_dim, hidden, vocab;
+    uint32_t intermediate, n_experts; /* the widest dense MLP, experts of a layer; 0: none */
     uint32_t max_seqs, max_tokens;
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
     uint32_t score_heads;  /* most query heads of one call of `score`; 0: n_heads */

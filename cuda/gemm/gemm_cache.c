@@ -10,7 +10,7 @@
 
 #include "cuda/gemm/gemm.h"
 
-enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 5 };
+enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 6 };
 
 /* Writes everything that the choice of plans depends on to key. */
 static void make_key(const cn_cuda *c, char key[KEY_BYTES])
@@ -20,10 +20,11 @@ static void make_key(const cn_cuda *c, char key[KEY_BYTES])
     cudaDriverGetVersion(&driver);
     snprintf(key, KEY_BYTES,
              "cinch %s gemm %d, %s, %u SMs, driver %d, cuBLASLt %zu, heads %u/%u x %u, hidden %u, "
-             "intermediate %u, vocabulary %u, tokens %u, sequences %u, kind %d",
+             "intermediate %u, experts %u, vocabulary %u, tokens %u, sequences %u, kind %d",
              CINCH_VERSION, FORMAT, c->device.name, c->device.n_sms, driver,
              cublasLtGetVersion(), o->n_heads, o->n_kv_heads, o->head_dim, o->hidden,
-             o->intermediate, o->vocab, o->max_tokens, o->max_seqs, (int)c->switches.gemm);
+             o->intermediate, o->n_experts, o->vocab, o->max_tokens, o->max_seqs,
+             (int)c->switches.gemm);
 }
 
 static bool make_path(const cn_cuda *c, const char *key, const char *suffix, char path[PATH_BYTES])

@@ -26,7 +26,12 @@ static void set_shapes(cn_gemm_tuner *t)
         t->shapes[j] = (cn_gemm_model_shape){shapes[j], o->max_tokens};
     t->shapes[CN_GEMM_LAYER_SHAPES] =
         (cn_gemm_model_shape){{.n = o->vocab, .k = h, .out_f32 = true}, o->max_seqs};
+    t->shapes[CN_GEMM_LAYER_SHAPES + 1] =
+        (cn_gemm_model_shape){{.n = o->n_experts, .k = h, .out_f32 = true}, o->max_tokens};
 }
+
+/* Whether the model has the product. */
+static bool is_there(cn_gemm_shape shape) { return shape.n > 0 && shape.k > 0; }
 
 /* ---- one candidate ---- */
 
@@ -240,6 +245,7 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
     CN_CUDA(cudaEventCreate(&t->end));
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_model_shape *m = &t->shapes[i];
+        if (!is_there(m->shape)) continue;
         cn_gemm_entry *e = cn_gemm_find(t->c->gemm, m->shape);
         CN_ASSERT(e);
         const uint32_t last = cn_gemm_bucket(m->most_tokens);
@@ -252,7 +258,7 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
             if (list->n > 0) e->plans[b] = list->plans[0];
         }
     }
-    cn_gemm_tune_layers(t);
+    if (t->c->opts.intermediate > 0) cn_gemm_tune_layers(t);
     return CN_OK;
 }
 

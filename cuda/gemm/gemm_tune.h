@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 enum {
-    CN_GEMM_MODEL_SHAPES = 5, /* the layer's products, and the head */
+    CN_GEMM_MODEL_SHAPES = 6, /* the layer's products, the head and the router */
     CN_GEMM_SHORT_LIST = 5    /* plans of a product that are timed in a layer */
 };
 

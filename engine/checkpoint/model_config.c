@@ -531,6 +531,14 @@ cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer)
     return (cn_layer_kind){.mlp = CN_MLP_DENSE, .dense = c->intermediate};
 }
 
+uint32_t cn_model_config_widest_mlp(const cn_model_config *c)
+{
+    uint32_t most = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        most = cn_max_u32(most, cn_model_config_layer(c, layer).dense);
+    return most;
+}
+
 static uint64_t expert_params(const cn_model_config *c)
 {
     return 3 * (uint64_t)c->hidden * c->experts.intermediate;

@@ -91,6 +91,9 @@ cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n
 /* The kind of a layer. All that differs between layers follows from it. */
 cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer);
 
+/* The intermediate size of the largest MLP that every token takes; 0: no layer has one. */
+uint32_t cn_model_config_widest_mlp(const cn_model_config *c);
+
 /* Number of parameters of the model; a tied embedding counts once. */
 uint64_t cn_model_config_n_params(const cn_model_config *c);
 

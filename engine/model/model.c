@@ -61,15 +61,6 @@ static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
     return at;
 }
 
-/* The largest MLP that every token takes. */
-static uint32_t widest_mlp(const cn_model_config *c)
-{
-    uint32_t most = 0;
-    for (uint32_t layer = 0; layer < c->n_layers; layer++)
-        most = cn_max_u32(most, cn_model_config_layer(c, layer).dense);
-    return most;
-}
-
 /* Adds what a layer with experts needs. */
 static void lay_out_experts(workspace *ws, const cn_experts *x, size_t hidden, size_t max_tokens,
                             size_t e, size_t *at)
@@ -100,7 +91,7 @@ static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t ma
     ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
     ws.q = take(&attention, max_tokens * heads, e);
     ws.attn = take(&attention, max_tokens * heads, e);
-    const size_t widest = widest_mlp(c);
+    const size_t widest = cn_model_config_widest_mlp(c);
     ws.gate_up = take(&mlp, max_tokens * 2 * widest, e);
     ws.act = take(&mlp, max_tokens * widest, e);
     lay_out_experts(&ws, &c->experts, c->hidden, max_tokens, e, &mlp);
