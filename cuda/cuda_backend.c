@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
+#include "cuda/experts/experts.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/tensor_map.h"
 
@@ -62,6 +63,10 @@ CUDA_OP(attend_selected, cn_attend_selected_args)
 CUDA_OP(exchange, cn_exchange_args)
 CUDA_OP(fetch, cn_fetch_args)
 CUDA_OP(silu_mul, cn_silu_mul_args)
+CUDA_OP(route, cn_route_args)
+CUDA_OP(expert_gate_up, cn_expert_gate_up_args)
+CUDA_OP(expert_down, cn_expert_down_args)
+CUDA_OP(expert_sum, cn_expert_sum_args)
 CUDA_OP(gather, cn_gather_args)
 CUDA_OP(sample, cn_sample_args)
 CUDA_OP(count_reset, cn_count_reset_args)
@@ -196,6 +201,10 @@ static const cn_backend CUDA_TABLE = {
     .exchange = exchange,
     .fetch = fetch,
     .silu_mul = silu_mul,
+    .route = route,
+    .expert_gate_up = expert_gate_up,
+    .expert_down = expert_down,
+    .expert_sum = expert_sum,
     .gather = gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
     .sample = sample,
@@ -223,6 +232,7 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(join_others(c));
     if (c->switches.portable) c->device.hopper = false;
     if (c->device.hopper) CN_TRY(cn_map_open());
+    CN_TRY(cn_experts_sm90_open(c));
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
                                              &c->priority[CN_PRIORITY_HIGH]));

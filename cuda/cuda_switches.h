@@ -13,11 +13,19 @@ typedef enum cn_cuda_gemm_kind {
     CN_CUDA_GEMM_OWN /* cinch's kernels, for the shapes they support */
 } cn_cuda_gemm_kind;
 
+/* The tiles of grouped products on Hopper: a thread block multiplies `rows` weight rows of an
+ * expert by up to `tokens` of its pairs. tokens 0: the default. */
+typedef struct cn_cuda_expert_tile {
+    uint32_t tokens, rows; /* rows: 64 or 128 */
+    uint32_t blocks;       /* of a multiprocessor, which share its memory: 1 or more */
+} cn_cuda_expert_tile;
+
 typedef struct cn_cuda_switches {
     cn_cuda_gemm_kind gemm;
     bool portable;  /* use only features of compute capability 8.0 on any device */
     uint32_t host_blocks; /* thread blocks of a fetch from host memory; 0: the default */
     bool host_bulk;       /* a fetch of tiles from host memory copies them in bulk */
+    cn_cuda_expert_tile experts;
     bool impatient; /* thread blocks of `score` do not wait for the results of others */
 } cn_cuda_switches;
 

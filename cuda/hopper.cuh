@@ -46,6 +46,30 @@ CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *b
         : "memory");
 }
 
+/* Copies the box of a map of five dimensions at (0, 0, third, fourth, tile). */
+CN_HOPPER void cn_tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *barrier, uint32_t third,
+                              uint32_t fourth, uint32_t tile, uint64_t cache)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %3, %4, %5, %6}], [%2], %7;" ::"r"(cn_shared_address(dst)),
+        "l"(map), "r"(cn_shared_address(barrier)), "r"(0), "r"(third), "r"(fourth), "r"(tile),
+        "l"(cache)
+        : "memory");
+}
+
+/* Copies the box of a map of 64 columns, rows and tiles. A box of one row may go to any multiple of
+ * 128 bytes: the swizzle follows the address. */
+CN_HOPPER void cn_tma_load_3d(void *dst, const CUtensorMap *map, uint64_t *barrier, uint32_t row,
+                              uint32_t tile, uint64_t cache)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(cn_shared_address(dst)),
+        "l"(map), "r"(cn_shared_address(barrier)), "r"(0), "r"(row), "r"(tile), "l"(cache)
+        : "memory");
+}
+
 /* ---- wgmma: d [64, N] f32 (+)= a [64, 16] * b [N, 16]^T, both bf16 tiles in shared memory ---- */
 
 /* Returns the descriptor of a tile. Adding CN_WGMMA_NEXT_K moves it by 16 columns. If the product

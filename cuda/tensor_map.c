@@ -23,7 +23,7 @@ cn_status cn_map_open(void)
 
 cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *s)
 {
-    static const cuuint32_t steps[CN_MAP_DIMS] = {1, 1, 1, 1};
+    static const cuuint32_t steps[CN_MAP_DIMS] = {1, 1, 1, 1, 1};
     cuuint64_t stride_bytes[CN_MAP_DIMS - 1];
     CN_ASSERT(encode_tiled && s->n_dims >= 2 && s->n_dims <= CN_MAP_DIMS);
     for (uint32_t i = 1; i < CN_MAP_DIMS; i++)

@@ -15,7 +15,7 @@ extern "C" {
 enum {
     CN_BOX_COLS = 64,   /* bf16 values of a row of a box */
     CN_ROW_BYTES = 128, /* the same in bytes */
-    CN_MAP_DIMS = 4     /* most dimensions */
+    CN_MAP_DIMS = 5     /* most dimensions */
 };
 
 /* An array of bf16, dimension 0 contiguous. Counts are of elements. */

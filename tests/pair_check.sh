@@ -110,6 +110,16 @@ export FAKE_GPUS=2
     FAKE_GPUS=1 works "cache device: GPU 0" $peer --cache-device cuda:0
     FAKE_LOST=1:60 refused "of GPU 1 in " $peer --cache-device cuda:1
     FAKE_LOST=0:3000 refused "of GPU 0 in " $peer --cache-device cuda:1
+    # A model with experts.
+    mkdir "$dir/experts"
+    cp "$model"/*token*.json "$model/generation_config.json" "$dir/experts"
+    sed -e 's/Qwen3ForCausalLM/Qwen3MoeForCausalLM/' \
+        -e 's/^{/{"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,/' \
+        "$model/config.json" >"$dir/experts/config.json"
+    model="$dir/experts"
+    works "kv home host" --kv-home host --device cuda
+    works "cache device: GPU 1" $peer --cache-device auto
+    planned --kv-home host --device cuda
 }
 
 # Lists of a retrieval head are made in the graphs of steps: plain ones, and those with lists.

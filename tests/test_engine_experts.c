@@ -1,6 +1,8 @@
 /* test_engine_experts.c - a model with experts inside the engine: policies and selectors work as
- * for dense models; results depend neither on batch composition nor on chunks nor on a prefix
- * hit. */
+ * for dense models; results depend neither on batch composition nor on chunks nor on a prefix hit,
+ * nor on whether steps run from graphs.
+ *     test_engine_experts [cuda]
+ * With cuda on a GPU, batch-invariant. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,13 +22,23 @@ static const char config_text[] =
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 96,"
     " \"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
     " \"head_dim\": 16, \"vocab_size\": 2048, \"num_experts\": 16, \"num_experts_per_tok\": 4,"
-    " \"moe_intermediate_size\": 32, \"norm_topk_prob\": true, \"mlp_only_layers\": [1],"
+    " \"moe_intermediate_size\": 64, \"norm_topk_prob\": true, \"mlp_only_layers\": [1],"
     " \"max_position_embeddings\": 4096, \"eos_token_id\": 2045, \"initializer_range\": 0.2}";
 
-static const char *const options[] = {
+static const char *options[] = {
     "model", folder, "tokenizer", "examples/tiny-reasoner", "load-format", "dummy",
     "block-size", "64", "kv-policies", "full,window,zip", "kv-selectors", "ds,quest",
-    "kv-budget", "128", "kv-window", "16", "select-tokens", "128", NULL};
+    "kv-budget", "128", "kv-window", "16", "select-tokens", "128", NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL};
+static const char *const cuda_options[] = {"device", "cuda", "batch-invariant", "true",
+                                           "kv-cache-memory-bytes", "512M"};
+
+static void use_cuda(void)
+{
+    size_t at = 0;
+    while (options[at]) at++;
+    memcpy(options + at, cuda_options, sizeof cuda_options);
+}
 
 /* Full KV, a policy or a selector, by the number of the request. */
 static void submit(run *r, uint32_t i)
@@ -121,13 +133,24 @@ static void a_prefix_hit_changes_no_bit(void **state)
     run_free(r);
 }
 
-int main(void)
+static void graphs_change_no_bit(void **state)
+{
+    (void)state;
+    const char *const extra[] = {"enforce-eager", "true", NULL};
+    run *r = run_all(extra);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) run_assert_same_bits(reference, i, r, i, 0);
+    run_free(r);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(policies_and_selectors_take_effect),
         cmocka_unit_test(a_request_alone_has_the_same_bits),
         cmocka_unit_test(chunks_and_scheduling_change_no_bit),
         cmocka_unit_test(a_prefix_hit_changes_no_bit),
+        cmocka_unit_test(graphs_change_no_bit),
     };
+    if (argc > 1 && strcmp(argv[1], "cuda") == 0) use_cuda();
     return cmocka_run_group_tests(tests, setup, teardown);
 }

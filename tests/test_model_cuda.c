@@ -1,7 +1,7 @@
-/* test_model_cuda.c - the forward pass on a GPU whose products compute the norms between them
- * (cn_norm_link): the logits of random checkpoints compared with those of the CPU, which runs the
- * norms as ops, and the ops of each pass counted. The sizes of the bundled checkpoints have no
- * links. Without a GPU nothing is tested.
+/* test_model_cuda.c - the forward pass on a GPU: the logits of random checkpoints compared with
+ * those of the CPU. The products compute the norms between them (cn_norm_link), which the CPU runs
+ * as ops; the ops of each pass are counted. The sizes of the bundled checkpoints have no links, and
+ * neither have models with experts. Without a GPU nothing is tested.
  *     test_model_cuda [TEST [DEVICE]]
  * DEVICE cpu takes the links of tests/lib/linked_products.h, to check the test itself. */
 #include <math.h>
@@ -44,6 +44,7 @@ static const double TOLERANCE = 3e-2;
 #define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES more "}"
 
 static bool on_cpu, no_gpu;
+static uint32_t most_linked; /* rows of a pass with links of the running test */
 static cn_backend *opened;
 
 /* ---- a backend that counts the ops of a pass ---- */
@@ -76,7 +77,7 @@ static cn_status count_gated(cn_stream *s, const cn_gemm_silu_mul_args *a)
  * the final one are between products. */
 static void check_ops(uint32_t n_tokens)
 {
-    const uint32_t n_norms = 2 * N_LAYERS + 1, n_links = n_tokens > MOST_LINKED ? 0 : n_norms - 2;
+    const uint32_t n_norms = 2 * N_LAYERS + 1, n_links = n_tokens > most_linked ? 0 : n_norms - 2;
     if (ran.norms != n_norms - n_links || ran.firsts != n_links || ran.seconds != n_links)
         fail_msg("%u tokens: %u norms, %u first and %u second products: expected %u links",
                  n_tokens, ran.norms, ran.firsts, ran.seconds, n_links);
@@ -326,13 +327,14 @@ static void run_mixed(pair *p, uint32_t n_tokens, uint32_t n_decode)
 /* ---- the tests ---- */
 
 /* Every compiled kernel of products with links, and more rows than these have. */
-static void check_model(const char *config)
+static void check_model(const char *config, uint32_t linked)
 {
     static const uint32_t sizes[] = {1, 3, 8, 12, 24, 33, 64, 65};
     scratch_dir d;
     pair *p = &both;
     uint32_t next[MOST_SEQS];
     if (no_gpu) skip();
+    most_linked = linked;
     scratch_dir_open(&d);
     write_checkpoint(&d, config);
     open_pair(p, d.path);
@@ -351,14 +353,38 @@ static void check_model(const char *config)
 static void norms_in_products_equal_the_cpu(void **state)
 {
     (void)state;
-    check_model(CONFIG("Qwen3ForCausalLM", ""));
+    check_model(CONFIG("Qwen3ForCausalLM", ""), MOST_LINKED);
 }
 
 /* Both products of attention have a bias, which the second one adds behind the norm. */
 static void norms_in_products_with_biases_equal_the_cpu(void **state)
 {
     (void)state;
-    check_model(CONFIG("LlamaForCausalLM", ", \"attention_bias\": true"));
+    check_model(CONFIG("LlamaForCausalLM", ", \"attention_bias\": true"), MOST_LINKED);
+}
+
+/* Every token takes all experts: with fewer, the GPU's rounding would now and then choose others
+ * than the CPU. The middle layer has none. */
+static void layers_with_experts_equal_the_cpu(void **state)
+{
+    (void)state;
+    check_model(CONFIG("Qwen3MoeForCausalLM",
+                       ", \"num_experts\": 6, \"num_experts_per_tok\": 6, "
+                       "\"moe_intermediate_size\": 192, \"norm_topk_prob\": true, "
+                       "\"mlp_only_layers\": [1]"),
+                0);
+}
+
+/* Sigmoid, biases and a shared expert; an expert's width is not whole tiles. */
+static void shared_experts_equal_the_cpu(void **state)
+{
+    (void)state;
+    check_model(CONFIG("Glm4MoeForCausalLM",
+                       ", \"n_routed_experts\": 5, \"num_experts_per_tok\": 5, "
+                       "\"moe_intermediate_size\": 136, \"n_shared_experts\": 1, "
+                       "\"n_group\": 1, \"topk_group\": 1, \"norm_topk_prob\": true, "
+                       "\"routed_scaling_factor\": 1.5, \"first_k_dense_replace\": 1"),
+                0);
 }
 
 int main(int argc, char **argv)
@@ -366,6 +392,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(norms_in_products_equal_the_cpu, close_pair),
         cmocka_unit_test_teardown(norms_in_products_with_biases_equal_the_cpu, close_pair),
+        cmocka_unit_test_teardown(layers_with_experts_equal_the_cpu, close_pair),
+        cmocka_unit_test_teardown(shared_experts_equal_the_cpu, close_pair),
     };
     on_cpu = argc > 2 && strcmp(argv[2], "cpu") == 0;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

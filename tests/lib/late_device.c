@@ -337,7 +337,8 @@ static void drop_padding(cn_batch_view *v)
 }
 
 #define PLAIN_OPS(X) \
-    X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(gather) X(sample) X(count_reset) X(compress) \
+    X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(route) X(expert_gate_up) \
+    X(expert_down) X(expert_sum) X(gather) X(sample) X(count_reset) X(compress) \
     X(draft_store) X(digest) X(predict) X(score) X(select) X(exchange) X(fetch)
 #define BATCH_OPS(X) X(rope_store) X(attn_decode) X(attn_prefill)
 

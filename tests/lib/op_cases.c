@@ -275,11 +275,14 @@ static void open_cuda(const op_case *c)
 {
     if (env.cuda && opened_for.gemm == c->gemm &&
         opened_for.batch_invariant == c->batch_invariant &&
-        opened_for.portable == c->portable && opened_for.impatient == c->impatient)
+        opened_for.portable == c->portable && opened_for.impatient == c->impatient &&
+        memcmp(&opened_for.experts, &c->experts, sizeof c->experts) == 0)
         return;
     close_cuda();
-    const cn_cuda_switches switches = {
-        .gemm = c->gemm, .portable = c->portable, .impatient = c->impatient};
+    const cn_cuda_switches switches = {.gemm = c->gemm,
+                                       .experts = c->experts,
+                                       .portable = c->portable,
+                                       .impatient = c->impatient};
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .n_heads = 64,
                                     .n_kv_heads = 8,

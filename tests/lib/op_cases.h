@@ -36,6 +36,7 @@ typedef struct op_case {
     cn_cuda_gemm_kind gemm; /* options to open the backend with */
     bool batch_invariant, portable, impatient;
     bool fp8; /* set in op_env; cases that read it say so */
+    cn_cuda_expert_tile experts;
 } op_case;
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);
