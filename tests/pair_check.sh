@@ -16,14 +16,14 @@ export XDG_CACHE_HOME="$dir/cache"
 text=$(printf '%0900d' 0)
 for i in 1 2 3; do printf '{"id": "%s", "prompt": "%s%s"}\n' $i $i "$text"; done >"$dir/in.jsonl"
 
-home="--home-space 0.25"
+home="--home-space 0.25" seqs=4 keep=
 # run OPTIONS...: three requests with a home. Sets $got; standard error is in $dir/err.
 run() {
     got=0
-    rm -f "$dir/out.jsonl"
+    [ -n "$keep" ] || rm -f "$dir/out.jsonl"
     # shellcheck disable=SC2086 # options are words
     "$dir/cinch" run-batch --model "$model" --load-format dummy --block-size 64 --max-tokens 200 \
-        --ignore-eos --max-model-len 1408 --max-num-seqs 4 --max-num-batched-tokens 256 \
+        --ignore-eos --max-model-len 1408 --max-num-seqs "$seqs" --max-num-batched-tokens 256 \
         --kv-select spade --select-tokens 128 $home --prompt-field prompt \
         --id-field id -i "$dir/in.jsonl" -o "$dir/out.jsonl" --log-level info "$@" \
         --summary-json "$dir/summary.json" 2>"$dir/err" >/dev/null || got=$?
@@ -109,6 +109,22 @@ export FAKE_GPUS=2
     FAKE_GPUS=1 refused "none of 1 GPUs is a peer of GPU 0" $peer --cache-device auto
     FAKE_GPUS=1 works "cache device: GPU 0" $peer --cache-device cuda:0
     FAKE_LOST=1:60 refused "of GPU 1 in " $peer --cache-device cuda:1
+    # A GPU that fails during exchanges with host memory, after two thirds of the kernels of three
+    # requests one after the other: finished answers stay, and a resumed run has the others.
+    seqs=1
+    FAKE_REPORT=1 works "kv home host" --kv-home host --device cuda
+    kernels=$(sed -n 's/^fake CUDA: \([0-9]*\) kernels.*/\1/p' "$dir/err")
+    export FAKE_LOST="0:$((kernels * 2 / 3))"
+    run --kv-home host --device cuda
+    unset FAKE_LOST
+    n=$(wc -l <"$dir/out.jsonl")
+    [ "$got" = 3 ] && grep -q '^error: .* of GPU 0 in ' "$dir/err" || fail "a lost GPU in home host"
+    [ "$n" -ge 1 ] && [ "$n" -lt 3 ] || fail "a lost GPU: $n answers stay"
+    keep=1
+    cp "$dir/out.jsonl" "$dir/first"
+    works "kv home host" --kv-home host --device cuda --resume
+    head -n "$n" "$dir/out.jsonl" | cmp -s - "$dir/first" || fail "a resumed run lost answers"
+    seqs=4 keep=
     FAKE_LOST=0:3000 refused "of GPU 0 in " $peer --cache-device cuda:1
     # A model with experts.
     mkdir "$dir/experts"
