@@ -222,7 +222,8 @@ def loss_of(head, states, rows, target, is_candidate):
 
 
 def best(score, is_candidate, k):
-    """True for the best k candidates of each row."""
+    """True for the best k candidates of each row, or for all of them if there are fewer."""
+    k = min(k, score.shape[-1])
     score = score.masked_fill(~is_candidate, -1e9)
     chosen = torch.zeros_like(is_candidate.expand_as(score))
     return chosen.scatter_(-1, score.topk(k, -1).indices, True) & is_candidate
