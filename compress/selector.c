@@ -48,7 +48,7 @@ static const cn_selector table[CN_N_SELECTORS] = {
                         .params = "select_tokens sinks recent_tokens",
                         .entry_tokens = 1,
                         .ahead = true,
-                        .planes = 1U << CN_PLANE_DRAFT},
+                        .planes = 1U << CN_PLANE_DRAFT | 1U << CN_PLANE_STATE},
 };
 
 const cn_selector *cn_selector_of(cn_kv_select select)
@@ -73,7 +73,7 @@ cn_selector_needs cn_selectors_need(uint32_t selectors)
         needs.head |= table[i].ahead;
         needs.planes |= table[i].planes;
     }
-    needs.digests = needs.planes & ~(1U << CN_PLANE_DRAFT);
+    needs.digests = needs.planes & ~(1U << CN_PLANE_DRAFT | 1U << CN_PLANE_STATE);
     needs.labels = needs.planes >> CN_PLANE_LABELS & 1;
     return needs;
 }

@@ -94,6 +94,7 @@ static void declare_pools(cn_start_plan *p, cn_pools *pools)
         [CN_PLANE_BOUNDS_16] = {"bounds of pages", &pools->digest.bounds_16},
         [CN_PLANE_BOUNDS_64] = {"bounds of tiles", &pools->digest.bounds_64},
         [CN_PLANE_DRAFT] = {"keys of the retrieval head", &pools->draft},
+        [CN_PLANE_STATE] = {"states of the retrieval head", &pools->state},
     };
     const cn_memory_plan *kv = &p->kv;
     const cn_kv_layout l = cn_planner_layout(p->config, p->model, p->backend, kv->n_blocks,

@@ -29,6 +29,7 @@
 
 #include "engine/base/base.h"
 #include "engine/base/dtype.h"
+#include "engine/draft_ops.h"
 #include "engine/expert_ops.h"
 #include "paged/planes.h"
 
@@ -155,18 +156,6 @@ typedef struct cn_rope_store_args {
     uint32_t n_query_slots, window;
 } cn_rope_store_args;
 
-/* Rotates the queries and keys of a retrieval head (selector `spec`). Stores the keys, draft K, at
- * kv_slots. Queries are those of the first n_queries tokens. */
-typedef struct cn_draft_store_args {
-    void *q;       /* [n_queries, hq, d] act, in place */
-    const void *k; /* [T, hk, d] act */
-    const float *cos, *sin; /* [max_position, d/2] of the head, as in cn_rope_store_args */
-    const uint32_t *positions, *kv_slots; /* [T] as in cn_batch_view */
-    uint32_t n_tokens, n_queries, n_heads;
-    cn_kv_layout layout; /* cn_kv_layout_draft */
-    void *draft;
-} cn_draft_store_args;
-
 /* Paged causal attention. Query i of a sequence with n_q queries and kv_len resident slots attends
  * to the first kv_len - n_q + i + 1 slots. attn_decode computes sequences [0, n_decode),
  * attn_prefill the others. On the CPU both give the same bits for the same query. */
@@ -288,6 +277,7 @@ typedef struct cn_pools {
     cn_dtype act_dtype; /* of q_window */
     cn_digest digest;
     void *draft; /* K of the retrieval head, cn_kv_layout_draft(&layout); NULL: there is none */
+    void *state; /* CN_PLANE_STATE [n_blocks, draft_state]; NULL: the head reads embeddings alone */
 } cn_pools;
 
 /* Returns the arrays of p as planes. */
@@ -305,7 +295,8 @@ static inline cn_planes cn_pools_planes(const cn_pools *p)
                                             p->digest.scales,
                                             p->digest.bounds_16,
                                             p->digest.bounds_64,
-                                            p->draft};
+                                            p->draft,
+                                            p->state};
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
         out.block[i] = cn_plane_by_layer(bases[i], cn_block_plane_bytes(l, (cn_block_plane)i),
                                          l->n_blocks, cn_block_plane_layers(l, (cn_block_plane)i));
@@ -706,6 +697,10 @@ struct cn_backend {
                        const cn_product_shape *second);
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
     cn_status (*draft_store)(cn_stream *s, const cn_draft_store_args *a); /* NULL: no `spec` */
+    /* NULL: no retrieval heads that read states of the model. */
+    cn_status (*draft_part)(cn_stream *s, const cn_draft_part_args *a);
+    cn_status (*draft_before)(cn_stream *s, const cn_draft_before_args *a);
+    cn_status (*draft_keep)(cn_stream *s, const cn_draft_keep_args *a);
     cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);
     /* Selection; NULL: the backend supports no selectors. */

@@ -56,6 +56,7 @@ typedef struct cn_kv_layout {
     uint32_t tile_tokens;  /* min(64, block_tokens) */
     uint32_t head_dim;     /* elements of a query and of a row of K */
     uint32_t draft_dim;    /* elements of a row of draft K, in a plane of its own; 0: none */
+    uint32_t draft_state;  /* elements of the state that a block keeps for the draft; 0: none */
     cn_dtype act_dtype;    /* of draft K and of bounds; of K and V in the plain form */
     uint32_t n_parts;
     cn_kv_part_shape part[CN_KV_MAX_PARTS];

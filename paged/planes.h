@@ -2,7 +2,7 @@
  * swap and copies to a home copy blocks and query slots through them. A leaf.
  *
  * A plane has one item for each block (or query slot) in each of its layers: those of the model, or
- * one (the draft K of a retrieval head). All items of a plane have the same size. K and V are one
+ * one (the planes of a retrieval head). All items of a plane have the same size. K and V are one
  * plane; F, P and each digest are planes of their own. A memory has its own strides, and may lack a
  * plane:
  *
@@ -25,6 +25,8 @@ typedef enum cn_block_plane {
     CN_PLANE_BOUNDS_16, /* act dtype [h_kv, b/16, min|max, d] */
     CN_PLANE_BOUNDS_64, /* act dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
     CN_PLANE_DRAFT,     /* K of the retrieval head, in one layer (cn_kv_layout_draft) */
+    CN_PLANE_STATE,     /* act dtype [draft_state], in one layer: the fused state of the newest
+                         * token of a block, for the draft K and query of the next one */
     CN_N_BLOCK_PLANES
 } cn_block_plane;
 
@@ -66,6 +68,7 @@ static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane 
     case CN_PLANE_BOUNDS_16: return slots / CN_DIGEST_PAGE * bounds_bytes;
     case CN_PLANE_BOUNDS_64: return slots / CN_DIGEST_TILE * bounds_bytes;
     case CN_PLANE_DRAFT: return slots * l->draft_dim * cn_dtype_bytes(l->act_dtype);
+    case CN_PLANE_STATE: return l->draft_state * cn_dtype_bytes(l->act_dtype);
     default: return slots * sizeof(uint32_t); /* F, P */
     }
 }
@@ -73,7 +76,7 @@ static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane 
 /* Layers of a block plane. */
 static inline uint32_t cn_block_plane_layers(const cn_kv_layout *l, cn_block_plane plane)
 {
-    return plane == CN_PLANE_DRAFT ? 1 : l->n_layers;
+    return plane == CN_PLANE_DRAFT || plane == CN_PLANE_STATE ? 1 : l->n_layers;
 }
 
 static inline char *cn_plane_at(const cn_plane *p, uint32_t layer, uint32_t item)

@@ -35,7 +35,7 @@ static device open_device(bool threaded)
     assert_int_equal(d.be->async, threaded);
     assert_int_equal(d.be->stream_create(d.be, CN_PRIORITY_HIGH, &d.stream), CN_OK);
     cn_kv_layout l = cn_kv_layout_make(LAYERS, BLOCKS, HEADS, BLOCK_TOKENS, DIM, CN_F32);
-    l.draft_dim = DIM;
+    l.draft_dim = l.draft_state = DIM;
     d.pools = (cn_pools){.layout = l,
                          .kv = take(&d, cn_kv_pool_bytes(&l)),
                          .score = take(&d, cn_kv_side_elems(&l) * sizeof(float)),
@@ -51,6 +51,7 @@ static device open_device(bool threaded)
     g->bounds_16 = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_BOUNDS_16));
     g->bounds_64 = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_BOUNDS_64));
     d.pools.draft = take(&d, BLOCKS * cn_block_plane_bytes(&l, CN_PLANE_DRAFT));
+    d.pools.state = take(&d, BLOCKS * cn_block_plane_bytes(&l, CN_PLANE_STATE));
     d.planes = cn_pools_planes(&d.pools);
     return d;
 }

@@ -286,9 +286,9 @@ static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n
         .origin = random_ids(e, (uint32_t)cn_kv_side_elems(l), 1000),
         .window = op_random(e, (size_t)l->n_layers * n_slots * w * n_heads * l->head_dim)};
     p.cpu = (cn_pools){*l, p.kv.cpu, p.score.cpu, p.origin.cpu, p.window.cpu, n_slots, w, n_heads,
-                       CN_F32, {0}, NULL};
+                       CN_F32, {0}, NULL, NULL};
     p.cuda = (cn_pools){op_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
-                        p.window.cuda, n_slots, w, n_heads, CN_BF16, {0}, NULL};
+                        p.window.cuda, n_slots, w, n_heads, CN_BF16, {0}, NULL, NULL};
     return p;
 }
 

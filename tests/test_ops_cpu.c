@@ -356,13 +356,32 @@ static void rope_store_rotates_and_stores(void **state)
 
 /* ---- swap, copy_blocks ---- */
 
+static float *copy_of(const float *x, size_t n)
+{
+    float *out = cn_calloc(n, sizeof *out);
+    memcpy(out, x, n * sizeof *out);
+    return out;
+}
+
+/* Item i is what item from[i] was, or 0 where from[i] is negative. */
+static void assert_moved(const float *x, const float *was, const int *from, uint32_t n_items,
+                         size_t n)
+{
+    for (uint32_t i = 0; i < n_items; i++) {
+        if (from[i] >= 0)
+            assert_memory_equal(x + i * n, was + (size_t)from[i] * n, n * sizeof *x);
+        else
+            assert_true(x[i * n] == 0 && x[(i + 1) * n - 1] == 0);
+    }
+}
+
 /* Blocks 3 and 1 and query slot 2 are swapped out and overwritten. They return to 0, 4 and 0. The
- * draft K is a plane of one layer. */
+ * draft K and the states are planes of one layer. */
 static void swapped_blocks_come_back_unchanged(void **state)
 {
     (void)state;
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 3, W = 3, HQ = 4, HOST = 4 };
-    enum { DRAFT = 48, N_DRAFT = HK * BT * DRAFT };
+    enum { DRAFT = 48, N_DRAFT = HK * BT * DRAFT, STATE = 40 };
     cn_backend *be = backend_rig_open(2);
     cn_stream *stream = backend_rig_stream(be);
     test_rng r = {1};
@@ -378,12 +397,13 @@ static void swapped_blocks_come_back_unchanged(void **state)
     memcpy(score_was, score, n_side * 4);
     memcpy(q_was, q, n_q * 4);
     l.draft_dim = DRAFT;
-    float *draft = new_random(&r, B * N_DRAFT), *draft_was = cn_calloc(B * N_DRAFT, 4);
-    memcpy(draft_was, draft, (size_t)B * N_DRAFT * 4);
-    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, draft};
+    l.draft_state = STATE;
+    float *states = new_random(&r, B * STATE), *states_were = copy_of(states, B * STATE);
+    float *draft = new_random(&r, B * N_DRAFT), *draft_was = copy_of(draft, B * N_DRAFT);
+    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, draft, states};
     const cn_planes device = cn_pools_planes(&pools);
     assert_int_equal(cn_planes_block_bytes(&device),
-                     L * (l.block_bytes + 2 * HK * BT * 4) + N_DRAFT * 4);
+                     L * (l.block_bytes + 2 * HK * BT * 4) + N_DRAFT * 4 + STATE * 4);
     void *host = cn_calloc(HOST * cn_planes_block_bytes(&device) + 2 * n_row * L * 4, 1);
     const cn_planes space = cn_planes_packed(&device, host, HOST);
     const cn_block_copy out[] = {{3, 2}, {1, 0}}, in[] = {{2, 0}, {0, 4}};
@@ -395,6 +415,7 @@ static void swapped_blocks_come_back_unchanged(void **state)
     memset(origin, 0, n_side * 4);
     memset(q, 0, n_q * 4);
     memset(draft, 0, (size_t)B * N_DRAFT * 4);
+    memset(states, 0, (size_t)B * STATE * 4);
     a = (cn_copy_args){space, device, {in, 2, &window_in, 1}};
     assert_int_equal(be->copy_blocks(stream, &a), CN_OK);
     static const int from[B] = {3, -1, -1, -1, 1}; /* the source of each block's contents */
@@ -418,13 +439,10 @@ static void swapped_blocks_come_back_unchanged(void **state)
         assert_memory_equal(q + at, q_was + at + 2 * n_row, n_row * 4);
         assert_true(q[at + n_row] == 0 && q[at + 2 * n_row] == 0);
     }
-    for (uint32_t b = 0; b < B; b++) {
-        if (from[b] >= 0)
-            assert_memory_equal(draft + b * N_DRAFT, draft_was + from[b] * N_DRAFT, N_DRAFT * 4);
-        else
-            assert_true(draft[b * N_DRAFT] == 0 && draft[(b + 1) * N_DRAFT - 1] == 0);
-    }
-    void *const memory[] = {draft_was, draft, host, q_was, score_was, kv_was, origin, q, score, kv};
+    assert_moved(draft, draft_was, from, B, N_DRAFT);
+    assert_moved(states, states_were, from, B, STATE);
+    void *const memory[] = {states_were, states, draft_was, draft, host, q_was,
+                            score_was,   kv_was, origin,    q,     score, kv};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cn_free(memory[i]);
     backend_rig_close(be);
 }
@@ -444,7 +462,7 @@ static void whole_blocks_and_query_slots_are_copied(void **state)
     memcpy(kv_before, kv, n_kv * 4);
     memcpy(score_before, score, n_side * 4);
     const cn_block_copy blocks[] = {{1, 4}, {4, 0}, {2, 2}}, slots[] = {{3, 1}};
-    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, NULL};
+    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, NULL, NULL};
     cn_copy_args a = {.list = {blocks, 3, slots, 1}};
     a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_OK);

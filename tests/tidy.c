@@ -241,7 +241,7 @@ static void check_size(const source *f)
 static bool is_leaf(const char *path)
 {
     return starts(path, "engine/base/") || !strcmp(path, "engine/ops.h") ||
-           !strcmp(path, "engine/expert_ops.h") ||
+           !strcmp(path, "engine/expert_ops.h") || !strcmp(path, "engine/draft_ops.h") ||
            !strcmp(path, "engine/cinch.h") || !strcmp(path, "paged/kv_layout.h") ||
            !strcmp(path, "paged/kv_fp8.h") || !strcmp(path, "paged/planes.h");
 }

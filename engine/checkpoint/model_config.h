@@ -47,10 +47,15 @@ typedef struct cn_layer_kind {
     uint32_t dense; /* intermediate size of the MLP that every token takes; 0: none */
 } cn_layer_kind;
 
+enum { CN_DRAFT_LAYERS = 3 }; /* whose input a retrieval head reads, if it reads any */
+
 /* The retrieval head of selector `spec` (retrieval_file.h): RoPE attention of one layer over
- * embeddings, without values. Its kv heads are those of the model. */
+ * embeddings and, with hidden layers, states of the model; without values. Its kv heads are those
+ * of the model. */
 typedef struct cn_draft_head {
     uint32_t n_heads, head_dim;
+    uint32_t n_hidden_layers;                /* 0 or CN_DRAFT_LAYERS */
+    uint32_t hidden_layers[CN_DRAFT_LAYERS]; /* ascending */
     uint32_t context; /* positions it was trained on; YaRN extends them to those of the model */
     double rope_theta;
 } cn_draft_head;
@@ -74,6 +79,12 @@ typedef struct cn_model_config {
     int64_t bos; /* -1: none */
     float initializer_range;
 } cn_model_config;
+
+/* Elements of the state that each block keeps for the retrieval head. */
+static inline uint32_t cn_draft_state_width(const cn_model_config *m)
+{
+    return m->draft.n_hidden_layers > 0 ? m->hidden : 0;
+}
 
 /* Reads model_dir/config.json. CN_ERR_IO when the file is missing. CN_ERR_MODEL when it is
  * malformed or requires an unsupported feature; the text names the key, the value and the supported

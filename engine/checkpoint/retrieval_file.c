@@ -19,9 +19,15 @@ struct cn_retrieval_file {
     cn_weight_part parts[CN_N_HEAD_PARTS];
 };
 
-static const char *const names[CN_N_HEAD_PARTS] = {"norm.weight", "q_proj.weight",
-                                                   "k_proj.weight"};
-static const cn_weight_id kinds[CN_N_HEAD_PARTS] = {CN_W_ATTN_NORM, CN_W_QKV, CN_W_QKV};
+static const char *const names[CN_N_HEAD_PARTS] = {
+    "norm.weight", "q_proj.weight", "k_proj.weight", "fc.weight", "hidden_norm.weight"};
+static const cn_weight_id kinds[CN_N_HEAD_PARTS] = {CN_W_ATTN_NORM, CN_W_QKV, CN_W_QKV, CN_W_QKV,
+                                                    CN_W_ATTN_NORM};
+
+static uint32_t count_parts(const cn_draft_head *head)
+{
+    return head->n_hidden_layers > 0 ? CN_N_HEAD_PARTS : CN_HEAD_FC;
+}
 
 /* ---- metadata ---- */
 
@@ -45,26 +51,41 @@ static cn_status read_retrieval_number(const cn_retrieval_file *f, const char *p
                    key, text, min, max);
 }
 
-/* Heads that read states of the model are refused, whatever the layers. */
-static cn_status check_hidden_layers(const cn_retrieval_file *f, const char *path)
+/* Returns whether the list is ascending and has layers of the model, and copies it. */
+static bool read_layers(cn_draft_head *head, const json_t *list, uint32_t n_layers)
+{
+    json_int_t least = 0;
+    const size_t n = json_array_size(list);
+    if (!json_is_array(list) || (n != 0 && n != CN_DRAFT_LAYERS)) return false;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *layer = json_array_get(list, i);
+        const json_int_t at = json_integer_value(layer);
+        if (!json_is_integer(layer) || at < least || at >= n_layers) return false;
+        head->hidden_layers[i] = (uint32_t)at;
+        least = at + 1;
+    }
+    head->n_hidden_layers = (uint32_t)n;
+    return true;
+}
+
+static cn_status read_hidden_layers(cn_retrieval_file *f, const char *path, uint32_t n_layers)
 {
     const char *text;
     json_t *list;
     if (cn_safetensors_find(f->tensors, "midlayer.self_attn.q_proj.weight"))
         return cn_fail(CN_ERR_MODEL,
-                       "%s is an EAGLE-3 head, which reads states of three layers of the model: "
-                       "not supported yet; train a head with examples/retrieval/train.py",
+                       "%s is an EAGLE-3 head: not supported yet; train a head with "
+                       "examples/retrieval/train.py",
                        path);
     CN_TRY(find_text(f, path, "hidden_layers", &text));
     CN_TRY(cn_json_parse(&list, text, strlen(text), "hidden_layers", LIST_BYTES, MAX_DEPTH,
                          CN_ERR_MODEL));
-    const bool is_list = json_is_array(list), empty = json_array_size(list) == 0;
+    const bool good = read_layers(&f->head, list, n_layers);
     json_decref(list);
-    if (is_list && empty) return CN_OK;
+    if (good) return CN_OK;
     return cn_fail(CN_ERR_MODEL,
-                   "%s: hidden_layers %.40s: expected []; heads that read states of the model are "
-                   "not supported yet",
-                   path, text);
+                   "%s: hidden_layers %.40s: expected [] or three ascending layers from 0 to %u",
+                   path, text, n_layers - 1);
 }
 
 static cn_status check_base(const cn_retrieval_file *f, const char *path, const char *dir)
@@ -104,10 +125,11 @@ static cn_status check_names(const cn_retrieval_file *f, const char *path)
     for (size_t i = 0; i < cn_safetensors_count(f->tensors); i++) {
         const char *name = cn_safetensors_at(f->tensors, i)->name;
         bool known = false;
-        for (uint32_t k = 0; k < CN_N_HEAD_PARTS; k++) known |= strcmp(name, names[k]) == 0;
+        for (uint32_t k = 0; k < count_parts(&f->head); k++) known |= strcmp(name, names[k]) == 0;
         if (!known)
             return cn_fail(CN_ERR_MODEL,
-                           "%s: %s: expected only norm.weight, q_proj.weight and k_proj.weight",
+                           "%s: %s: expected only norm.weight, q_proj.weight and k_proj.weight, "
+                           "and with hidden_layers fc.weight and hidden_norm.weight",
                            path, name);
     }
     return CN_OK;
@@ -119,7 +141,7 @@ static cn_status set_retrieval_part(cn_retrieval_file *f, const char *path, uint
     const cn_st_tensor *t = cn_safetensors_find(f->tensors, names[i]);
     char shape[64];
     if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor %s, got none", path, names[i]);
-    const bool is_vector = i == CN_HEAD_NORM;
+    const bool is_vector = i == CN_HEAD_NORM || i == CN_HEAD_STATE_NORM;
     const uint32_t n_dims = is_vector ? 1 : 2;
     if (t->n_dims != n_dims || t->shape[n_dims - 1] != cols)
         return cn_fail(CN_ERR_MODEL, "%s: %s: expected [%s%llu], got %s", path, names[i],
@@ -140,8 +162,15 @@ static cn_status read_tensors(cn_retrieval_file *f, const char *path, const cn_m
 {
     const uint64_t keys = (uint64_t)m->n_kv_heads * f->head.head_dim;
     CN_TRY(check_names(f, path));
-    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++)
-        CN_TRY(set_retrieval_part(f, path, i, m->hidden));
+    const bool has_states = f->head.n_hidden_layers > 0;
+    const uint64_t h = m->hidden, width = has_states ? 2 * h : h;
+    const uint64_t cols[CN_N_HEAD_PARTS] = {h, width, width, CN_DRAFT_LAYERS * h, h};
+    for (uint32_t i = 0; i < count_parts(&f->head); i++)
+        CN_TRY(set_retrieval_part(f, path, i, cols[i]));
+    if (has_states && f->parts[CN_HEAD_FC].tensor.rows != h)
+        return cn_fail(CN_ERR_MODEL, "%s: fc.weight: expected %llu rows, got %llu", path,
+                       (unsigned long long)h,
+                       (unsigned long long)f->parts[CN_HEAD_FC].tensor.rows);
     const uint64_t k_rows = f->parts[CN_HEAD_K].tensor.rows;
     const uint64_t q_rows = f->parts[CN_HEAD_Q].tensor.rows;
     if (k_rows != keys)
@@ -170,7 +199,7 @@ static cn_status read_file(cn_retrieval_file *f, const char *path, const char *d
                        "model, which examples/retrieval/train.py writes",
                        path);
     CN_TRY(cn_safetensors_open_file(&f->tensors, dir, CN_RETRIEVAL_FILE));
-    CN_TRY(check_hidden_layers(f, path));
+    CN_TRY(read_hidden_layers(f, path, m->n_layers));
     CN_TRY(read_retrieval_metadata(f, path));
     CN_TRY(read_tensors(f, path, m));
     return check_base(f, path, dir);
@@ -183,7 +212,7 @@ static void make_dummy(cn_retrieval_file *f, const cn_model_config *m)
                               .head_dim = m->head_dim,
                               .context = m->max_position,
                               .rope_theta = m->rope_theta};
-    for (uint32_t i = 0; i < CN_N_HEAD_PARTS; i++)
+    for (uint32_t i = 0; i < count_parts(&f->head); i++)
         f->parts[i].tensor = (cn_host_tensor){.rows = rows[i], .cols = m->hidden};
 }
 

@@ -4,11 +4,14 @@
  * Owner: the caller. Thread: any. Stage: start.
  *
  * Tensors, F32, BF16 or F16, with the hidden size h and the kv heads of the model:
- *   norm.weight    [h]         RMS norm of the embedding of a token
- *   q_proj.weight  [hq * d, h] any multiple of the kv heads
- *   k_proj.weight  [hk * d, h]
+ *   norm.weight         [h]         RMS norm of the embedding of a token
+ *   q_proj.weight       [hq * d, w] any multiple of the kv heads; w is h, or 2 h with hidden layers
+ *   k_proj.weight       [hk * d, w]
+ *   fc.weight           [h, 3 h]    only with hidden layers: fuses their states
+ *   hidden_norm.weight  [h]         only with hidden layers: RMS norm of the fused state
  * Metadata, all required:
- *   hidden_layers  "[]": the head reads embeddings alone. Other lists are refused.
+ *   hidden_layers  "[]": the head reads embeddings alone. Three layers, ascending: also the states
+ *                  that entered them when they ran for the token before.
  *   head_dim, rope_theta, context  d, and the positions it was trained on
  *   base           16 hexadecimal digits: cn_file_sum_weights of the model it was trained for */
 #ifndef CN_RETRIEVAL_FILE_H
@@ -30,7 +33,14 @@ void cn_retrieval_close(cn_retrieval_file *f); /* NULL is fine */
 const cn_draft_head *cn_retrieval_head(const cn_retrieval_file *f);
 
 /* The tensors, for cn_checkpoint_read. They are valid until the close. */
-enum { CN_HEAD_NORM, CN_HEAD_Q, CN_HEAD_K, CN_N_HEAD_PARTS };
+enum {
+    CN_HEAD_NORM,
+    CN_HEAD_Q,
+    CN_HEAD_K,
+    CN_HEAD_FC, /* the last two: only with hidden layers */
+    CN_HEAD_STATE_NORM,
+    CN_N_HEAD_PARTS
+};
 const cn_weight_part *cn_retrieval_parts(const cn_retrieval_file *f);
 
 /* Sets m->draft if a declared selector needs a head. */

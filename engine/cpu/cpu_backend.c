@@ -95,6 +95,9 @@ CPU_OP(rmsnorm, cn_cpu_rmsnorm)
 CPU_OP(gemm, cn_cpu_gemm_run)
 CPU_OP(rope_store, cn_cpu_rope_store)
 CPU_OP(draft_store, cn_cpu_draft_store)
+CPU_OP(draft_part, cn_cpu_draft_part)
+CPU_OP(draft_before, cn_cpu_draft_before)
+CPU_OP(draft_keep, cn_cpu_draft_keep)
 CPU_OP(attn_decode, cn_cpu_attn_decode)
 CPU_OP(attn_prefill, cn_cpu_attn_prefill)
 CPU_OP(digest, cn_cpu_digest)
@@ -222,6 +225,9 @@ static const cn_backend CPU_TABLE = {
     .gemm = enqueue_gemm,
     .rope_store = enqueue_rope_store,
     .draft_store = enqueue_draft_store,
+    .draft_part = enqueue_draft_part,
+    .draft_before = enqueue_draft_before,
+    .draft_keep = enqueue_draft_keep,
     .attn_decode = enqueue_attn_decode,
     .attn_prefill = enqueue_attn_prefill,
     .digest = enqueue_digest,

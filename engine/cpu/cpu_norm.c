@@ -80,6 +80,59 @@ cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a)
     return CN_OK;
 }
 
+/* ---- rows of a retrieval head ---- */
+
+static void part_row(const void *args, uint32_t t)
+{
+    const cn_draft_part_args *a = args;
+    memcpy((float *)a->out + (size_t)t * a->out_width + a->at,
+           (const float *)a->x + (size_t)t * a->width, a->width * sizeof(float));
+}
+
+cn_status cn_cpu_draft_part(cn_stream *s, const cn_draft_part_args *a)
+{
+    for_rows(s, a, a->n_tokens, a->width, part_row);
+    return CN_OK;
+}
+
+/* Row i is sequence first_seq + i. */
+static void before_sequence(const void *args, uint32_t i)
+{
+    const cn_draft_before_args *a = args;
+    const uint32_t s = a->first_seq + i, first = a->q_start[s], n = a->q_start[s + 1] - first;
+    float *out = (float *)a->out + (size_t)first * a->width;
+    if (a->kv_len[s] > n) {
+        const uint32_t slot = a->kv_len[s] - n - 1;
+        const uint32_t block = a->tables[(size_t)s * a->table_stride + slot / a->block_tokens];
+        copy_row(out, a->state, 0, block, a->width);
+    } else {
+        memset(out, 0, a->width * sizeof *out);
+    }
+    if (n > 1)
+        memcpy(out + a->width, (const float *)a->fused + (size_t)first * a->width,
+               (size_t)(n - 1) * a->width * sizeof *out);
+}
+
+cn_status cn_cpu_draft_before(cn_stream *s, const cn_draft_before_args *a)
+{
+    for_rows(s, a, a->n_seqs - a->first_seq, a->width, before_sequence);
+    return CN_OK;
+}
+
+static void keep_row(const void *args, uint32_t t)
+{
+    const cn_draft_keep_args *a = args;
+    const uint32_t slot = a->kv_slots[t], b = a->block_tokens;
+    const bool is_newest = t + 1 == a->n_tokens || a->kv_slots[t + 1] / b != slot / b;
+    if (slot != CN_NO_SLOT && is_newest) copy_row(a->state, a->fused, slot / b, t, a->width);
+}
+
+cn_status cn_cpu_draft_keep(cn_stream *s, const cn_draft_keep_args *a)
+{
+    for_rows(s, a, a->n_tokens, a->width, keep_row);
+    return CN_OK;
+}
+
 /* ---- rmsnorm ---- */
 
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps)

@@ -2,6 +2,10 @@
  * step's tokens and, before layer 0, selects the tokens that all layers of a row attend to.
  * SELECTION.md §9.
  *
+ * A head with hidden layers reads, beside the embedding of a token, the fused state of the token
+ * before. Decode rows take it from the block of that token. Other tokens need states of this pass:
+ * their draft K is stored when the last of the hidden layers begins.
+ *
  * Owner: cn_engine. Thread: engine. Stage: 6 of the path of a request. */
 #ifndef CN_DRAFT_H
 #define CN_DRAFT_H
@@ -12,7 +16,14 @@
 
 typedef struct cn_draft {
     /* Memory of the start plan. */
-    void *norm, *q_proj, *k_proj; /* [h], [hq * d, h], [hk * d, h] */
+    void *norm, *q_proj, *k_proj; /* [h], [hq * d, w], [hk * d, w]; w is h or, with states, 2 h */
+    /* With hidden layers. */
+    void *fc, *hidden_norm; /* [h, 3 h], [h] */
+    void *states;           /* act [T, 3 h] that entered the hidden layers */
+    void *fused;            /* act [T, h] their products with fc */
+    void *before;           /* act [T, h] the fused states of the tokens before */
+    void *input;            /* act [T, 2 h] */
+    /* With every head. */
     float *cos, *sin;             /* [max_position, d/2]; cn_draft_cover writes them */
     void *normed;                 /* act [T, h] */
     void *queries;                /* act [rows, hq, d] */
@@ -36,10 +47,15 @@ cn_status cn_draft_load(cn_draft *d, cn_backend *be, cn_stream *s, const cn_conf
 /* Writes the tables of RoPE for positions [first, first + n_positions), and waits for s. */
 cn_status cn_draft_cover(const cn_draft *d, cn_stream *s, uint32_t first, uint32_t n_positions);
 
-/* Stores the draft K of all tokens of a batch, and computes the queries of its decode rows.
- * embedded: act [T, h], not changed. */
+/* Stores the draft K of all tokens of a batch, or with hidden layers those of its decode rows, and
+ * computes the queries of these. embedded: act [T, h], not changed. */
 cn_status cn_draft_store(const cn_draft *d, cn_stream *s, const cn_batch_view *b,
                          const cn_pools *pools, void *embedded);
+
+/* Called when a layer begins. residual: act [T, h], the states that enter it, not changed. With
+ * hidden layers the last of them stores the other draft K, and the fused states. */
+cn_status cn_draft_enter_layer(const cn_draft *d, cn_stream *s, const cn_batch_view *b,
+                               const cn_pools *pools, const void *residual, uint32_t layer);
 
 /* Selects for the rows that rank before layer 0. Their lists are in step->scratch->list then. */
 cn_status cn_draft_select(const cn_draft *d, const cn_select_step *step);

@@ -451,6 +451,9 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
     product qkv = qkv_of(m, layer), o = o_of(m, layer);
     if (p->links_attention && layer > 0) qkv.norms = &before;
     else CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    if (m->draft)
+        CN_TRY(cn_draft_enter_layer(m->draft, p->s, p->batch, p->pools, at(m, m->ws.residual),
+                                    layer));
     if (p->links_mlp) o.adds = &behind;
     CN_TRY(linear(p, layer, &qkv));
     CN_TRY(rope_store(p, layer));

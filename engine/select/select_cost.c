@@ -12,6 +12,7 @@ static cn_kv_layout layout_of(const cn_select_shape *z)
     cn_kv_layout l = cn_kv_layout_form(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
                                        z->act_dtype, z->kv_form);
     l.draft_dim = z->draft_dim;
+    l.draft_state = z->draft_state;
     return l;
 }
 

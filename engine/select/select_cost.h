@@ -25,6 +25,7 @@ typedef struct cn_select_shape {
     uint32_t n_layers, dense_layers, n_heads, n_kv_heads, head_dim;
     uint32_t block_tokens;
     uint32_t draft_dim; /* of the retrieval head's K; 0: there is none */
+    uint32_t draft_state; /* of the state that a block keeps for it; 0: none */
     cn_kv_form kv_form;
     cn_dtype act_dtype;
 } cn_select_shape;

@@ -243,6 +243,12 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
+    if (m->draft.n_hidden_layers > 0 && !(be->draft_part && be->draft_before && be->draft_keep))
+        return cn_fail(CN_ERR_DEVICE,
+                       "retrieval.safetensors: the head reads states of layers (hidden_layers), "
+                       "which the %s backend does not support yet: use --device cpu, or train a "
+                       "head without --hidden-layers",
+                       be->name);
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)

@@ -13,6 +13,7 @@ static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_
     cn_kv_layout l = cn_kv_layout_form(n_layers, 1, in->n_kv_heads, in->block_tokens, in->head_dim,
                                        in->act_dtype, in->kv_form);
     l.draft_dim = in->draft_dim;
+    l.draft_state = in->draft_state;
     uint64_t bytes = 0;
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
         if ((planes | 1U << CN_PLANE_KV) >> i & 1)
@@ -290,6 +291,7 @@ cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, con
         cn_kv_layout_form(m->n_layers, n_blocks, m->n_kv_heads, block_tokens, m->head_dim,
                           be->act_dtype, cn_planner_kv_form(c));
     l.draft_dim = m->draft.head_dim;
+    l.draft_state = cn_draft_state_width(m);
     return l;
 }
 
@@ -321,6 +323,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
         .draft_dim = m->draft.head_dim,
+        .draft_state = cn_draft_state_width(m),
         .block_tokens = block_tokens,
         .kv_form = cn_planner_kv_form(c),
         .act_dtype = be->act_dtype,

@@ -27,6 +27,7 @@ typedef struct cn_planner_input {
     uint64_t avail_bytes; /* for blocks, side arrays and query slots */
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
     uint32_t draft_dim;    /* of the retrieval head, if selector `spec` is declared */
+    uint32_t draft_state;  /* of the state that a block keeps for it; 0: none */
     uint32_t block_tokens; /* b */
     cn_kv_form kv_form;
     cn_dtype act_dtype;

@@ -307,8 +307,8 @@ def options():
     p.add_argument("--rows", type=int, default=256, help="query positions of a piece in a step")
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--hidden-layers", type=int, nargs=3, default=[], metavar="LAYER",
-                   help="the head sees the states that enter these layers, to measure it: cinch "
-                   "does not load such a head yet; default: none")
+                   help="the head sees the states that enter these layers, in ascending order; cinch "
+                   "runs such a head on the CPU only; default: none")
     p.add_argument("--group", type=int, help="query heads a kv head; default: the model's")
     p.add_argument("--head-dim", type=int, help="default: the model's")
     p.add_argument("--rope-theta", type=float, default=10000)
@@ -323,6 +323,8 @@ def options():
     p.add_argument("--plot", help="write recall by k as a picture")
     a = p.parse_args()
     a.text = sorted(f for t in a.text for f in glob.glob(t))
+    if a.hidden_layers != sorted(set(a.hidden_layers)):
+        p.error(f"--hidden-layers {a.hidden_layers}: expected different layers in ascending order")
     if a.length < SHORTEST * (a.recent + a.sinks):
         p.error(f"--length {a.length}: expected at least {SHORTEST * (a.recent + a.sinks)}")
     return a
