@@ -2,7 +2,8 @@
  * weights that are read, once for each expert with a token, as a share of the read bandwidth of the
  * same run; in large batches the FLOP/s of the products.
  *
- * Usage: bench_experts [-t] [BATCH]...   (default: 1 to 16384; -t times every tile of the products)
+ * Usage: bench_experts [-t | TOKENSxROWSxBLOCKS] [BATCH]...   (default: batches of 1 to 16384)
+ * -t times the products with every tile that may suit a batch; 32x64x2 with that tile.
  * The model is Qwen3-30B-A3B's shape with random weights and logits. Ops run in graphs of LAYERS
  * layers, each with weights and logits of its own, more than the L2 cache holds. */
 #include <stdlib.h>
@@ -20,7 +21,8 @@ enum {
     MAX_TOKENS = 16384,
     LAUNCHES = 6,
     ROUNDS = 3,
-    MEMORY_GIB = 16
+    MEMORY_GIB = 16,
+    MOST_BATCHES = 32
 };
 
 static const size_t EXPERT_BYTES = (size_t)3 * INTERMEDIATE * HIDDEN * 2;
@@ -271,43 +273,57 @@ static void print_batch(bench *b)
     fflush(stdout);
 }
 
+/* Times the products of the batches with a tile. Returns false without a GPU. */
+static bool time_tile(cn_cuda_expert_tile t, const uint32_t *batches, uint32_t n_batches)
+{
+    bench b;
+    if (!open_bench(&b, t)) return false;
+    measure_read(&b);
+    for (uint32_t i = 0; i < n_batches; i++) {
+        b.n_tokens = batches[i];
+        printf("tile %3u x %3u, %u blocks, batch %5u", t.tokens, t.rows, t.blocks, b.n_tokens);
+        print_products(&b, experts_read(&b));
+        fflush(stdout);
+    }
+    close_bench(&b);
+    return true;
+}
+
+/* Times all tiles that have room for the pairs of an expert, and not for many more. */
 static void time_tiles(const uint32_t *batches, uint32_t n_batches)
 {
     static const uint32_t tokens[] = {8, 16, 32, 64, 96, 128, 176, 256};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         for (uint32_t rows = 64; rows <= 128; rows += 64)
             for (uint32_t blocks = 1; blocks <= 3; blocks++) {
-                bench b;
-                if (!open_bench(&b, (cn_cuda_expert_tile){tokens[i], rows, blocks})) return;
-                measure_read(&b);
+                uint32_t fit[MOST_BATCHES], n = 0;
                 for (uint32_t j = 0; j < n_batches; j++) {
-                    b.n_tokens = batches[j];
                     const uint32_t average = batches[j] * USED / EXPERTS;
-                    if (tokens[i] > 4 * average + 16 || 4 * tokens[i] < average) continue;
-                    printf("tile %3u x %3u, %u blocks, batch %5u", tokens[i], rows, blocks,
-                           b.n_tokens);
-                    print_products(&b, experts_read(&b));
-                    fflush(stdout);
+                    if (tokens[i] <= 4 * average + 16 && 4 * tokens[i] >= average)
+                        fit[n++] = batches[j];
                 }
-                close_bench(&b);
+                const cn_cuda_expert_tile t = {tokens[i], rows, blocks};
+                if (n > 0 && !time_tile(t, fit, n)) return;
             }
 }
 
 int main(int argc, char **argv)
 {
     static const uint32_t all[] = {1, 8, 32, 64, 128, 256, 512, 2048, 16384};
-    uint32_t batches[32], n = 0;
-    const bool tiles = argc > 1 && strcmp(argv[1], "-t") == 0;
-    for (int i = 1 + tiles; i < argc && n < 32; i++)
+    uint32_t batches[MOST_BATCHES], n = 0;
+    cn_cuda_expert_tile t;
+    const bool all_tiles = argc > 1 && strcmp(argv[1], "-t") == 0;
+    const bool one_tile =
+        argc > 1 && sscanf(argv[1], "%ux%ux%u", &t.tokens, &t.rows, &t.blocks) == 3;
+    for (int i = 1 + (all_tiles || one_tile); i < argc && n < MOST_BATCHES; i++)
         batches[n++] = cn_min_u32((uint32_t)strtoul(argv[i], NULL, 10), MAX_TOKENS);
     if (n == 0) {
         n = sizeof all / sizeof *all;
         memcpy(batches, all, sizeof all);
     }
-    if (tiles) {
-        time_tiles(batches, n);
-        return 0;
-    }
+    if (all_tiles) time_tiles(batches, n);
+    if (one_tile) time_tile(t, batches, n);
+    if (all_tiles || one_tile) return 0;
     bench b;
     if (!open_bench(&b, (cn_cuda_expert_tile){0})) {
         printf("skipped: %s\n", cn_last_error());
