@@ -14,7 +14,7 @@
 #include "cuda/experts/experts.h"
 #include "cuda/util.cuh"
 
-enum { CN_SLAB_ROWS = 16 };
+enum { CN_SLAB_ROWS = 16, CN_TABLE_AHEAD = 5 /* words that a lane loads at once */ };
 
 /* Columns of out that a slab has. */
 constexpr __host__ __device__ uint32_t cn_slab_columns(bool gated)
@@ -41,7 +41,16 @@ __device__ static inline void cn_fill_tables(const cn_expert_tables &t, const ui
     const uint32_t each = (n_experts + CN_WARP - 1) / CN_WARP;
     const uint32_t from = min(lane * each, n_experts), to = min(from + each, n_experts);
     uint32_t own = 0;
-    for (uint32_t e = from; e <= to; e++) t.starts[e] = __ldcg(starts + e);
+    for (uint32_t first = lane; first <= n_experts; first += CN_TABLE_AHEAD * CN_WARP) {
+        uint32_t start[CN_TABLE_AHEAD];
+#pragma unroll
+        for (uint32_t i = 0; i < CN_TABLE_AHEAD; i++)
+            start[i] = __ldcg(starts + min(first + i * CN_WARP, n_experts));
+#pragma unroll
+        for (uint32_t i = 0; i < CN_TABLE_AHEAD; i++)
+            if (first + i * CN_WARP <= n_experts) t.starts[first + i * CN_WARP] = start[i];
+    }
+    __syncwarp();
     for (uint32_t e = from; e < to; e++)
         own += (t.starts[e + 1] - t.starts[e] + tokens - 1) / tokens;
     uint32_t before = own;

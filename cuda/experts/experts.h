@@ -25,7 +25,7 @@ typedef struct cn_expert_call {
 } cn_expert_call;
 
 enum {
-    CN_EXPERTS_MOST_ROW_COPIES = 64 /* most tokens of a tile whose rows are copied one by one */
+    CN_EXPERTS_MOST_ROW_COPIES = 16 /* most tokens of a tile whose rows are copied one by one */
 };
 
 /* ---- Hopper: experts_sm90.cu ---- */

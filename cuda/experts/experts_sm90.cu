@@ -11,8 +11,9 @@
  * cn_expert_gate_up lets the next kernel start only after its own wait, so `route` has ended then.
  *
  * Up to CN_EXPERTS_MOST_ROW_COPIES pairs of a tile may have rows anywhere in x: each is copied by
- * its own bulk copy. Else the rows of a tile are neighbours, and one copy reads them. It may read
- * rows of the next expert too; sums of those are not stored.
+ * its own bulk copy. Many such copies take longer than the weights. So else the rows of a tile are
+ * neighbours, and one copy reads them. It may read rows of the next expert too; sums of those are
+ * not stored.
  *
  * With many pairs the load of the L2 cache bounds a product. Then two blocks form a cluster: they
  * have the same pairs and neighbouring weight rows, and alternate in sending a stage of x to both.
@@ -20,11 +21,14 @@
  * The sum over K of a pair has the same order in every tile. Grid: a fixed number of blocks on each
  * multiprocessor. Bytes moved: the weights of the experts that have pairs, once for each tile of
  * pairs. CPU version: cpu_experts.c. */
+#include <math.h>
+
 #include "cuda/experts/expert_tiles.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/launch.cuh"
 
 enum { MAX_GROUPS = 2, MAX_STAGES = 12, LEAST_STAGES = 3, TILE_ALIGN = 1024, STATIC_BYTES = 256 };
+enum { MANY_TOKENS = 96 }; /* of a tile from which on blocks share x, and weights are read again */
 
 typedef struct sm90_params {
     cn_bf16 *out;
@@ -128,8 +132,7 @@ __device__ static inline void copy_weights(char *to, uint64_t *full, const CUten
     cn_barrier_expect(full, st::WEIGHT_BYTES + st::TILES * pairs * CN_ROW_BYTES);
     cn_tma_load_5d(to, weight, full, GATED ? 2 * w.pairs.expert : 0,
                    GATED ? slab : w.pairs.expert * p.slabs_of_expert + slab, tile,
-                   TOKENS > CN_EXPERTS_MOST_ROW_COPIES ? CN_CACHE_EVICT_NORMAL
-                                                       : CN_CACHE_EVICT_FIRST);
+                   TOKENS >= MANY_TOKENS ? CN_CACHE_EVICT_NORMAL : CN_CACHE_EVICT_FIRST);
 }
 
 /* As cn_tma_load_3d, into every block of the cluster whose bit is set in `ranks`. */
@@ -350,7 +353,7 @@ static size_t stage_bytes(const cn_cuda_expert_tile &t)
 /* Returns the blocks of a cluster. */
 static uint32_t sharers_of(const cn_cuda_expert_tile &t)
 {
-    return t.tokens > CN_EXPERTS_MOST_ROW_COPIES && t.blocks == 1 ? 2 : 1;
+    return t.tokens >= MANY_TOKENS && t.blocks == 1 ? 2 : 1;
 }
 
 /* Returns the stages for which there is shared memory, at most MAX_STAGES. */
@@ -373,12 +376,14 @@ extern "C" bool cn_experts_sm90_fits(const cn_cuda *c, const cn_expert_call *cal
     return stages_of(c, call, t) >= LEAST_STAGES;
 }
 
-/* Decode steps have few pairs of an expert: a tile takes half more than the average and eight. */
+/* A tile has room for the pairs of an expert, their average and four standard deviations of even
+ * routing, while there is a kernel for so many. */
 extern "C" cn_cuda_expert_tile cn_experts_sm90_default(const cn_cuda *c,
                                                        const cn_expert_call *call)
 {
     const uint32_t average = (uint32_t)cn_ceil_div(call->n_pairs, call->n_experts);
-    const uint32_t tokens = kernels[kernel_for(average + average / 2 + 8)].tokens;
+    const uint32_t most = average + (uint32_t)(4 * sqrtf((float)average));
+    const uint32_t tokens = kernels[kernel_for(cn_max_u32(most, 16))].tokens;
     cn_cuda_expert_tile t = {tokens, 64, 2};
     if (tokens > 32) t = {tokens, 128, 1};
     if (!cn_experts_sm90_fits(c, call, t)) t.tokens = 0;

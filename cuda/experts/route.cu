@@ -14,7 +14,7 @@
 #include "cuda/util.cuh"
 
 enum {
-    FUSED_TOKENS = 128,
+    FUSED_TOKENS = 16,
     CHOOSE_WARPS = 8,
     MOST_WARPS = 32, /* of the block that numbers */
     MOST_COUNTS = 16384, /* its counts in shared memory */
