@@ -86,7 +86,6 @@ void sim_draw_engine(sim_world *w)
         .max_seqs = sim_between(w, 1, 16),
         .max_batched_tokens = sim_between(w, 1, 64),
         .max_model_len = sim_between(w, 16, SIM_MAX_LEN - 1),
-        .block_bytes = sim_chance(w, 50) ? 1000 : 508,
         .model_hash = sim_random(w),
         .prefix_caching = sim_chance(w, 75),
         .chunked_prefill = sim_chance(w, 85),
@@ -95,6 +94,7 @@ void sim_draw_engine(sim_world *w)
     };
     o->decoded_apart = (o->model_hash >> 32) % 4 == 0;
     o->batch_floor = (uint32_t)(o->model_hash >> 8) % 4;
+    o->block_bytes = (o->model_hash >> 40) % 2 ? 1000 : 508; /* KV of two types */
     if ((o->model_hash >> 16) % 4 > 0) o->n_swap_blocks = 1 + (uint32_t)(o->model_hash >> 20) % 32;
     o->n_swap_windows = (uint32_t)(o->model_hash >> 28) % 8;
     o->window_tokens = sim_between(w, 1, 2 * o->block_tokens);
