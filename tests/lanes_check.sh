@@ -41,8 +41,11 @@ for round in $(seq 1 "${LANES_ROUNDS:-1}"); do
     rm -f "$dir"/all*
     for n in 4 2; do
         run "$dir/all" --data-parallel-size $n --resume >"$dir/log" 2>&1 &
-        sleep "$(printf '0.%03d' $((RANDOM % 999)))"
-        kill -$([ $((RANDOM % 3)) = 0 ] && echo TERM || echo KILL) $! 2>/dev/null || true
+        # Drawn here: a subshell would seed RANDOM anew.
+        printf -v moment '0.%03d' $((RANDOM % 999))
+        [ $((RANDOM % 3)) = 0 ] && signal=TERM || signal=KILL
+        sleep "$moment"
+        kill -$signal $! 2>/dev/null || true
         wait $! || true
     done
     (run "$dir/all" --data-parallel-size 4 --resume >"$dir/log" 2>&1) || fail "round $round: resume"

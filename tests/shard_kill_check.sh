@@ -18,8 +18,12 @@ run() {
 answers() {
     sed 's/.*"custom_id":\("[^"]*"\).*"content":\("\([^"\\]\|\\.\)*"\).*/\1 \2/' "$1"
 }
-# random MOST: sleeps for up to MOST ms.
-random() { sleep "$(printf '0.%03d' $((RANDOM % $1)))"; }
+# random MOST: sleeps for up to MOST ms. Draws outside of $(...), where RANDOM is seeded anew.
+random() {
+    local moment
+    printf -v moment '0.%03d' $((RANDOM % $1))
+    sleep "$moment"
+}
 
 for i in $(seq 1 64); do
     echo "{\"custom_id\": \"r$i\", \"url\": \"/v1/chat/completions\", \"body\": {\"max_tokens\":" \
@@ -43,7 +47,7 @@ shards() {
 }
 
 for round in $(seq 1 "${SHARD_ROUNDS:-1}"); do
-    by=$([ $((RANDOM % 2)) = 0 ] && echo line || echo bytes)
+    [ $((RANDOM % 2)) = 0 ] && by=line || by=bytes
     rm -rf "$dir/out" "$dir/all"*
     mkdir "$dir/out"
     shards 4
