@@ -1,7 +1,8 @@
 #!/bin/bash
-# nginx_check.sh - two servers behind nginx with examples/deploy/nginx/servers.conf. One is killed:
-# the requests that it had fail, their second try succeeds, and no other fails. BUILD is the build
-# directory. Prints SKIPPED without nginx; with REQUIRE_REFERENCES=1 that is a failure.
+# nginx_check.sh - two servers behind nginx with examples/deploy/nginx/servers.conf. Files are those
+# of the first. It is killed: the answers that it had begun fail, their second try succeeds, and no
+# other fails. In its place one that answers 503: no request fails. BUILD is the build directory.
+# Prints SKIPPED without nginx; with REQUIRE_REFERENCES=1 that is a failure.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -33,7 +34,7 @@ nginx -c "$dir/nginx.conf" &
 proxy=$!
 
 "${PYTHON:-python3}" - "$port" "$first" "$one" "$two" <<'P'
-import http.client, json, os, signal, socket, sys, threading, time
+import http.client, http.server, json, os, signal, socket, sys, threading, time
 port, first, one, two = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
 
@@ -78,7 +79,32 @@ def wait_until(open_, at):
     sys.exit(f"port {at}: expected open {open_}")
 
 
+def files_at():
+    """The server that answers for files."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    c.request("GET", "/v1/files")
+    return c.getresponse().getheader("X-Upstream")
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """As a server that loads."""
+
+    n_refused = 0
+
+    def do_POST(self):
+        Refusing.n_refused += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
 wait_until(True, port)
+for i in range(4):
+    assert files_at() == one, "files are on two servers"
 calls = [Call(400) for i in range(8)]
 for c in calls:
     c.begun.wait()
@@ -89,12 +115,23 @@ wait_until(False, int(one.split(":")[1])) # the kernel takes connections for a d
 later = [Call(8) for i in range(8)]
 for c in calls + later:
     c.join()
-assert not any(c.ok for c in had), "a request of the killed server succeeds"
+assert not any(c.ok for c in had), "an answer that the killed server had begun succeeds"
 bad = [c.at for c in calls + later if not c.ok and c not in had]
 assert not bad, f"others fail: {bad}"
 again = [Call(8) for c in had]
 for c in again:
     c.join()
 assert all(c.ok for c in again), "a second try fails"
+
+http.server.ThreadingHTTPServer.allow_reuse_address = True
+refusing = http.server.ThreadingHTTPServer(("127.0.0.1", int(one.split(":")[1])), Refusing)
+threading.Thread(target=refusing.serve_forever, daemon=True).start()
+until = time.time() + 30
+while Refusing.n_refused < 2 and time.time() < until:
+    later = [Call(2) for i in range(4)]
+    for c in later:
+        c.join()
+    assert all(c.ok for c in later), "a request fails although a server accepts it"
+assert Refusing.n_refused >= 2, "nginx does not try the first server again"
 P
 echo "nginx: ok"
