@@ -40,6 +40,7 @@ static void keep_stats(cn_lane *lane)
     pthread_mutex_lock(&lane->lock);
     lane->stats = stats;
     pthread_mutex_unlock(&lane->lock);
+    atomic_store(&lane->n_waiting, stats.waiting + stats.swapped);
 }
 
 static cn_status step(cn_lane *lane)
@@ -74,7 +75,11 @@ static void *run(void *context)
     }
 }
 
-void cn_lane_wake(cn_lane *lane) { lane->idle = false; }
+void cn_lane_wake(cn_lane *lane, uint32_t n)
+{
+    lane->idle = false;
+    atomic_fetch_add(&lane->n_waiting, n);
+}
 
 void cn_lane_reply(cn_lane *lane, cn_mail *mail)
 {
@@ -144,6 +149,8 @@ double cn_lane_step_s(const cn_lane *lane)
         atomic_load_explicit(&lane->step_began_ms, memory_order_relaxed);
     return began ? (double)(now_ms() - began) / 1e3 : 0;
 }
+
+uint32_t cn_lane_n_waiting(const cn_lane *lane) { return atomic_load(&lane->n_waiting); }
 
 void cn_lane_stats(cn_lane *lane, cn_stats *out)
 {

@@ -40,6 +40,7 @@ struct cn_lane {
     bool stopping, idle;          /* the lane's thread's */
     cn_mail loaded_mail, failed_mail, stop_mail;
     atomic_ullong step_began_ms; /* cn_now_s; 0: not in a step */
+    atomic_uint n_waiting; /* samples without a seat or KV after the last step, and new ones */
     pthread_mutex_t lock;        /* of stats */
     cn_stats stats;              /* after the last step; with a thread */
 };
@@ -58,11 +59,13 @@ void cn_lane_post(cn_lane *lane, cn_mail *mail);
 void cn_lane_reply(cn_lane *lane, cn_mail *mail);
 /* Steps the engine of a lane without a thread. */
 cn_status cn_lane_step(cn_lane *lane);
-/* The lane's thread has given the engine work. */
-void cn_lane_wake(cn_lane *lane);
+/* The lane's thread has given the engine n samples to run. */
+void cn_lane_wake(cn_lane *lane, uint32_t n);
 
 /* Seconds since the running step began; 0: none runs. */
 double cn_lane_step_s(const cn_lane *lane);
+/* Samples that wait in the engine. Those that came after its last step count. */
+uint32_t cn_lane_n_waiting(const cn_lane *lane);
 void cn_lane_stats(cn_lane *lane, cn_stats *out);
 
 #endif

@@ -230,6 +230,7 @@ typedef struct outcome {
     cn_batch_totals totals;
     cn_agreement agreement;
     cn_usage replayed;
+    bool engine_failed;
 } outcome;
 
 static cn_config *make_config(void)
@@ -253,7 +254,7 @@ static outcome run_with(const cn_config *c)
     cn_batch_drive_all(&drive, &run);
     outcome o = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped,
                  run.n_put_back + run.inflight.n, run.n_rescued, run.totals, run.agreement,
-                 run.replayed};
+                 run.replayed, run.engine_failed};
     snprintf(o.why, sizeof o.why, "%s", run.why);
     cn_lanes_free(drive.lanes);
     cn_batch_run_end(&run);
@@ -484,6 +485,7 @@ static void an_engine_failure_keeps_the_written_lines(void **state)
     assert_int_equal(o.state, CN_BATCH_STOPPED);
     assert_true(o.failed);
     assert_string_equal(o.why, "a device fault");
+    assert_true(o.engine_failed);
     assert_int_equal(o.n_answered, 40);
     assert_int_equal(o.n_answered + o.n_put_back, 100);
     memset(&fake, 0, sizeof fake);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -31,9 +32,11 @@ struct cn_engine {
     fake_request requests[MAX_REQUESTS];
     uint64_t n_requests;
     uint32_t max_queue, most_live;
+    uint32_t kv_room; /* requests that run at once; others wait. 0: all run */
     uint64_t fail_step, hang_step; /* 0: none */
     useconds_t hang_ms, step_us;
     bool fails_to_load;
+    bool samples_end_early; /* all but a request's last, with its first token */
     cn_stats stats;
 };
 
@@ -110,11 +113,14 @@ static void step_request(cn_engine *e, fake_request *r)
 {
     const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = r->begun + 1};
     const uint32_t token = r->begun;
-    const bool ends = r->cancelled || --r->left == 0;
+    const bool r_ends = r->cancelled || --r->left == 0;
     r->begun++;
     e->stats.generation_tokens++;
-    r->live = !ends;
+    r->live = !r_ends;
     for (uint32_t i = 0; i < r->sample_n; i++) {
+        const bool is_early = e->samples_end_early && i + 1 < r->sample_n;
+        const bool ends = is_early ? r->begun == 1 : r_ends;
+        if (is_early && !ends) continue;
         cn_event ev = {.request = (uint64_t)(r - e->requests),
                        .sample = i,
                        .text = ends ? r->text : "",
@@ -136,10 +142,15 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     if (e->step_us) usleep(e->step_us);
     if (e->stats.steps == e->fail_step) return cn_fail(CN_ERR_DEVICE, "a device fault");
     if (e->stats.steps == e->hang_step) usleep(e->hang_ms * 1000);
+    uint32_t n = 0;
+    e->stats.waiting = 0;
     for (uint64_t i = 0; i < e->n_requests; i++) {
         if (!e->requests[i].live) continue;
         if (e->requests[i].poisons) return cn_fail(CN_ERR_DEVICE, "poisoned");
-        step_request(e, &e->requests[i]);
+        if (e->kv_room && ++n > e->kv_room)
+            e->stats.waiting += e->requests[i].sample_n;
+        else
+            step_request(e, &e->requests[i]);
     }
     *idle = live_samples(e) == 0;
     return CN_OK;
@@ -177,15 +188,20 @@ static int tear_down(void **state)
     return system(command);
 }
 
-static void add_line(const char *id, const char *prompt, uint32_t n)
+static void add_line_of(const char *id, const char *prompt, uint32_t n, uint32_t n_steps)
 {
     FILE *f = fopen(in_path, "a");
     assert_non_null(f);
     fprintf(f,
             "{\"custom_id\": \"%s\", \"url\": \"/v1/chat/completions\", \"body\": {\"n\": %u, "
-            "\"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}}\n",
-            id, n, prompt);
+            "\"max_tokens\": %u, \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}}\n",
+            id, n, n_steps, prompt);
     fclose(f);
+}
+
+static void add_line(const char *id, const char *prompt, uint32_t n)
+{
+    add_line_of(id, prompt, n, 2);
 }
 
 static void add_lines(int n)
@@ -206,7 +222,8 @@ typedef struct outcome {
 } outcome;
 
 /* Runs as with --resume. */
-static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
+static outcome run_seats(uint32_t n_engines, uint32_t n_seats, double stall_s,
+                         uint32_t max_inflight)
 {
     cn_config *c = cn_config_create();
     assert_non_null(c);
@@ -217,7 +234,7 @@ static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
     cn_batch_drive drive = {.stop_asked = &signals};
     const cn_lanes_opts o = {.engines = engines,
                              .n = n_engines,
-                             .n_seats = SEATS,
+                             .n_seats = n_seats,
                              .stall_s = stall_s,
                              .load = load};
     for (uint32_t i = 0; i < n_engines; i++) fakes[i].n_requests = fakes[i].stats.steps = 0;
@@ -241,6 +258,11 @@ static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
     cn_line_reader_close(run.input);
     cn_config_free(c);
     return q;
+}
+
+static outcome run_on(uint32_t n_engines, double stall_s, uint32_t max_inflight)
+{
+    return run_seats(n_engines, SEATS, stall_s, max_inflight);
 }
 
 /* The output has exactly one line of each of r0 to r(n - 1), with its own answer. */
@@ -312,6 +334,55 @@ static void samples_stay_together(void **state)
     assert_int_equal(fakes[0].n_requests + fakes[1].n_requests, 40);
 }
 
+/* Lines wait in the run, not in an engine whose KV cache has room for fewer than its seats. */
+static void lines_wait_for_kv_outside_of_engines(void **state)
+{
+    (void)state;
+    char id[16];
+    for (int i = 0; i < 40; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line_of(id, "hi", 1, i % 2 ? 2 : 60);
+    }
+    for (int i = 0; i < 2; i++) fakes[i].kv_room = 2, fakes[i].step_us = 1000;
+    const outcome o = run_seats(2, 64, 0, 0);
+    assert_int_equal(o.n_answered, 40);
+    for (int i = 0; i < 2; i++) assert_in_range(fakes[i].most_live, 1, 2 + 8);
+    expect_answers(40);
+}
+
+/* A line of many samples does not need an engine without others. */
+static void lines_of_many_samples_share_an_engine(void **state)
+{
+    (void)state;
+    char id[16];
+    for (int i = 0; i < 20; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line_of(id, "hi", 20, 30);
+    }
+    for (int i = 0; i < 2; i++) fakes[i].step_us = 1000;
+    assert_int_equal(run_seats(2, 64, 0, 0).n_answered, 20);
+    for (int i = 0; i < 2; i++) assert_in_range(fakes[i].most_live, 41, 64 + 8);
+}
+
+/* The seats of samples that have ended are taken while the last of the line runs. */
+static void seats_of_ended_samples_are_taken(void **state)
+{
+    (void)state;
+    char id[16];
+    for (int i = 0; i < 2; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line_of(id, "hi", SEATS + 8, 200);
+        fakes[i].step_us = 1000;
+        fakes[i].samples_end_early = true;
+    }
+    for (int i = 2; i < 4; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line_of(id, "hi", SEATS, 2);
+    }
+    assert_int_equal(run_on(2, 0, 0).n_answered, 4);
+    for (int i = 0; i < 2; i++) assert_in_range(fakes[i].stats.steps, 200, 202);
+}
+
 static void lines_of_a_failed_engine_go_to_others(void **state)
 {
     (void)state;
@@ -378,15 +449,128 @@ static void lines_of_an_engine_that_hangs_go_to_others(void **state)
     expect_answers(300); /* also after the step has ended */
 }
 
+/* Steps do not hang while the process is stopped. */
+static void a_stopped_process_loses_no_engine(void **state)
+{
+    (void)state;
+    int status;
+    add_lines(40);
+    for (int i = 0; i < 2; i++) fakes[i].hang_step = 2, fakes[i].hang_ms = 3500;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const outcome o = run_on(2, 2, 0);
+        _exit(o.n_lost == 0 && o.n_answered == 40 ? 0 : 1);
+    }
+    usleep(600000);
+    assert_int_equal(kill(child, SIGSTOP), 0);
+    usleep(2500000);
+    assert_int_equal(kill(child, SIGCONT), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* ---- a port that keeps the jobs ---- */
+
+enum { N_KEPT = 200 };
+static cn_batch_job *kept[N_KEPT];
+static uint32_t n_kept;
+
+static cn_status keep_job(void *user, cn_batch_job *job)
+{
+    (void)user;
+    CN_ASSERT(n_kept < N_KEPT);
+    kept[n_kept++] = job;
+    return CN_OK;
+}
+
+static void cancel_no_job(void *user, cn_batch_job *job) { (void)user, (void)job; }
+
+static uint64_t no_tokens(void *user, cn_batch_job *job)
+{
+    (void)user, (void)job;
+    return 0;
+}
+
+static bool never(void *user)
+{
+    (void)user;
+    return false;
+}
+
+static void show_no_fault(void *user, const cn_batch_run *run, uint64_t line, const char *message)
+{
+    (void)user, (void)run, (void)line, (void)message;
+}
+
+/* The others of the first lines fail, and then the first is returned (busy) or lost. Whether it
+ * would fail is not known. */
+static void errors_do_not_end_a_run_before_its_first_line(bool is_lost)
+{
+    cn_config *c = cn_config_create();
+    cn_batch_run run = {.config = c, .max_inflight = N_KEPT, .first.watching = true};
+    cn_batch_port port = {.submit = keep_job,
+                          .cancel = cancel_no_job,
+                          .n_tokens = no_tokens,
+                          .interrupted = never,
+                          .fault = show_no_fault,
+                          .shared = true,
+                          .borrows = true,
+                          .defaults.config = c};
+    cn_engine_default_sampling(NULL, &port.defaults.sampling);
+    cn_engine_default_kv(NULL, &port.defaults.kv);
+    run.port = &port;
+    n_kept = 0;
+    assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
+    cn_batch_run_admit(&run, 0);
+    assert_int_equal(n_kept, 150);
+    for (uint32_t i = 1; i < 150; i++)
+        cn_batch_job_end(kept[i], cn_fail(CN_ERR_ARG, "too long"));
+    if (is_lost) {
+        cn_batch_job_lose(kept[0], "it hangs");
+        cn_batch_job_free(kept[0]);
+    } else {
+        cn_batch_job_end(kept[0], cn_fail(CN_ERR_BUSY, "the queue is full"));
+    }
+    cn_batch_run_settle(&run);
+    assert_int_equal(run.state, CN_BATCH_RUNNING);
+    assert_int_equal(run.n_errors, 149);
+    cn_batch_run_admit(&run, 0);
+    assert_int_equal(n_kept, 151);
+    cn_batch_job_end(kept[150], cn_fail(CN_ERR_ARG, "too long"));
+    cn_batch_run_settle(&run);
+    assert_true(run.failed); /* it fails as the others did */
+    cn_batch_run_end(&run);
+    cn_batch_output_close(run.output);
+    cn_line_reader_close(run.input);
+    cn_config_free(c);
+}
+
+static void a_first_line_of_a_lost_engine_may_succeed(void **state)
+{
+    (void)state;
+    add_lines(150);
+    errors_do_not_end_a_run_before_its_first_line(true);
+}
+
+static void a_first_line_that_is_not_written_may_succeed(void **state)
+{
+    (void)state;
+    add_lines(150);
+    errors_do_not_end_a_run_before_its_first_line(false);
+}
+
 /* The step that hung ends, with answers to lines that the other engine has. */
 static void late_results_are_dropped(void **state)
 {
     (void)state;
     add_lines(400);
     fakes[0].hang_step = 3;
-    fakes[0].hang_ms = 300;
-    fakes[1].step_us = 10000;
-    const outcome o = run_on(2, 0.1, 0);
+    fakes[0].hang_ms = 800;
+    fakes[1].step_us = 20000;
+    const outcome o = run_on(2, 0.4, 0);
     assert_int_equal(o.n_answered, 400);
     assert_int_equal(o.n_lost, 1);
     assert_true(fakes[1].stats.steps * fakes[1].step_us / 1000 > fakes[0].hang_ms);
@@ -470,6 +654,12 @@ int main(void)
         TEST(engines_share_the_lines),
         TEST(a_slow_engine_gets_fewer_lines),
         TEST(samples_stay_together),
+        TEST(lines_wait_for_kv_outside_of_engines),
+        TEST(lines_of_many_samples_share_an_engine),
+        TEST(seats_of_ended_samples_are_taken),
+        TEST(a_stopped_process_loses_no_engine),
+        TEST(a_first_line_of_a_lost_engine_may_succeed),
+        TEST(a_first_line_that_is_not_written_may_succeed),
         TEST(lines_of_a_failed_engine_go_to_others),
         TEST(a_run_without_engines_can_be_resumed),
         TEST(a_line_that_fails_three_engines_is_an_error),

@@ -2,8 +2,8 @@
  * and prints a summary.
  *
  * Exit codes: 0 every line is answered, 2 some lines ended in an error (0 with --ok-with-errors), 3
- * stopped and --resume continues, also after a full disk or a failed fsync, 1 nothing was done, a
- * pipe for the answers was closed, or the summary could not be written. */
+ * stopped and --resume continues, also after a full disk, a failed fsync or a failed engine, 1
+ * nothing was done, a pipe for the answers was closed, or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -357,7 +357,8 @@ static int exit_code_of(const cn_batch_run *r, bool synced)
 {
     const bool empty = r->totals.answered + r->totals.errors == 0;
     const bool stopped = *r->why && !cn_batch_run_is_complete(r);
-    const bool resumable = !r->failed || (!empty && cn_batch_output_is_file(r->output));
+    const bool resumable = !r->failed || (cn_batch_output_is_file(r->output) &&
+                                          (!empty || r->engine_failed));
     if (stopped) return resumable ? CN_EXIT_RESUMABLE : CN_EXIT_FAILED;
     if (!synced) return CN_EXIT_RESUMABLE;
     return r->totals.errors && !r->config->ok_with_errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
@@ -435,6 +436,7 @@ int cn_cmd_run_batch(int argc, char **argv)
     } else {
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
         exit_code = CN_EXIT_FAILED;
+        if (drive.lanes) drive.hangs = !cn_lanes_stop(drive.lanes);
     }
     if (exit_code == CN_EXIT_FAILED) remove_files(&run);
     if (drive.hangs) cn_end_now(exit_code);

@@ -156,8 +156,10 @@ static void work(cn_batch_drive *d, cn_batch_run *run)
 {
     const bool may_read = run->state == CN_BATCH_RUNNING && !run->input_ended &&
                           cn_batch_run_has_room(run);
-    if (cn_lanes_work(d->lanes, may_read ? READ_WAIT_MS : IDLE_WAIT_MS) != CN_OK)
+    if (cn_lanes_work(d->lanes, may_read ? READ_WAIT_MS : IDLE_WAIT_MS) != CN_OK) {
+        run->engine_failed = true;
         cn_batch_run_stop(run, true, cn_last_error());
+    }
     cn_batch_run_settle(run);
 }
 

@@ -121,14 +121,20 @@ static void fail_for_one_reason(cn_batch_run *run)
     run->totals.graded = run->totals.matched = 0;
 }
 
-/* One of the first lines may still succeed. */
-static bool has_first_line_in_flight(const cn_batch_run *run)
+static bool has_first_line(const cn_list *jobs)
 {
-    for (const cn_list_node *at = run->inflight.head; at; at = at->next) {
+    for (const cn_list_node *at = jobs->head; at; at = at->next) {
         const cn_batch_job *job = CN_CONTAINER_OF((cn_list_node *)at, cn_batch_job, node);
         if (job->item.line <= CN_FIRST_LINES) return true;
     }
     return false;
+}
+
+/* One of the first lines may still succeed, or has, and is not written yet. */
+static bool has_open_first_line(const cn_batch_run *run)
+{
+    return has_first_line(&run->inflight) || has_first_line(&run->finished) ||
+           has_first_line(&run->again);
 }
 
 cn_status cn_batch_run_number(cn_batch_run *run, uint64_t *number)
@@ -179,7 +185,7 @@ static bool reject(cn_batch_run *run, cn_batch_job *job, int http_status, const 
     run->totals.errors++;
     const cn_batch_format format = cn_batch_run_format(run);
     if (cn_first_lines_failed(&run->first, item, &format, job->at_fault.data, message) &&
-        !has_first_line_in_flight(run))
+        !has_open_first_line(run))
         fail_for_one_reason(run);
     return true;
 }

@@ -148,6 +148,7 @@ struct cn_batch_run {
     uint64_t held_bytes;    /* of the lines between read and write, with their trees */
     char why[CN_BATCH_WHY_BYTES]; /* why it drained, stopped or paused before the end; else "" */
     bool failed;            /* the reason is an error, not a signal or --until */
+    bool engine_failed;     /* set by the owner: the error is of an engine, not of the input */
     bool input_ended;
     uint64_t n_read, n_skipped;                       /* lines */
     uint64_t n_changed; /* skipped lines that differ from the answered request */

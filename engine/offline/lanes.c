@@ -10,6 +10,9 @@ enum {
     LEAST_WAITING = 8, /* samples that wait in an engine, so that a seat is never empty */
     WAITING_SHARE = 16, /* or so many seats to one that waits */
     OUTBOX_MAILS = 1 << 20, /* bounded by the jobs in flight */
+    ROOM_WAIT_MS = 10, /* while a job waits for room, which no mail tells of */
+    /* The run's thread looks at the engines every 200 ms. After so long the process was stopped. */
+    STOPPED_S = 2,
     STOP_WAIT_S = 30
 };
 
@@ -18,7 +21,9 @@ typedef struct lane_state {
     cn_lanes *all;
     cn_list calls;      /* that the engine has */
     cn_list lost_calls; /* that it had when it was lost */
-    uint32_t n_samples; /* of calls */
+    uint32_t n_samples;     /* of calls */
+    atomic_uint n_ended;    /* of n_samples; their calls have others that run */
+    atomic_uint n_unopened; /* samples of calls that are on their way to the engine */
     uint32_t n_suspects;
     bool is_loaded, is_lost, is_full; /* full: it was busy, until it returns a job */
     char why[CN_LANE_WHY_BYTES];      /* it was lost */
@@ -32,6 +37,7 @@ struct cn_lanes {
     cn_list ended;      /* calls whose cancellation is on its way back */
     uint32_t n_loaded, n_lost;
     uint32_t next; /* of equal lanes, the first to look at */
+    double looked_s, awake_s; /* cn_now_s: the last look at the steps; the process is not stopped */
 };
 
 /* One submission of a job. */
@@ -42,7 +48,7 @@ typedef struct lane_call {
     cn_lane *cancel_at;
     cn_lanes *all;
     cn_batch_job *job;
-    uint32_t n_samples;
+    uint32_t n_samples, n_ended; /* ended: the lane's thread's until the call returns */
     /* If one more engine fails with this line, the line is an error. An engine has one of these at
      * a time, so that not all lines of a failed engine follow the one that made it fail. */
     bool is_suspect;
@@ -69,6 +75,10 @@ static void on_event(void *user, const cn_event *ev)
     const bool last = cn_batch_job_event(call->job, ev);
     const uint64_t n = cn_api_result_n_tokens(call->job->result);
     atomic_store_explicit(&call->n_tokens, n, memory_order_relaxed);
+    if (ev->finish != CN_FINISH_NONE && call->n_ended < call->n_samples) {
+        call->n_ended++;
+        atomic_fetch_add(&call->at->n_ended, 1);
+    }
     if (!last) return;
     call->over = true;
     cn_lane_reply(&call->at->lane, &call->mail); /* may free the call */
@@ -98,10 +108,9 @@ static void open_begin(cn_mail *mail)
     call->mail.open = open_returned;
     call->status = begin(call);
     call->begun = call->status == CN_OK;
-    if (call->begun) {
-        cn_lane_wake(&call->at->lane);
-        return;
-    }
+    if (call->begun) cn_lane_wake(&call->at->lane, call->n_samples);
+    atomic_fetch_sub(&call->at->n_unopened, call->n_samples);
+    if (call->begun) return;
     call->over = true;
     keep_text(&call->error, cn_last_error());
     keep_text(&call->at_fault, cn_last_param());
@@ -121,16 +130,19 @@ static void open_cancel(cn_mail *mail)
 
 /* ---- which lane takes a job ---- */
 
-static uint32_t most_samples(const cn_lanes *l)
-{
-    if (!l->outbox) return UINT32_MAX; /* its own queue orders the jobs */
-    return l->opts.n_seats + cn_max_u32(LEAST_WAITING, l->opts.n_seats / WAITING_SHARE);
-}
+static uint32_t n_running(const lane_state *s) { return s->n_samples - atomic_load(&s->n_ended); }
 
+/* Samples that wait in an engine do not go to another that becomes free. So few do, also if the KV
+ * cache has room for fewer than there are seats. */
 static bool has_room(const lane_state *s, const lane_call *call)
 {
+    const uint32_t seats = s->all->opts.n_seats, n = n_running(s);
+    const uint32_t most_waiting = cn_max_u32(LEAST_WAITING, seats / WAITING_SHARE);
     if (s->is_lost || s->is_full || (call->is_suspect && s->n_suspects > 0)) return false;
-    return s->n_samples == 0 || s->n_samples + call->n_samples <= most_samples(s->all);
+    if (n == 0) return true;
+    const uint32_t waiting = atomic_load(&s->n_unopened) + cn_lane_n_waiting(&s->lane);
+    return n + call->n_samples <= seats + most_waiting &&
+           (waiting == 0 || waiting + call->n_samples <= most_waiting);
 }
 
 /* The lane with the fewest samples that has room; NULL if none has. */
@@ -139,7 +151,7 @@ static lane_state *choose(const cn_lanes *l, const lane_call *call)
     lane_state *best = NULL;
     for (uint32_t i = 0; i < l->opts.n; i++) {
         lane_state *s = &l->at[(l->next + i) % l->opts.n];
-        if (has_room(s, call) && (!best || s->n_samples < best->n_samples)) best = s;
+        if (has_room(s, call) && (!best || n_running(s) < n_running(best))) best = s;
     }
     return best;
 }
@@ -176,6 +188,7 @@ static void dispatch(cn_lanes *l)
         cn_list_remove(&l->ready, &call->node);
         assign(s, call);
         call->mail.open = open_begin;
+        atomic_fetch_add(&s->n_unopened, call->n_samples);
         cn_lane_post(&s->lane, &call->mail);
     }
 }
@@ -197,6 +210,7 @@ static void leave_lane(lane_call *call)
     if (!s) return;
     cn_list_remove(&s->calls, &call->node);
     s->n_samples -= call->n_samples;
+    atomic_fetch_sub(&s->n_ended, call->n_ended);
     s->n_suspects -= call->is_suspect;
     s->is_full = false;
     call->at = NULL;
@@ -322,7 +336,9 @@ static void lose(lane_state *s, const char *why)
     l->n_lost++;
     snprintf(s->why, sizeof s->why, "%s", why);
     cn_lane_stop(&s->lane);
-    cn_log(CN_LOG_ERROR, "engine %u: %s; its %llu requests go to the other engines",
+    cn_log(CN_LOG_ERROR, l->n_lost < l->opts.n
+                             ? "engine %u: %s; its %llu requests go to the other engines"
+                             : "engine %u: %s; it had %llu requests, and no engine is left",
            s->lane.index, why, (unsigned long long)s->calls.n);
     for (cn_list_node *node; (node = cn_list_pop(&s->calls));) {
         lane_call *call = CN_CONTAINER_OF(node, lane_call, node);
@@ -341,6 +357,10 @@ static void on_failed(cn_lane *lane)
 static void check_stalls(cn_lanes *l)
 {
     char why[CN_LANE_WHY_BYTES];
+    const double now_s = cn_now_s();
+    if (now_s - l->looked_s > STOPPED_S) l->awake_s = now_s;
+    l->looked_s = now_s;
+    if (now_s - l->awake_s < l->opts.stall_s) return;
     for (uint32_t i = 0; i < l->opts.n && l->opts.stall_s > 0; i++) {
         lane_state *s = &l->at[i];
         if (s->is_lost || cn_lane_step_s(&s->lane) < l->opts.stall_s) continue;
@@ -353,9 +373,11 @@ static void check_stalls(cn_lanes *l)
 cn_status cn_lanes_work(cn_lanes *l, int wait_ms)
 {
     if (!l->outbox) return cn_lane_step(&l->at[0].lane);
+    if (l->ready.n > 0 && wait_ms > ROOM_WAIT_MS) wait_ms = ROOM_WAIT_MS;
     if (cn_mailbox_length(l->outbox) == 0) cn_mailbox_wait(l->outbox, wait_ms);
     cn_mailbox_open_all(l->outbox);
     check_stalls(l);
+    dispatch(l);
     if (l->n_lost < l->opts.n) return CN_OK;
     return cn_fail(CN_ERR_DEVICE, "no engine is left; engine %u: %s", l->opts.n - 1,
                    l->at[l->opts.n - 1].why);
@@ -412,6 +434,7 @@ cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o)
         return cn_fail(CN_ERR_MEMORY, "out of memory for %u engines", o->n);
     }
     l->opts = *o;
+    l->looked_s = l->awake_s = cn_now_s();
     const cn_status status = open_lanes(l);
     if (status == CN_OK) {
         *out = l;

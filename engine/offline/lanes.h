@@ -7,7 +7,8 @@
  *
  * Owner: batch_drive.h. Thread: the run's. A single engine is stepped by this thread and takes each
  * job at once, as its own queue orders them. Of several, each has a thread (lane.h), and takes the
- * next job when it has fewer samples than seats. All samples of a job are on one engine.
+ * next job while few of its samples wait for a seat or for KV. All samples of a job are on one
+ * engine.
  *
  * An engine is lost if a step fails, or does not end for stall_s seconds. Then its jobs are
  * submitted again, to any engine, and what it still says of them is dropped. */
