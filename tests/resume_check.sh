@@ -68,6 +68,12 @@ resume 1 $zip --kv-rule scaled
 told "--kv-rule was zipage and is now scaled"
 resume 1 $zip --kv-alpha 0.5
 told "--kv-alpha was 0.8 and is now 0.5"
+# Options without effect, which older versions took.
+sed -i 's/"kv-redundancy": "lightning"/"kv-redundancy": "none"/
+    s/"kv-lambda": "0.2"/"kv-lambda": "0.5"/' "$dir/out.cinch-run"
+resume 0 $zip --kv-redundancy none --kv-lambda 0.5
+told "--kv-lambda: no effect with kv redundancy"
+begin zip
 sed -i 's/"tail-relaxation": "false"/"tail-relaxation": "true"/' "$dir/out.cinch-run"
 resume 1 $zip
 told "--tail-relaxation true: the option no longer exists"

@@ -305,7 +305,7 @@ static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
 }
 
 /* Bit i is set if an arm scores tokens by cn_kv_rule i. */
-static uint32_t rules_of(const cn_compare_arms *a)
+static uint32_t arm_rules(const cn_compare_arms *a)
 {
     uint32_t rules = 0;
     for (uint32_t i = 0; i < a->n; i++)
@@ -328,7 +328,7 @@ static const char *silencer_of_all(const cn_compare_arms *a, const char *key)
 
 cn_status cn_compare_arms_check_options(const cn_compare_arms *a, const cn_config *c)
 {
-    CN_TRY(cn_config_check_kv_readers(c, rules_of(a)));
+    CN_TRY(cn_config_check_kv_readers(c, arm_rules(a)));
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {

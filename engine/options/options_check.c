@@ -221,7 +221,8 @@ static cn_status refuse_unread(const cn_config *c, const cn_option *o, const rea
                    *selectors ? "--kv-select " : "", selectors);
 }
 
-/* For an option without effect beside another one, which only a request's body may change. */
+/* For an option without effect beside another one, which only a request's body may change. A
+ * resumed run keeps the options that it began with. */
 static cn_status report_silenced(const cn_config *c, const cn_option *o, bool has_bodies)
 {
     const char *key = cn_option_kv_key(o);
@@ -229,11 +230,11 @@ static cn_status report_silenced(const cn_config *c, const cn_option *o, bool ha
     zip.policy = CN_KV_ZIP;
     const char *silencer = key ? cn_kv_silencer(&zip, key) : NULL;
     if (!silencer) return CN_OK;
-    if (!has_bodies)
+    if (!has_bodies && !c->resume)
         return cn_fail(CN_ERR_ARG, "--%s: no effect with kv %s; leave one of them out", o->name,
                        silencer);
-    cn_log(CN_LOG_WARN, "--%s: no effect with kv %s; it is for requests that change this", o->name,
-           silencer);
+    cn_log(CN_LOG_WARN, "--%s: no effect with kv %s; it is for %s", o->name, silencer,
+           has_bodies ? "requests that change this" : "a run that began with it");
     return CN_OK;
 }
 
