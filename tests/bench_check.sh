@@ -465,6 +465,11 @@ grep -qE "^ +64 +[1-9][0-9]* +1280 +640$" "$dir/out" || fail "no thresholds of 6
 grep -q "^batches  *most requests that fit to their ends" "$dir/out" || fail "no batches"
 grep -qE "^ +8192 +[1-9][0-9]* +10 +5$" "$dir/out" || fail "no batches of 8192 tokens"
 grep -qE "^ +1024 +[1-9][0-9]* +83 +42$" "$dir/out" || fail "no batches of 1024 tokens"
+# N_max is 7 blocks: requests of 4 blocks end before their first event and take no home blocks.
+grep -qE "^ +256 +256 +256 +256$" "$dir/out" || fail "no batches of 256 tokens"
+# shellcheck disable=SC2086
+"$cinch" plan --model $model $home --kv-homes host --packs 1 >"$dir/out"
+grep -q "one pack hides nothing; raise --packs" "$dir/out" || fail "no advice on packs"
 # shellcheck disable=SC2086
 refused "--cache-device is missing" plan --model $model $home --kv-homes peer
 refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2

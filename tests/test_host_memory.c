@@ -124,7 +124,8 @@ static void what_is_free_bounds_the_sum(void **state)
     assert_int_equal(cn_host_check_within(c, (cn_host_room){100 * CN_GIB, 59 * CN_GIB}),
                      CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "--swap-space 60 exceeds the 59 GiB of memory that are "
-                                            "free now, of 100: lower the sum"));
+                                            "free now, of 100: lower the sum, end the "
+                                            "programs that hold the rest, or set --host-memory"));
     cn_config_free(c);
 }
 
@@ -150,6 +151,9 @@ static void the_option_overrides_the_kernel(void **state)
     c->gpu_memory = 0;
     assert_int_equal(cn_host_check(c), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "or set --host-memory"));
+    assert_int_equal(cn_host_check_size(c), CN_ERR_ARG);
+    c->swap_space_gib = (float)(cn_gib(cn_host_bytes(c)) * 0.69); /* free or not */
+    assert_int_equal(cn_host_check_size(c), CN_OK);
     cn_config_free(c);
 }
 

@@ -107,8 +107,12 @@ static void print_exchange(const cn_plan_home *p, const cn_plan_exchange *x)
            x == p->exchanges ? "exchange" : "", cn_kv_select_name(x->select), x->away.cap, entries,
            (unsigned long long)x->step_bytes);
     if (x->link_bytes_per_s <= 0) return;
-    printf("%-12s over a link of %.0f GB/s, hidden behind the step ", "",
-           x->link_bytes_per_s / 1e9);
+    printf("%-12s over a link of %.0f GB/s, ", "", x->link_bytes_per_s / 1e9);
+    if (p->n_packs == 1) {
+        printf("not hidden: one pack hides nothing; raise --packs\n");
+        return;
+    }
+    printf("hidden behind the step ");
     if (x->hidden_batch == UINT32_MAX)
         printf("at any batch");
     else
@@ -116,7 +120,7 @@ static void print_exchange(const cn_plan_home *p, const cn_plan_exchange *x)
     printf(", with %u packs\n", p->n_packs);
     if (x->hidden_batch == 0)
         printf("%-12s a step waits for it at any batch: lower --select-cap, or leave %s out of "
-               "--kv-homes\n",
+               "--kv-home and --kv-homes\n",
                "", cn_kv_home_name(p->home));
 }
 
@@ -169,12 +173,15 @@ static bool is_away_declared(const cn_memory_plan *m)
 
 enum { CONTEXTS = 6 };
 
-/* Requests of n_tokens that fit at once to their ends. */
+/* Requests of n_tokens that fit at once to their ends. Those that end before their first event take
+ * no home blocks. */
 static uint32_t largest_batch(const cn_memory_plan *m, cn_kv_home home, uint32_t n_tokens,
                               uint32_t max_seqs)
 {
     const bool here = home == CN_HOME_DEVICE;
     const uint32_t n_blocks = (uint32_t)cn_ceil_div(n_tokens, m->block_tokens);
+    if (!here && m->homes[home].n_blocks > 0 && n_blocks <= m->n_max_blocks)
+        return cn_min_u32(m->n_blocks / n_blocks, max_seqs);
     const uint32_t fit = here ? m->n_blocks / n_blocks : cn_plan_home_longest(m, home, n_tokens);
     return cn_min_u32(cn_min_u32(fit, max_seqs), here ? max_seqs : m->concurrency_capped);
 }

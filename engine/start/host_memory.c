@@ -173,10 +173,15 @@ static host_parts host_parts_of(const cn_config *c)
 
 cn_status cn_host_check(const cn_config *c)
 {
-    const bool said = c->host_memory_gib > 0;
-    if (c->gpu_memory && !said) return CN_OK;
-    return cn_host_check_within(
-        c, (cn_host_room){cn_host_bytes(c), said ? UINT64_MAX : free_bytes()});
+    CN_TRY(cn_host_check_size(c));
+    if (c->gpu_memory || c->host_memory_gib > 0) return CN_OK;
+    return cn_host_check_within(c, (cn_host_room){cn_host_bytes(c), free_bytes()});
+}
+
+cn_status cn_host_check_size(const cn_config *c)
+{
+    if (c->gpu_memory && c->host_memory_gib <= 0) return CN_OK;
+    return cn_host_check_within(c, (cn_host_room){cn_host_bytes(c), UINT64_MAX});
 }
 
 cn_status cn_host_check_within(const cn_config *c, cn_host_room room)
@@ -195,7 +200,7 @@ cn_status cn_host_check_within(const cn_config *c, cn_host_room room)
     if (p.bytes <= room.free) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "%s exceeds the %.4g GiB of memory that are free now, of %.4g: lower the sum, "
-                   "or end the programs that hold the rest",
+                   "end the programs that hold the rest, or set --host-memory",
                    p.names, cn_gib(room.free), cn_gib(all));
 }
 

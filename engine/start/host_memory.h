@@ -28,6 +28,9 @@ uint64_t cn_host_bytes(const cn_config *c);
  * machine: it is checked only with --host-memory. */
 cn_status cn_host_check(const cn_config *c);
 
+/* The same without what is free now: a plan is for a machine that has nothing else to do. */
+cn_status cn_host_check_size(const cn_config *c);
+
 /* The same, of a machine with this memory. all: 0: unknown. */
 cn_status cn_host_check_within(const cn_config *c, cn_host_room room);
 

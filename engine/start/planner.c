@@ -338,7 +338,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
     };
     describe_home(out, c, m);
     CN_TRY(cn_host_check_read(c, be));
-    return cn_host_check(c);
+    return cn_host_check_size(c);
 }
 
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,

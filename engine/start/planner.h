@@ -88,8 +88,8 @@ typedef struct cn_memory_plan {
 
 /* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not
  * even one request fits. CN_ERR_ARG when a swap space could never be used, is too small for one
- * request, or does not fit the host (cn_host_check). The text has the numbers and the option to
- * change. */
+ * request, or does not fit the host (cn_host_check_size). The text has the numbers and the option
+ * to change. */
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
