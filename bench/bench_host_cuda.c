@@ -9,7 +9,7 @@
  * pull    The op `fetch`: for 6 requests, 36 layers and 8 heads, random tiles of 64 tokens; 2 and
  *         13 of each unit; by as many thread blocks as the switch host_blocks says, by loads or in
  *         bulk (host_bulk). The rate counts K and V, labels and scales; not P. What arrived is
- *         compared with the home.
+ *         compared with the home; the exit status is 1 if it differs.
  * inline  The other form that engines use: misses are fetched in line, layer by layer, into a
  *         buffer of twice the tiles by least recent use. With forced churn the wanted tiles are a
  *         run that moves on, so each tile that enters is a miss, whatever the size of the buffer.
@@ -146,21 +146,24 @@ static char *tile_at(const cn_pools *pools, const arrays *a, uint32_t unit, uint
            cn_kv_at(&pools->layout, layer, block, unit % KV_HEADS, slot % BLOCK, CN_KV_K);
 }
 
-/* Writes something else into each tile that moves. */
+/* Writes something else into each tile that moves, and something else at each call: a copy that
+ * moves nothing must not find what an earlier one left. */
 static void mark_home(const cn_pools *home, const arrays *a)
 {
+    static uint64_t salt;
+    salt += UINT64_C(1) << 48; /* addresses are below */
     const size_t n = home->layout.tile_bytes / sizeof(uint64_t);
     for (uint32_t u = 0; u < UNITS; u++)
         for (uint32_t i = 0; i < a->n_moves[u]; i++) {
             uint64_t *at = (uint64_t *)(void *)tile_at(home, a, u, i, true);
             for (size_t w = 0; w < n; w++)
-                at[w] = (uint64_t)(uintptr_t)(at + w) * UINT64_C(0x9e3779b97f4a7c15);
+                at[w] = (salt + (uint64_t)(uintptr_t)(at + w)) * UINT64_C(0x9e3779b97f4a7c15);
         }
 }
 
-/* Compares the tiles of every 17th unit with the home. */
-static void check_tiles(const side *s, const cn_pools *local, const cn_pools *home,
-                        const arrays *a)
+/* Compares the tiles of every 17th unit with the home. Returns how many differ. */
+static uint32_t check_tiles(const side *s, const cn_pools *local, const cn_pools *home,
+                            const arrays *a)
 {
     const size_t bytes = home->layout.tile_bytes;
     char *got = cn_calloc(bytes, 1);
@@ -174,6 +177,7 @@ static void check_tiles(const side *s, const cn_pools *local, const cn_pools *ho
         }
     cn_free(got);
     if (wrong > 0) printf("WRONG: %u of %u tiles differ from the home\n", wrong, n);
+    return wrong;
 }
 
 /* Labels, scales and P of pools, on the device. */
@@ -243,10 +247,11 @@ static double bytes_of(double n_tiles)
     return n_tiles * CN_DIGEST_TILE * (ROW_BYTES + LABEL_BYTES);
 }
 
-/* Times pulls in one way. */
-static void time_pull(uint32_t gpu, const cn_pools *kv, way how, double link)
+/* Times pulls in one way. Returns how many of their tiles are wrong. */
+static uint32_t time_pull(uint32_t gpu, const cn_pools *kv, way how, double link)
 {
     static const uint32_t counts[] = {2, MOST_TILES};
+    uint32_t wrong = 0;
     puller p = open_puller(gpu, kv, how);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         char name[64], blocks[24] = "default";
@@ -258,9 +263,10 @@ static void time_pull(uint32_t gpu, const cn_pools *kv, way how, double link)
                  how.bulk ? ", bulk" : "");
         report(NAMES, name, bytes_of((double)UNITS * counts[i]), time_of(&p.s, run_fetch, &f),
                link);
-        check_tiles(&p.s, &p.local, kv, p.host);
+        wrong += check_tiles(&p.s, &p.local, kv, p.host);
     }
     close_puller(&p);
+    return wrong;
 }
 
 /* One fetch of each layer, as if each were in line. */
@@ -305,11 +311,12 @@ int main(int argc, char **argv)
     printf("link: to the host %.1f GB/s, from the host %.1f GB/s\n", put_link / 1e9,
            pull_link / 1e9);
     time_put(&s, &home, put_link);
+    uint32_t wrong = 0;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        time_pull(gpu, &home, ways[i], pull_link);
+        wrong += time_pull(gpu, &home, ways[i], pull_link);
     time_inline(gpu, &home, (way){0});
     time_inline(gpu, &home, (way){8, true});
     give_home(&s, &home);
     close_side(&s);
-    return 0;
+    return wrong > 0;
 }

@@ -192,7 +192,7 @@ static cn_status map(cn_cuda_pinned *r, size_t bytes)
 
 static cn_status fill_region(const cn_cuda *c, cn_cuda_pinned *r, size_t bytes)
 {
-    const double began_s = now_s();
+    const double began_s = now_s(), began_gib = huge_gib();
     const int node = gpu_node(&c->device);
     CN_TRY(map(r, bytes));
     prefer_node(node, r->at, bytes);
@@ -204,7 +204,7 @@ static cn_status fill_region(const cn_cuda *c, cn_cuda_pinned *r, size_t bytes)
     cn_log(CN_LOG_INFO,
            "host memory: %.2f GiB pinned in %.1f s, %.3f s a GiB (%.1f s touched by threads; %.1f "
            "GiB in huge pages)",
-           cn_gib(bytes), s, s / cn_gib(bytes), touched_s - began_s, huge_gib());
+           cn_gib(bytes), s, s / cn_gib(bytes), touched_s - began_s, huge_gib() - began_gib);
     return CN_OK;
 }
 

@@ -305,7 +305,9 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
         t.resident = prompt_len + said;
         CN_TRY(report_batch(d, &t, rows));
     }
-    return cancel_batch(d, batch);
+    CN_TRY(cancel_batch(d, batch));
+    if (forced) cn_engine_force_churn(d->b->engine, 0);
+    return CN_OK;
 }
 
 /* Arm 0, full KV, is left out of a batch that it does not fit, unless --arms names it. */
