@@ -455,7 +455,8 @@ typedef struct cn_stats {
     uint64_t selected_steps, selected_tokens, candidate_tokens; /* sums of cn_kv_usage */
     uint64_t exchanges, fetched_entries, missed_entries;        /* sums of cn_kv_usage */
     uint64_t fetched_bytes, put_bytes; /* K and V from homes, and to homes */
-    /* Of copies to each home, measured at the start, indexed by cn_kv_home; 0: no such home. */
+    /* Of copies to each home, measured at the start, indexed by cn_kv_home; 0: no such home, or a
+     * CPU. */
     double home_link_bytes_per_s[3];
     double stall_s; /* time that the host waited for exchanges. A GPU waits by itself: 0 */
     uint32_t home_blocks_total, home_blocks_used; /* blocks of kv homes peer and host */

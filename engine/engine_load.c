@@ -263,10 +263,13 @@ static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
     CN_TRY(cn_homes_measure_links(&e->homes));
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home_plan *h = &plan->homes[i];
-        if (h->n_blocks > 0)
-            cn_log(CN_LOG_INFO, "kv home %s: %.2f GiB, %u blocks of %u tokens; link of %.1f GB/s",
-                   cn_kv_home_name((cn_kv_home)i), cn_gib(h->bytes), h->n_blocks,
-                   plan->block_tokens, e->homes.at[i].link_bytes_per_s / 1e9);
+        const double link = e->homes.at[i].link_bytes_per_s;
+        char rate[48] = "";
+        if (h->n_blocks == 0) continue;
+        if (link > 0) snprintf(rate, sizeof rate, "; link of %.1f GB/s", link / 1e9);
+        cn_log(CN_LOG_INFO, "kv home %s: %.2f GiB, %u blocks of %u tokens%s",
+               cn_kv_home_name((cn_kv_home)i), cn_gib(h->bytes), h->n_blocks, plan->block_tokens,
+               rate);
     }
     return CN_OK;
 }

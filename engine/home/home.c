@@ -526,7 +526,7 @@ static cn_status put(cn_homes *hs, cn_stream *s, const put_list *l)
     return put_dense(hs, s, l);
 }
 
-/* The first copy warms up. */
+/* The first copy warms up. On a CPU the home is its own memory: there is no link. */
 static cn_status measure_link(cn_homes *hs, cn_home *h)
 {
     enum { MOST = 8 };
@@ -536,6 +536,7 @@ static cn_status measure_link(cn_homes *hs, cn_home *h)
     const uint32_t fit = cn_min_u32(l->n_blocks, hs->o.local.layout.n_blocks);
     const uint32_t n = cn_min_u32(fit, MOST);
     cn_backend *be = hs->o.model_be;
+    if (!be->mem_avail) return CN_OK;
     for (uint32_t i = 0; i < n; i++) blocks[i] = (cn_block_copy){i, i};
     const cn_copy_args a = {cn_planes_kv(&local, local.block[CN_PLANE_KV].n_layers),
                             home_planes(hs, h), {.blocks = blocks, .n_blocks = n}};

@@ -85,7 +85,7 @@ typedef struct cn_home {
     cn_digest_tile *tiles; /* host, [N_home * tiles of a block]: all tiles, by home block */
     uint32_t plane_first;  /* its first block in the plane */
     uint64_t put_blocks;
-    double link_bytes_per_s; /* of copies to the home; 0: not measured */
+    double link_bytes_per_s; /* of copies to the home; 0: not measured, as on a CPU */
     cn_churn churn;
 } cn_home;
 

@@ -188,10 +188,11 @@ static void write_homes(writer *w, const cn_stats *s)
     for (int h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++)
         write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h), s->auto_admissions[h]);
     name = "cinch_home_link_bytes_per_second";
-    write_head(w, name, "gauge", "Rate of copies to a kv home, measured at the start; 0: no home.");
+    write_head(w, name, "gauge", "Rate of copies to a kv home, measured at the start.");
     for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
-        write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h),
-                       (uint64_t)s->home_link_bytes_per_s[h]);
+        if (s->home_link_bytes_per_s[h] > 0)
+            write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h),
+                           (uint64_t)s->home_link_bytes_per_s[h]);
 }
 
 static void write_ends(writer *w, const cn_serve_figures *f)

@@ -32,13 +32,14 @@ static json_t *auto_json(const cn_stats *s)
     return o;
 }
 
-/* Bytes per second. */
+/* Bytes per second of the links that were measured. */
 static json_t *links_json(const cn_stats *s)
 {
     json_t *o = json_object();
     for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
-        json_object_set_new(o, cn_kv_home_name((cn_kv_home)h),
-                            integer((uint64_t)s->home_link_bytes_per_s[h]));
+        if (s->home_link_bytes_per_s[h] > 0)
+            json_object_set_new(o, cn_kv_home_name((cn_kv_home)h),
+                                integer((uint64_t)s->home_link_bytes_per_s[h]));
     return o;
 }
 
