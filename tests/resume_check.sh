@@ -63,6 +63,12 @@ resume 1 --json-whitespace none
 told "--json-whitespace was any and is now none"
 resume 1 --cap-max-tokens
 told "--cap-max-tokens was false and is now true"
+# fp8 and fp8_e4m3 are one value.
+sed -i 's/"options": {/&"kv-cache-dtype": "fp8_e4m3",/' "$dir/out.cinch-run"
+resume 0 --kv-cache-dtype fp8
+begin full
+resume 1 --kv-cache-dtype fp8_e4m3
+told "--kv-cache-dtype was auto and is now fp8,"
 begin zip
 resume 1 $zip --kv-rule scaled
 told "--kv-rule was zipage and is now scaled"

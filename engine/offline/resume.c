@@ -22,6 +22,15 @@ static const char rules_key[] = "rule_defaults"; /* defaults of options depended
 
 /* ---- the record ---- */
 
+/* One name for a value that has two. */
+static void use_one_name(json_t *options)
+{
+    static const char option[] = "kv-cache-dtype";
+    const char *value = json_string_value(json_object_get(options, option));
+    if (value && strcmp(value, "fp8_e4m3") == 0)
+        json_object_set_new(options, option, json_string("fp8"));
+}
+
 /* Converts "option=value" lines to {"option": "value"}. */
 static json_t *options_json(const cn_buf *lines)
 {
@@ -37,6 +46,7 @@ static json_t *options_json(const cn_buf *lines)
         cn_free(key);
         at += n + (at[n] == '\n');
     }
+    use_one_name(options);
     return options;
 }
 
@@ -175,6 +185,7 @@ static cn_status add_missing_options(json_t *options)
     const cn_option *o = cn_options(&n);
     cn_config *c = cn_config_create();
     cn_status status = c ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a configuration");
+    use_one_name(options);
     for (size_t i = 0; status == CN_OK && i < n; i++) {
         cn_buf text = {0};
         if (!(o[i].flags & CN_OPTION_RESULT) || json_object_get(options, o[i].name)) continue;
