@@ -84,6 +84,8 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
                                    .n_kv_heads = l->n_kv_heads,
                                    .head_dim = l->head_dim,
                                    .block_tokens = l->block_tokens,
+                                   .draft_dim = l->draft_dim,
+                                   .draft_state = l->draft_state,
                                    .kv_form = cn_kv_form_of(l),
                                    .act_dtype = e->pools.act_dtype};
     if (kv->select == CN_SELECT_NONE) return (double)cn_select_kv_bytes(&shape) * resident;

@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #include "engine/checkpoint/file_sum.h"
+#include "engine/engine_probe.h"
+#include "engine/engine_state.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
@@ -205,6 +207,23 @@ static void the_head_reads_the_states(void **state)
     run_free(r);
 }
 
+/* The bytes that bench and serve count for a step have the head's keys of almost all tokens. */
+static void bytes_of_a_step_have_the_keys_of_the_head(void **state)
+{
+    (void)state;
+    enum { RESIDENT = 4096 };
+    cn_engine *e = reference->engine;
+    const cn_kv_params *kv = &e->config->kv;
+    const uint32_t dim = e->pools.layout.draft_dim;
+    assert_int_equal(dim, DIM);
+    const double with = cn_engine_row_bytes(e, kv, RESIDENT);
+    e->pools.layout.draft_dim = 0;
+    const double without = cn_engine_row_bytes(e, kv, RESIDENT);
+    e->pools.layout.draft_dim = dim;
+    const double rows = (with - without) / (KV_HEADS * DIM * 4);
+    if (rows < 0.95 * RESIDENT || rows > RESIDENT) fail_msg("keys of %g tokens", rows);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -214,6 +233,7 @@ int main(void)
         cmocka_unit_test(a_prefix_hit_changes_nothing),
         cmocka_unit_test(forks_give_the_same_tokens),
         cmocka_unit_test(the_head_reads_the_states),
+        cmocka_unit_test(bytes_of_a_step_have_the_keys_of_the_head),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
