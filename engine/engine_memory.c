@@ -152,11 +152,17 @@ typedef struct start_sizes {
     uint64_t least_bytes;
 } start_sizes;
 
+/* Before memory is taken and ops are timed. */
+static cn_status check_backend(const void *ctx, const cn_backend *be)
+{
+    const start_sizes *s = ctx;
+    CN_TRY(cn_backend_check_model(be, s->model));
+    return cn_backend_check_kv(be, s->config);
+}
+
 static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
     const start_sizes *s = ctx;
-    CN_TRY(cn_backend_check_model(be, s->model)); /* before memory is taken and ops are timed */
-    CN_TRY(cn_backend_check_kv(be, s->config));
     CN_TRY(cn_engine_wanted_bytes(bytes, s->config, s->model, be));
     if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
     return CN_OK;
@@ -167,6 +173,7 @@ cn_status cn_engine_open_backend(cn_backend **out, const cn_config *c, const cn_
 {
     const start_sizes sizes = {c, m, least_bytes};
     const cn_device_needs needs = {
+        .check = check_backend,
         .bytes = wanted_bytes,
         .ctx = &sizes,
         .score_layers = cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,

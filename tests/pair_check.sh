@@ -4,7 +4,8 @@
 # planned. A device that is missing, is not a peer, is lost or is full ends in one line.
 set -eu
 build=$(realpath "${BUILD:-build}")
-model=$(realpath examples/tiny-reasoner)
+dense=$(realpath examples/tiny-reasoner)
+model=$dense
 if [ ! -e "$build/tests/fake_cuda/cinch-cuda.so" ]; then
     echo "pair_check: no GPU backend to check: make cuda builds it"
     exit 0
@@ -138,8 +139,16 @@ export FAKE_GPUS=2
     planned --kv-home host --device cuda
 }
 
+# `auto` does not leave a GPU that lacks what the options ask for; it does leave one that fails.
+model=$dense home=
+refused "--kv-cache-dtype fp8: the cuda backend does not support it" --kv-cache-dtype fp8
+FAKE_GPUS=0 run --kv-cache-dtype fp8
+[ "$got" = 0 ] || fail "auto without a GPU failed"
+got=0
+"$dir/cinch" plan --model examples/prose-base --kv-select spec >"$dir/err" 2>&1 || got=$?
+[ "$got" = 1 ] && grep -q 'the head reads states of layers' "$dir/err" || fail "plan of prose-base"
+
 # Lists of a retrieval head are made in the graphs of steps: plain ones, and those with lists.
-home=
 run --kv-select spec --device cuda
 [ "$got" = 0 ] || fail "spec failed"
 grep -q 'recorded 12 decode graphs' "$dir/err" || fail "spec: expected 12 graphs"

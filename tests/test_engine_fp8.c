@@ -1,6 +1,6 @@
 /* test_engine_fp8.c - engines with --kv-cache-dtype fp8: results depend neither on batch
- * composition, chunks, a prefix hit, a preemption, a move to the swap space nor forks, because
- * attention reads the stored rows everywhere; and they are not those of plain rows. */
+ * composition, chunks, a prefix hit, a preemption nor forks, because attention reads the stored
+ * rows everywhere; and they are not those of plain rows. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
 /* plan_gpu.h - a backend for `cinch plan --gpu-memory`: the sizes of the CUDA backend, without a
- * GPU and without its shared object. It has the functions that a start plan calls, and no ops.
+ * GPU and without its shared object. It has the functions that a start plan calls, and no ops; it
+ * lacks what the CUDA backend lacks: KV in eight bits, and retrieval heads that read states.
  *
  * Owner: cn_cmd_plan. Thread: main. Stage: none. */
 #ifndef CN_PLAN_GPU_H

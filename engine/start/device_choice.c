@@ -232,6 +232,17 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
     return CN_OK;
 }
 
+cn_status cn_backend_check_head(const cn_backend *be, const cn_model_config *m)
+{
+    if (m->draft.n_hidden_layers == 0 || (be->draft_part && be->draft_before && be->draft_keep))
+        return CN_OK;
+    return cn_fail(CN_ERR_DEVICE,
+                   "retrieval.safetensors: the head reads states of layers (hidden_layers), which "
+                   "the %s backend does not support yet: use --device cpu, or train a head without "
+                   "--hidden-layers",
+                   be->name);
+}
+
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
 {
     const struct {
@@ -243,12 +254,7 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
-    if (m->draft.n_hidden_layers > 0 && !(be->draft_part && be->draft_before && be->draft_keep))
-        return cn_fail(CN_ERR_DEVICE,
-                       "retrieval.safetensors: the head reads states of layers (hidden_layers), "
-                       "which the %s backend does not support yet: use --device cpu, or train a "
-                       "head without --hidden-layers",
-                       be->name);
+    CN_TRY(cn_backend_check_head(be, m));
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
@@ -265,10 +271,24 @@ static cn_status open_cpu(cn_backend **out, const cn_config *c)
     return cn_backend_cpu_open(out, &o);
 }
 
+typedef struct cuda_needs {
+    const cn_device_needs *needs;
+    bool *lacks; /* set when the GPU could be opened but lacks what the options need */
+} cuda_needs;
+
+static cn_status check_and_size(const void *ctx, cn_backend *be, uint64_t *bytes)
+{
+    const cuda_needs *n = ctx;
+    const cn_status status = n->needs->check(n->needs->ctx, be);
+    *n->lacks = status != CN_OK;
+    return status == CN_OK ? n->needs->bytes(n->needs->ctx, be, bytes) : status;
+}
+
 static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                           const cn_device_needs *needs, uint32_t ordinal)
+                           const cuda_needs *n, uint32_t ordinal)
 {
     *out = NULL;
+    *n->lacks = false;
     if (c->dtype == CN_OPT_DTYPE_FLOAT32)
         return cn_fail(CN_ERR_ARG,
                        "--dtype float32: not supported on a GPU, which computes in bfloat16; use "
@@ -278,8 +298,8 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     const cn_cuda_backend_opts o = {
         .device = ordinal,
         .memory_share = c->gpu_memory_utilization,
-        .wanted_bytes = needs->bytes,
-        .wanted_ctx = needs->ctx,
+        .wanted_bytes = check_and_size,
+        .wanted_ctx = n,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
@@ -289,7 +309,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
-        .score_layers = needs->score_layers,
+        .score_layers = n->needs->score_layers,
         .score_heads = m->draft.n_heads,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
@@ -300,6 +320,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
                                   cn_config_homes(c));
     if (status == CN_OK) return CN_OK;
+    *n->lacks = true;
     (*out)->close(*out);
     *out = NULL;
     return cn_fail(status, "%s: use --device cpu", cn_last_error());
@@ -350,14 +371,17 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
 {
     device_kind kind;
     uint32_t ordinal;
+    bool lacks;
+    const cuda_needs cuda = {needs, &lacks};
     *out = NULL;
     *choice = (cn_device_choice){.why = "cpu: --device cpu"};
     CN_TRY(parse_device("device", c->device, &kind, &ordinal));
     if (kind != DEVICE_CPU)
         snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
-    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, needs, ordinal);
+    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, &cuda, ordinal);
     if (kind == DEVICE_AUTO) {
-        if (open_cuda(out, c, m, needs, 0) == CN_OK) return CN_OK;
+        const cn_status status = open_cuda(out, c, m, &cuda, 0);
+        if (status == CN_OK || lacks) return status;
         explain_cpu(choice, c);
     }
     return open_cpu(out, c);

@@ -20,6 +20,9 @@ typedef struct cn_device_choice {
 
 /* What a device has to hold, from those who know it. */
 typedef struct cn_device_needs {
+    /* CN_ERR_DEVICE names what the model or the options need and be lacks. It is called before
+     * bytes. For cn_backend_open only. */
+    cn_status (*check)(const void *ctx, const cn_backend *be);
     /* Sets *bytes to the device memory that the options need; 0: as much as allowed. be has no
      * memory yet. */
     cn_status (*bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
@@ -31,7 +34,8 @@ typedef struct cn_device_needs {
  *
  * On a GPU it takes the memory that --gpu-memory-utilization allows, or exactly needs->bytes if
  * those are not 0, as with --kv-cache-memory-bytes.
- * auto takes the first GPU if it can be opened, else the CPU. *choice says why.
+ * auto takes the first GPU if it can be opened, else the CPU. *choice says why. A GPU that opens
+ * but lacks what the options need is an error, also with auto.
  *
  * CN_ERR_ARG when --device is not a valid name; CN_ERR_DEVICE or CN_ERR_MEMORY with one line that
  * says what is missing. Close with (*out)->close. */
@@ -75,7 +79,12 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
  * together with the selectors or homes of c. */
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
 
-/* CN_ERR_DEVICE names the model and the first op that it needs and that the backend lacks. */
+/* CN_ERR_DEVICE when the retrieval head reads states of layers and the backend has no ops for that.
+ */
+cn_status cn_backend_check_head(const cn_backend *be, const cn_model_config *m);
+
+/* The same for all ops that only some models need: CN_ERR_DEVICE names the model and the first op
+ * that the backend lacks. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
