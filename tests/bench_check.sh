@@ -332,6 +332,9 @@ refused "need 65 KV blocks of 64 tokens, but the pool has 42" bench throughput -
     --num-prompts 2 --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
 refused "need 65 KV blocks" bench throughput --model $model --steady-steps 10 \
     --input-len 4000 --output-len 100 --kv-cache-memory-bytes 16M
+refused "arm zip:256: --decode-steps 64: with blocks of 64 tokens a compressed request has an event within the timed steps; lower it to 53" \
+    bench throughput --model $model --load-format dummy --device cpu --max-num-seqs 4 \
+    --resident 1500 --batches 2 --arms zip:256
 refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
 refused "after the x" bench throughput --model $model --resident 100 --batches 8x

@@ -68,10 +68,10 @@ static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
         uint64_t n_tokens;
         CN_TRY(count_step(d, &n_tokens));
         if (n_tokens != batch)
-            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
-                                       "--batches %s",
+            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u, "
+                                       "--batches %s or --decode-steps %u",
                            (unsigned long long)n_tokens, batch, d->resident,
-                           d->b->config->batches);
+                           d->b->config->batches, d->b->config->decode_steps);
     }
     return CN_OK;
 }
@@ -124,6 +124,24 @@ static uint32_t output_len_of(const decode *d, uint32_t batch, uint32_t prompt_l
            between + 4;
 }
 
+/* A compressed request sits out when it has filled a block, so the timed steps and those that lead
+ * to them end before. Requests whose prompts were computed one after another need still fewer. */
+static cn_status check_events(const decode *d, uint32_t prompt_len)
+{
+    enum { OTHERS = LEAD_STEPS + REFILL_STEPS + 1 };
+    const uint32_t steps = d->b->config->decode_steps, b = cn_engine_block_tokens(d->b->engine);
+    const uint32_t runs = cn_kv_is_away(&d->b->kv) ? 2 : 1;
+    const uint32_t most = b > OTHERS ? (b - OTHERS) / runs : 0;
+    if (!is_capped(d, prompt_len) || steps <= most) return CN_OK;
+    if (most == 0)
+        return cn_fail(CN_ERR_ARG, "--block-size %u is too small to time compressed requests "
+                                   "between their events: raise it", b);
+    return cn_fail(CN_ERR_ARG,
+                   "--decode-steps %u: with blocks of %u tokens a compressed request has an event "
+                   "within the timed steps; lower it to %u, or raise --block-size",
+                   steps, b, most);
+}
+
 static cn_status check_batch(const decode *d, uint32_t batch)
 {
     uint32_t prompt_len;
@@ -138,7 +156,7 @@ static cn_status check_batch(const decode *d, uint32_t batch)
                        d->b->config->batches, batch, d->resident, all, most);
     const cn_status status =
         cn_engine_check_batch(d->b->engine, batch, prompt_len, all - prompt_len, &d->b->kv);
-    if (status == CN_OK) return CN_OK;
+    if (status == CN_OK) return check_events(d, prompt_len);
     return cn_fail_within(status,
                           "memory cannot hold --resident %u for every batch of --batches %s",
                           d->resident, d->b->config->batches);
