@@ -400,7 +400,7 @@ static void a_run_without_engines_can_be_resumed(void **state)
 {
     (void)state;
     add_lines(300);
-    for (int i = 0; i < 2; i++) fakes[i].fail_step = 12, fakes[i].step_us = 200;
+    for (int i = 0; i < 2; i++) fakes[i].fail_step = 12, fakes[i].step_us = 5000;
     outcome o = run_on(2, 0, 0);
     assert_int_equal(o.state, CN_BATCH_STOPPED);
     assert_true(o.failed);
