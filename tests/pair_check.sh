@@ -47,12 +47,13 @@ works() {
     grep -qF -e "$want" "$dir/err" || fail "'$*': expected '$want'"
 }
 
-# refused TEXT OPTIONS...: one line of error, with TEXT.
+# refused TEXT OPTIONS...: one line of error, with TEXT, and exit code 1, or 3 if a GPU is lost.
 refused() {
-    want=$1
+    want=$1 code=1
+    [ -z "${FAKE_LOST:-}" ] || code=3
     shift
     run "$@"
-    [ "$got" = 1 ] || fail "'$*': expected exit code 1"
+    [ "$got" = $code ] || fail "'$*': expected exit code $code"
     [ "$(grep -c '^error:' "$dir/err")" = 1 ] || fail "'$*': expected one line of error"
     grep '^error:' "$dir/err" | grep -qF -e "$want" || fail "'$*': expected '$want'"
 }
