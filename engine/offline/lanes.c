@@ -133,15 +133,13 @@ static void open_cancel(cn_mail *mail)
 static uint32_t n_running(const lane_state *s) { return s->n_samples - atomic_load(&s->n_ended); }
 
 /* Samples that wait in an engine do not go to another that becomes free. So few do, also if the KV
- * cache has room for fewer than there are seats. One engine alone has all that may come: a step can
- * then begin as many prompts as it has tokens for. */
+ * cache has room for fewer than there are seats. */
 static bool has_room(const lane_state *s, const lane_call *call)
 {
     const uint32_t seats = s->all->opts.n_seats, n = n_running(s);
     const uint32_t most_waiting = cn_max_u32(LEAST_WAITING, seats / WAITING_SHARE);
     if (s->is_lost || s->is_full || (call->is_suspect && s->n_suspects > 0)) return false;
     if (n == 0) return true;
-    if (s->all->opts.n == 1) return n + call->n_samples <= seats + most_waiting;
     const uint32_t waiting = atomic_load(&s->n_unopened) + cn_lane_n_waiting(&s->lane);
     return n + call->n_samples <= seats + most_waiting &&
            (waiting == 0 || waiting + call->n_samples <= most_waiting);
