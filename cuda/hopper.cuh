@@ -167,20 +167,29 @@ template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int a
     }
 }
 
-/* Starts d = rows * columns^T over D values. Both operands are in boxes of 64 values, row_box and
- * column_box bytes apart. Call after cn_wgmma_begin. */
-template <int N, int D>
-CN_HOPPER void cn_wgmma_start(float *d, const void *rows, uint32_t row_box, const void *columns,
+/* Starts d = rows * columns^T over D values, and with ADDS adds it to d. a and b describe the first
+ * boxes of 64 values, and boxes are row_box and column_box bytes apart. Call after
+ * cn_wgmma_begin. */
+template <int N, int D, bool ADDS>
+CN_HOPPER void cn_wgmma_boxes(float *d, uint64_t a, uint32_t row_box, uint64_t b,
                               uint32_t column_box)
 {
-    const uint64_t a = cn_wgmma_tile(rows), b = cn_wgmma_tile(columns);
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++) {
         const uint32_t step = k % 4 * CN_WGMMA_NEXT_K;
         cn_wgmma<N>(d, a + k / 4 * (row_box >> 4) + step, b + k / 4 * (column_box >> 4) + step,
-                    k > 0);
+                    ADDS || k > 0);
     }
     cn_wgmma_commit();
+}
+
+/* The same without ADDS, of boxes in shared memory. */
+template <int N, int D>
+CN_HOPPER void cn_wgmma_start(float *d, const void *rows, uint32_t row_box, const void *columns,
+                              uint32_t column_box)
+{
+    cn_wgmma_boxes<N, D, false>(d, cn_wgmma_tile(rows), row_box, cn_wgmma_tile(columns),
+                                column_box);
 }
 
 /* ---- clusters ---- */

@@ -244,14 +244,8 @@ __device__ __forceinline__ static void multiply_unit(float *sums, const char *ba
         const uint64_t tokens = cn_wgmma_tile(from + st::WEIGHT_BYTES);
         cn_barrier_wait(&b->full[at->stage], at->odd);
         cn_wgmma_begin();
-#pragma unroll
-        for (uint32_t j = 0; j < st::TILES * CN_BOX_COLS / 16; j++) {
-            constexpr uint32_t STEPS = CN_BOX_COLS / 16;
-            const uint32_t tile = j / STEPS, step = j % STEPS * CN_WGMMA_NEXT_K;
-            cn_wgmma<TOKENS>(sums, rows + tile * (st::ROWS * CN_ROW_BYTES >> 4) + step,
-                             tokens + tile * (TOKENS * CN_ROW_BYTES >> 4) + step);
-        }
-        cn_wgmma_commit();
+        cn_wgmma_boxes<TOKENS, st::TILES * CN_BOX_COLS, true>(sums, rows, st::ROWS * CN_ROW_BYTES,
+                                                              tokens, TOKENS * CN_ROW_BYTES);
         cn_wgmma_wait<1>();
         if (i > 0) give_back(&b->empty[last], p.sharers);
         last = at->stage;
