@@ -7,9 +7,9 @@
  * link    One copy of 512 MiB in each direction.
  * put     The op `copy_blocks`: whole blocks of all layers.
  * pull    The op `fetch`: for 6 requests, 36 layers and 8 heads, random tiles of 64 tokens; 2 and
- *         13 of each unit; by as many thread blocks as the switch host_blocks says, by loads or in
- *         bulk (host_bulk). The rate counts K and V, labels and scales; not P. What arrived is
- *         compared with the home; the exit status is 1 if it differs.
+ *         13 of each unit; by as many thread blocks as the switch host_blocks says. The rate counts
+ *         K and V, labels and scales; not P. What arrived is compared with the home; the exit
+ *         status is 1 if it differs.
  * inline  The other form that engines use: misses are fetched in line, layer by layer, into a
  *         buffer of twice the tiles by least recent use. With forced churn the wanted tiles are a
  *         run that moves on, so each tile that enters is a miss, whatever the size of the buffer.
@@ -32,17 +32,10 @@ enum {
     PUTS = 16
 };
 
-/* A way to pull: thread blocks, 0 for the default; by loads or in bulk. */
-typedef struct way {
-    uint32_t blocks;
-    bool bulk;
-} way;
-
 /* A backend of the GPU. Those that pull use the home of the first. */
-static side open_gpu(uint32_t gpu, way how)
+static side open_gpu(uint32_t gpu, uint32_t blocks)
 {
-    const cn_cuda_switches switches = {
-        .gemm = CN_CUDA_GEMM_LIBRARY, .host_blocks = how.blocks, .host_bulk = how.bulk};
+    const cn_cuda_switches switches = {.gemm = CN_CUDA_GEMM_LIBRARY, .host_blocks = blocks};
     return open_side(gpu, SEQS, SEQS * AREA, (uint64_t)ROOM_GIB << 30, &switches);
 }
 
@@ -199,9 +192,9 @@ typedef struct puller {
     arrays *host, *a; /* on the host, and on the device */
 } puller;
 
-static puller open_puller(uint32_t gpu, const cn_pools *kv, way how)
+static puller open_puller(uint32_t gpu, const cn_pools *kv, uint32_t blocks)
 {
-    puller p = {.s = open_gpu(gpu, how)};
+    puller p = {.s = open_gpu(gpu, blocks)};
     p.local = with_sides(&p.s, &p.s.pools);
     p.home = with_sides(&p.s, kv);
     p.host = cn_calloc(1, sizeof *p.host);
@@ -247,20 +240,19 @@ static double bytes_of(double n_tiles)
     return n_tiles * CN_DIGEST_TILE * (ROW_BYTES + LABEL_BYTES);
 }
 
-/* Times pulls in one way. Returns how many of their tiles are wrong. */
-static uint32_t time_pull(uint32_t gpu, const cn_pools *kv, way how, double link)
+/* Times pulls by so many thread blocks; 0: the default. Returns how many tiles are wrong. */
+static uint32_t time_pull(uint32_t gpu, const cn_pools *kv, uint32_t blocks, double link)
 {
     static const uint32_t counts[] = {2, MOST_TILES};
     uint32_t wrong = 0;
-    puller p = open_puller(gpu, kv, how);
+    puller p = open_puller(gpu, kv, blocks);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        char name[64], blocks[24] = "default";
+        char name[64], by[24] = "default";
         set_moves(&p, counts[i]);
         mark_home(kv, p.host);
         const cn_fetch_args f = fetch_of(&p);
-        if (how.blocks > 0) snprintf(blocks, sizeof blocks, "%u blocks", how.blocks);
-        snprintf(name, sizeof name, "pull, %u tiles of a unit, %s%s", counts[i], blocks,
-                 how.bulk ? ", bulk" : "");
+        if (blocks > 0) snprintf(by, sizeof by, "%u blocks", blocks);
+        snprintf(name, sizeof name, "pull, %u tiles of a unit, %s", counts[i], by);
         report(NAMES, name, bytes_of((double)UNITS * counts[i]), time_of(&p.s, run_fetch, &f),
                link);
         wrong += check_tiles(&p.s, &p.local, kv, p.host);
@@ -280,42 +272,39 @@ static cn_status run_layers(side *s, const void *args)
 }
 
 /* The moves of a layer's units are those of the first layer's. */
-static void time_inline(uint32_t gpu, const cn_pools *kv, way how)
+static void time_inline(uint32_t gpu, const cn_pools *kv)
 {
     static const double churns[] = {0.01, 0.03, 0.1};
     enum { WANTED = 128 }; /* tiles */
-    puller p = open_puller(gpu, kv, how);
+    puller p = open_puller(gpu, kv, 0);
     for (size_t i = 0; i < sizeof churns / sizeof *churns; i++) {
         uint32_t n = 0;
         set_moves(&p, churns[i] * WANTED);
         for (uint32_t u = 0; u < SEQS * KV_HEADS; u++) n += p.host->n_moves[u];
         const cn_fetch_args f = fetch_of(&p);
         const double s = time_of(&p.s, run_layers, &f);
-        printf("inline, churn %2.0f %%, %s: at least %.3f ms of each step, %.1f GB/s\n",
-               100 * churns[i], how.bulk ? "bulk" : "loads", s * 1e3,
-               bytes_of((double)n * LAYERS) / s / 1e9);
+        printf("inline, churn %2.0f %%: at least %.3f ms of each step, %.1f GB/s\n",
+               100 * churns[i], s * 1e3, bytes_of((double)n * LAYERS) / s / 1e9);
     }
     close_puller(&p);
 }
 
 int main(int argc, char **argv)
 {
-    static const way ways[] = {{0, false},  {16, false}, {64, false}, {132, false}, {2, true},
-                               {4, true},   {8, true},   {16, true},  {32, true}};
+    static const uint32_t blocks[] = {0, 16, 64, 132};
     const double gib = argc > 1 ? strtod(argv[1], NULL) : 16;
     const uint32_t gpu = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
     if (gib < 5) bench_must(cn_fail(CN_ERR_ARG, "GIB: expected at least 5"));
-    side s = open_gpu(gpu, (way){0});
+    side s = open_gpu(gpu, 0);
     const cn_pools home = take_home(&s, gib);
     const double put_link = link_rate(&s, &home, true), pull_link = link_rate(&s, &home, false);
     printf("link: to the host %.1f GB/s, from the host %.1f GB/s\n", put_link / 1e9,
            pull_link / 1e9);
     time_put(&s, &home, put_link);
     uint32_t wrong = 0;
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        wrong += time_pull(gpu, &home, ways[i], pull_link);
-    time_inline(gpu, &home, (way){0});
-    time_inline(gpu, &home, (way){8, true});
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        wrong += time_pull(gpu, &home, blocks[i], pull_link);
+    time_inline(gpu, &home);
     give_home(&s, &home);
     close_side(&s);
     return wrong > 0;

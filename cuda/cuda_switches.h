@@ -24,7 +24,6 @@ typedef struct cn_cuda_switches {
     cn_cuda_gemm_kind gemm;
     bool portable;  /* use only features of compute capability 8.0 on any device */
     uint32_t host_blocks; /* thread blocks of a fetch from host memory; 0: the default */
-    bool host_bulk;       /* a fetch of tiles from host memory copies them in bulk */
     cn_cuda_expert_tile experts;
     bool impatient; /* thread blocks of `score` do not wait for the results of others */
 } cn_cuda_switches;

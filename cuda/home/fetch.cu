@@ -21,7 +21,6 @@
  * d / 8 of a label and 2 of a scale, read and written. The rows, and labels and scales of a run in
  * one tile of the layout, are multiples of 16 bytes; so are the addresses of all planes. CPU
  * version: cpu_fetch.c. */
-#include "cuda/barrier.cuh"
 #include "cuda/select/select.cuh"
 
 enum {
@@ -29,9 +28,7 @@ enum {
     WARPS = THREADS / CN_WARP,
     IN_FLIGHT = 8,
     HOST_BLOCKS = 32, /* of a launch that loads from host memory */
-    ITEMS_EACH = 4,   /* items for each warp, so that units of different lengths even out */
-    PIECE = 8192,     /* bytes of a bulk copy */
-    STAGES = 6        /* pieces of a warp in shared memory */
+    ITEMS_EACH = 4    /* items for each warp, so that units of different lengths even out */
 };
 
 typedef struct fetch_params {
@@ -186,113 +183,6 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- tiles in bulk: compute capability 9.0 ----
- *
- * K and V of a tile of one head are contiguous in both pools. Lane 0 of a warp copies them in
- * pieces through shared memory, with up to STAGES - 1 pieces on their way. All lanes write P, and
- * copy labels and scales. An item is a tile, or a run of tokens as above. */
-
-/* The pieces of a warp; lane 0 alone. */
-typedef struct pieces {
-    uint32_t stages;    /* shared address of the first */
-    uint64_t *full;     /* [STAGES] */
-    char **to;          /* [STAGES] */
-    uint32_t loaded, stored;
-} pieces;
-
-__device__ static inline void store_piece(pieces *x)
-{
-    const uint32_t s = x->stored % STAGES;
-    cn_barrier_wait(&x->full[s], x->stored / STAGES & 1);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-                 "cp.async.bulk.commit_group;" ::"l"(x->to[s]),
-                 "r"(x->stages + s * PIECE), "r"(PIECE)
-                 : "memory");
-#endif
-    x->stored++;
-}
-
-__device__ static inline void load_piece(pieces *x, const char *from, char *to)
-{
-    const uint32_t s = x->loaded % STAGES;
-    if (x->loaded - x->stored == STAGES - 1) store_piece(x);
-#if __CUDA_ARCH__ >= 900
-    /* The stage was stored before the newest store. */
-    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-#endif
-    x->to[s] = to;
-    cn_barrier_expect(&x->full[s], PIECE);
-    cn_bulk_copy(x->stages + s * PIECE, from, PIECE, &x->full[s]);
-    x->loaded++;
-}
-
-__device__ static inline void end_pieces(pieces *x)
-{
-    while (x->stored < x->loaded) store_piece(x);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-#endif
-}
-
-__device__ static inline void copy_tile(const fetch_params &p, const fetch_unit &u, uint32_t move,
-                                        pieces *x, uint32_t lane)
-{
-    const cn_fetch_args &a = p.args;
-    const bool labels = a.local.digest.labels && a.home.digest.labels;
-    const fetch_token head = token_of(p, u, (move << u.log2) + lane);
-    const fetch_token rest = token_of(p, u, (move << u.log2) + CN_WARP + lane);
-    if (lane == 0)
-        for (uint32_t at = 0; at < a.local.layout.tile_bytes; at += PIECE)
-            load_piece(x, head.from + at, head.to + at);
-    __syncwarp();
-    if (!labels) return;
-    copy_labels(a, head, CN_WARP, lane);
-    copy_labels(a, rest, CN_WARP, lane);
-}
-
-__device__ static inline bool has_item(const fetch_params &p, uint32_t item)
-{
-    const fetch_unit u = unit_of(p, item % p.n_units);
-    const uint32_t part = item / p.n_units;
-    return u.n_tokens > (u.log2 == CN_DIGEST_TILE_LOG2 ? part << u.log2 : part * CN_WARP);
-}
-
-__global__ static void __launch_bounds__(THREADS)
-    fetch_bulk_kernel(const __grid_constant__ fetch_params p)
-{
-    extern __shared__ __align__(128) char stages[];
-    __shared__ uint64_t full[WARPS][STAGES];
-    __shared__ char *to[WARPS][STAGES];
-    const uint32_t lane = threadIdx.x % CN_WARP, w = threadIdx.x / CN_WARP;
-    const uint32_t n_warps = gridDim.x * WARPS, warp = blockIdx.x * WARPS + w;
-    const uint32_t n_items = p.n_units * p.n_parts;
-    pieces x = {cn_shared_address(stages) + w * STAGES * PIECE, full[w], to[w], 0, 0};
-    cn_overlap_next();
-    if (lane == 0) {
-        for (uint32_t i = 0; i < STAGES; i++) cn_barrier_init(&full[w][i], 1);
-        cn_barrier_init_done();
-    }
-    __syncwarp();
-    cn_wait_previous();
-    for (uint32_t first = warp; first < n_items; first += CN_WARP * n_warps) {
-        const uint32_t mine = first + lane * n_warps;
-        const bool has = mine < n_items && has_item(p, mine);
-        for (uint32_t left = __ballot_sync(0xffffffffu, has); left; left &= left - 1) {
-            const uint32_t item = first + (uint32_t)(__ffs((int)left) - 1) * n_warps;
-            const uint32_t unit = item % p.n_units, part = item / p.n_units;
-            const fetch_unit u = unit_of(p, unit);
-            if (u.log2 != CN_DIGEST_TILE_LOG2) {
-                copy_part(p, unit, part, lane);
-                continue;
-            }
-            for (uint32_t m = part; (m << u.log2) < u.n_tokens; m += p.n_parts)
-                copy_tile(p, u, m, &x, lane);
-        }
-    }
-    if (lane == 0) end_pieces(&x);
-}
-
 /* ---- on the host ---- */
 
 static cn_status check(const cn_fetch_args *a)
@@ -310,13 +200,6 @@ static cn_status check(const cn_fetch_args *a)
                        h->n_kv_heads, h->block_tokens, h->block_bytes, l->n_kv_heads,
                        l->block_tokens, l->block_bytes);
     return CN_OK;
-}
-
-/* Whether tiles are copied in bulk. */
-static bool has_bulk(const cn_cuda *c, const cn_kv_layout *l)
-{
-    return c->switches.host_bulk && c->device.hopper && l->tile_tokens == CN_DIGEST_TILE &&
-           l->tile_bytes % PIECE == 0;
 }
 
 extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
@@ -337,11 +220,6 @@ extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
     const uint32_t host_blocks = s->cuda->switches.host_blocks;
     if (home.type == cudaMemoryTypeHost)
         blocks = host_blocks ? host_blocks : (uint32_t)HOST_BLOCKS;
-    if (home.type == cudaMemoryTypeHost && has_bulk(s->cuda, l)) {
-        const size_t shared = (size_t)WARPS * STAGES * PIECE;
-        p.n_parts = a->move_stride;
-        return cn_cuda_launch(s, "fetch", fetch_bulk_kernel, {dim3(blocks), THREADS, shared}, p);
-    }
     p.n_parts = cn_max_u32((uint32_t)cn_ceil_div(blocks * WARPS * ITEMS_EACH, p.n_units),
                            (uint32_t)cn_ceil_div(a->move_stride, CN_WARP));
     return cn_cuda_launch(s, "fetch", fetch_kernel, {dim3(blocks), THREADS}, p);
