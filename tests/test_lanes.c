@@ -14,6 +14,7 @@
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/batch_job.h"
 #include "tests/lib/chat_params.h"
+#include "tests/lib/scratch_dir.h"
 
 /* ---- an engine: answers each request with "echo <custom_id>", a token per step, in max_tokens
  * steps (default 2). It fails while it has the prompt "poison". ---- */
@@ -34,6 +35,7 @@ struct cn_engine {
     uint32_t max_queue, most_live;
     uint32_t kv_room; /* requests that run at once; others wait. 0: all run */
     uint64_t fail_step, hang_step; /* 0: none */
+    uint64_t fail_requests; /* a step fails after more requests than these; 0: none does */
     useconds_t hang_ms, step_us;
     bool fails_to_load;
     bool samples_end_early; /* all but a request's last, with its first token */
@@ -140,7 +142,9 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
 {
     e->stats.steps++;
     if (e->step_us) usleep(e->step_us);
-    if (e->stats.steps == e->fail_step) return cn_fail(CN_ERR_DEVICE, "a device fault");
+    const bool has_too_many = e->fail_requests && e->n_requests > e->fail_requests;
+    if (has_too_many || e->stats.steps == e->fail_step)
+        return cn_fail(CN_ERR_DEVICE, "a device fault");
     if (e->stats.steps == e->hang_step) usleep(e->hang_ms * 1000);
     uint32_t n = 0;
     e->stats.waiting = 0;
@@ -163,15 +167,15 @@ static cn_status load(cn_engine *e)
 
 /* ---- a run over files in a temporary directory ---- */
 
-static char dir[32], in_path[64], out_path[64];
+static scratch_dir dir;
+static char in_path[96], out_path[96];
 
 static int set_up(void **state)
 {
     (void)state;
-    strcpy(dir, "/tmp/cinch_lanes_XXXXXX");
-    if (!mkdtemp(dir)) return -1;
-    snprintf(in_path, sizeof in_path, "%s/in.jsonl", dir);
-    snprintf(out_path, sizeof out_path, "%s/out.jsonl", dir);
+    scratch_dir_open(&dir);
+    snprintf(in_path, sizeof in_path, "%s/in.jsonl", dir.path);
+    snprintf(out_path, sizeof out_path, "%s/out.jsonl", dir.path);
     memset(fakes, 0, sizeof fakes);
     for (int i = 0; i < MAX_ENGINES; i++) fakes[i].max_queue = 1000;
     atomic_store(&signal_after, 0);
@@ -183,9 +187,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    return system(command);
+    scratch_dir_close(&dir);
+    return 0;
 }
 
 static void add_line_of(const char *id, const char *prompt, uint32_t n, uint32_t n_steps)
@@ -400,14 +403,15 @@ static void a_run_without_engines_can_be_resumed(void **state)
 {
     (void)state;
     add_lines(300);
-    for (int i = 0; i < 2; i++) fakes[i].fail_step = 12, fakes[i].step_us = 5000;
+    /* More than an engine gets at once, so the run has seen answers of each. */
+    for (int i = 0; i < 2; i++) fakes[i].fail_requests = 20;
     outcome o = run_on(2, 0, 0);
     assert_int_equal(o.state, CN_BATCH_STOPPED);
     assert_true(o.failed);
     assert_non_null(strstr(o.why, "no engine is left"));
     assert_non_null(strstr(o.why, "a device fault"));
     assert_in_range(o.n_answered, 1, 299);
-    for (int i = 0; i < 2; i++) fakes[i].fail_step = 0;
+    for (int i = 0; i < 2; i++) fakes[i].fail_requests = 0;
     const uint64_t before = o.n_answered;
     o = run_on(2, 0, 0);
     assert_int_equal(o.n_skipped, before);

@@ -151,15 +151,18 @@ static uint32_t max_inflight(const cn_batch_drive *d, const cn_config *c)
     return (uint32_t)(4 * seats > READ_AHEAD ? 4 * seats : READ_AHEAD);
 }
 
-/* Lets the engines work, or waits for them. */
+/* Lets the engines work, or waits for them. What they returned before a failure is written. */
 static void work(cn_batch_drive *d, cn_batch_run *run)
 {
+    char why[CN_BATCH_WHY_BYTES];
     const bool may_read = run->state == CN_BATCH_RUNNING && !run->input_ended &&
                           cn_batch_run_has_room(run);
-    if (cn_lanes_work(d->lanes, may_read ? READ_WAIT_MS : IDLE_WAIT_MS) != CN_OK) {
-        run->engine_failed = true;
-        cn_batch_run_stop(run, true, cn_last_error());
-    }
+    const cn_status status = cn_lanes_work(d->lanes, may_read ? READ_WAIT_MS : IDLE_WAIT_MS);
+    if (status != CN_OK) snprintf(why, sizeof why, "%s", cn_last_error());
+    cn_batch_run_settle(run);
+    if (status == CN_OK) return;
+    run->engine_failed = true;
+    cn_batch_run_stop(run, true, why);
     cn_batch_run_settle(run);
 }
 
