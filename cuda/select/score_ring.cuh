@@ -100,7 +100,7 @@ __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const
 }
 
 /* Quantises the label channels of the queries, one a warp. ahead: this lane's first channel of the
- * warp's first query, loaded before most keys are copied. Later loads wait behind the keys. */
+ * warp's first query, loaded before most keys are copied. Later loads arrive after the keys. */
 __device__ static inline void cn_ring_fill_labels(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m, float ahead)
 {

@@ -7,10 +7,14 @@
 #include "engine/offline/batch_job.h"
 
 enum {
-    LEAST_WAITING = 8, /* samples that wait in an engine, so that a seat is never empty */
-    WAITING_SHARE = 16, /* or so many seats to one that waits */
-    OUTBOX_MAILS = 1 << 20, /* bounded by the jobs in flight */
-    ROOM_WAIT_MS = 10, /* while a job waits for room, which no mail tells of */
+    /* A seat must never be empty. So this many samples may wait in an engine: */
+    LEAST_WAITING = 8,
+    /* or one for so many seats, if that is more. */
+    WAITING_SHARE = 16,
+    /* Jobs in flight bound the mails. */
+    OUTBOX_MAILS = 1 << 20,
+    /* No mail tells that an engine has room. So the wait is short while a job waits for it. */
+    ROOM_WAIT_MS = 10,
     /* The run's thread looks at the engines every 200 ms. After so long the process was stopped. */
     STOPPED_S = 2,
     STOP_WAIT_S = 30
