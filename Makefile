@@ -121,7 +121,7 @@ PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads, for the thread sanitizer. Run others with TSAN_TESTS="a b".
 TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async engine_away engine_away_timing engine_auto serve_batches mailbox lanes serve serve_health serve_limits serve_stop serve_attacks serve_bounds serve_intake serve_status
 
-# The parts of `make nightly`, without the thread sanitizer.
+# The parts of `make nightly`, without the sanitizers.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
   nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-checkpoint
 
@@ -287,7 +287,8 @@ check: deps
 # Runs each program, prints the log of each that fails, and prints the counts.
 RUN = BUILD=$(BUILD) JOBS=$(JOBS) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
 
-TESTS := $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN))
+# T="a b" names the tests that run, EXCEPT="a b" those that do not.
+TESTS := $(filter-out $(EXCEPT:%=$(BUILD)/tests/test_%),$(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN)))
 test-programs: all $(EXAMPLE_BIN) $(TESTS)
 test: test-programs
 	@$(RUN) $(TESTS)
@@ -303,12 +304,12 @@ scripts: programs $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
 
 # Tests that take too long to run for every change: ten simulations of a million steps, longer
-# fuzzing, more seeds of asynchronous runs, long random traffic, fifty rounds of kill -9. Together
-# they take about an hour.
+# fuzzing, more seeds of asynchronous runs, long random traffic, fifty rounds of kill -9, every test
+# under the sanitizers. Together they take about an hour.
 NIGHTLY_SEEDS ?= 1 2 3 4 5 6 7 8 9 10
 nightly: deps
 	$(REST) programs
-	$(call in-turn,$(NIGHTLY) tsan,)
+	$(call in-turn,$(NIGHTLY) asan tsan,)
 nightly-sim: $(SIM_BIN)
 	@bad=0; for seed in $(NIGHTLY_SEEDS); do \
 	  $(RUN) --args "$$seed 1000000" $^ || bad=1; done; exit $$bad

