@@ -69,7 +69,7 @@ override CFLAGS += -fsanitize=$(SANITIZER) -fno-omit-frame-pointer -fno-sanitize
 override LDFLAGS += -fsanitize=$(SANITIZER)
 endif
 
-LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c engine/*/*/*.c)) \
+LIB_SRC := $(filter-out engine/cmd/main.c,$(wildcard engine/*.c engine/*/*.c engine/*/*/*.c)) \
   $(wildcard scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
@@ -85,7 +85,7 @@ TOOL_BIN := $(BUILD)/tests/diff_dumps $(BUILD)/tests/cinch_true_query
 # Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
 LATE_TESTS := $(addprefix $(BUILD)/tests/test_, soak engine_async engine_auto engine_away \
   engine_away_timing)
-PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
+PROGRAM_OBJ := $(BUILD)/engine/cmd/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
 # Machine code for compute capability 9.0a (Hopper) and 8.0, and PTX that the driver compiles for
 # newer GPUs.
@@ -161,7 +161,7 @@ $(HEADER_SUM_OBJ): override CPPFLAGS += -DCN_HEADER_SUM=$(HEADER_SUM)
 
 # These run on any x86-64 processor, to refuse one that the rest cannot run on.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-$(BUILD)/engine/main.o $(BUILD)/engine/base/cpu_check.o: override CFLAGS += -march=x86-64
+$(BUILD)/engine/cmd/main.o $(BUILD)/engine/base/cpu_check.o: override CFLAGS += -march=x86-64
 endif
 
 # The assembler includes these files, so the compiler's dependency list does not name them.
@@ -183,7 +183,7 @@ $(TEST_LIB): $(TEST_LIB_OBJ) $(BUILD)/test-members
 	$(call say,AR,$@)
 	$(Q)$(AR) rcs $@ $(TEST_LIB_OBJ)
 
-$(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
+$(BUILD)/cinch: $(BUILD)/engine/cmd/main.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
@@ -191,7 +191,7 @@ $(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/tests/cinch_true_query: %: %.o $(BUILD)/engine/main.o $(LIB)
+$(BUILD)/tests/cinch_true_query: %: %.o $(BUILD)/engine/cmd/main.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -Wl,--wrap=cn_home_create -o $@ $^ $(LIBS)
 
@@ -416,7 +416,7 @@ wheel: deps
 	$(REST) BUILD=build-deb ARCH=$(PACKAGE_ARCH) build-deb/cinch-static
 	@$(PYTHON) examples/deploy/make_wheel.py build-deb/cinch-static $(VERSION) $(PACKAGES)
 
-$(BUILD)/cinch-static: $(BUILD)/engine/main.o $(LIB)
+$(BUILD)/cinch-static: $(BUILD)/engine/cmd/main.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(STATIC_LIBS)
 

@@ -65,7 +65,7 @@ if [ -e "$build/cinch-cuda.so" ] && [ ! -e /dev/nvidia0 ]; then
     # A program with another sum refuses it before it looks for a device.
     # shellcheck disable=SC2046
     "${CC:-cc}" -I. -D_GNU_SOURCE -DCN_HEADER_SUM=1 -o "$dir/bin/cinch" engine/start/device_choice.c \
-        "$build/engine/main.o" "$build/libcinch.a" \
+        "$build/engine/cmd/main.o" "$build/libcinch.a" \
         $(pkg-config --cflags --libs jansson libpcre2-8 libutf8proc libevent_core libmd) \
         -lopenblas -lm -ldl -pthread
     refused "built from different headers"

@@ -313,7 +313,6 @@ static const struct {
      {"engine/", "engine/options/", "engine/text/", "engine/checkpoint/", "engine/start/",
       "engine/home/", "engine/select/", "engine/offline/", "engine/serve/", "compress/policy.h",
       "compress/selector.h"}},
-    {"engine/main.c", {"engine/cmd/command.h", "engine/cmd/stop_signals.h"}},
     {"cuda/",
      {"cuda/experts/experts.h", "cuda/gemm/gemm.h", "engine/checkpoint/dummy_weight.h",
       "engine/select/selected_stages.h"}},
@@ -516,7 +515,7 @@ static bool calls(const char *line, const char *function)
 
 static bool may_exit(const source *f)
 {
-    return strcmp(f->path, "engine/main.c") == 0 ||
+    return strcmp(f->path, "engine/cmd/main.c") == 0 ||
            strcmp(f->path, "engine/cmd/stop_signals.c") == 0 || starts(f->path, "tests/") ||
            starts(f->path, "bench/") || starts(f->path, "examples/");
 }
