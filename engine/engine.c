@@ -5,7 +5,7 @@
  * for the host (DESIGN.md §4.5). A step with token masks is collected one step later too, but
  * between the model and the sample op of the next step: the masks depend on the tokens, and the
  * model runs meanwhile. */
-#include "engine/step_graph.h"
+#include "engine/engine_state.h"
 
 #include <string.h>
 

@@ -11,7 +11,6 @@
 #include "engine/select/select_memory.h"
 #include "engine/start/host_memory.h"
 #include "engine/start/start_line.h"
-#include "engine/step_graph.h"
 #include "engine/text/prompt.h"
 
 /* ---- the checkpoint, without its weights ---- */

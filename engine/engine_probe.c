@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "compress/policy.h"
+#include "engine/engine_state.h"
 #include "engine/select/select_cost.h"
-#include "engine/step_graph.h"
 
 static cn_status check(const cn_engine *e, cn_kv_params *kv)
 {

@@ -222,4 +222,19 @@ void cn_engine_sweep_cancelled(cn_engine *e);
 void cn_engine_land_sample(cn_engine *e, cn_sample *sample);
 void cn_engine_drop_request(cn_engine *e, cn_engine_request *r);
 
+/* step_graph.c */
+/* Records all buckets up to max_num_seqs in each route and logs one line. Does nothing for a
+ * backend without graphs, with --enforce-eager, or with --dump. */
+cn_status cn_step_graphs_record(cn_engine *e);
+void cn_step_graphs_free(cn_engine *e);
+/* The smallest bucket that holds the plan, and the route that it needs; 0 rows when it must run
+ * op by op. */
+cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan);
+/* Replays the model's ops of a shape (from cn_step_graph_shape) for flight f. */
+cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f);
+
+/* engine.c */
+/* Enqueues the model's ops of a step, for n_rows logit rows. hook: as in cn_model_pass. */
+cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook *hook);
+
 #endif

@@ -1,7 +1,17 @@
-/* step_graph.c - see step_graph.h. Buckets are 1, 2, 4, 8 and then every 8 rows. Memory bandwidth
- * bounds a decode step, so a few padding rows cost little; and a graph is small, so many buckets
- * are affordable. */
-#include "engine/step_graph.h"
+/* step_graph.c - decode steps that are recorded once and replayed, so that one host call runs the
+ * forward pass of a step. The sample op runs after it.
+ *
+ * A graph has a fixed number of rows, its bucket; a smaller step is padded. Everything that changes
+ * between steps is in device arrays (engine/batch.h). Their addresses are fixed, except that steps
+ * alternate between two sets of output arrays (cn_flight); each bucket is therefore recorded once
+ * for each set, and once for each route of selection (engine/select/select.h) that a declared
+ * selector can need. Only steps in which every row decodes and samples, and in which all candidates
+ * fit the scratch together, are replayed. Others run op by op. The op `digest` follows the graph:
+ * its tiles are arguments, and few steps complete one.
+ *
+ * Buckets are 1, 2, 4, 8 and then every 8 rows. Memory bandwidth bounds a decode step, so a few
+ * padding rows cost little; and a graph is small, so many buckets are affordable. */
+#include "engine/engine_state.h"
 
 static uint32_t bucket_rows(uint32_t i) { return i < 3 ? 1u << i : (i - 2) * CN_GRAPH_ROWS_STEP; }
 

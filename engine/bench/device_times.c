@@ -1,7 +1,7 @@
 /* device_times.c - see device_times.h. */
 #include "engine/bench/device_times.h"
 
-#include "engine/step_graph.h"
+#include "engine/engine_state.h"
 
 enum { ROUNDS = 3 };
 

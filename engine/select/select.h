@@ -14,7 +14,7 @@ typedef struct cn_row_range {
     uint32_t start, end;
 } cn_row_range;
 
-/* The number of rows and the route of a recorded step (engine/step_graph.h). rows 0: the step runs
+/* The number of rows and the route of a recorded step (engine/step_graph.c). rows 0: the step runs
  * op by op, with the rows of its plan. */
 typedef struct cn_step_shape {
     uint32_t rows;
