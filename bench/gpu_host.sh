@@ -6,7 +6,7 @@
 #   long            contexts of 96k, forced churn of 1, 3, 10 %, no dense layers; bar 5 x
 #   most            contexts of 32k, the largest batch of each, churn 3 %; bar 3 x
 #   dense           as long with a churn of 3 %, with two dense layers
-#   device          quest and tls with home device, if the GPU holds them
+#   device          quest and tls with home device, with all memory of the GPU
 # A run of 10 minutes holds `links long most`, a second one the rest.
 #   KV        --kv-cache-memory-bytes (67G on a GPU of over 100 GiB: full KV then holds 4 requests of
 #             96k; all there is on a smaller one, where it holds 3)
@@ -66,8 +66,10 @@ for part in "$@"; do
     most) away most "$most" 0.03 0 ;;
     dense) away dense "$full,$long" 0.03 2 ;;
     device)
+        limit=$kv kv=
         steps device "$held" --select-dense-layers 0 \
             --arms "quest:${TOKENS:-1024},tls:${TOKENS:-1024}:select_tiles=$tiles"
+        kv=$limit
         ;;
     *)
         echo "unknown part $part" >&2

@@ -545,6 +545,8 @@ uint64_t cn_scheduler_mask_steps(const cn_scheduler *s, const cn_seq *q)
 
 cn_stats *cn_scheduler_counters(cn_scheduler *s) { return &s->stats; }
 
+void cn_scheduler_set_auto_homes(cn_scheduler *s, uint32_t homes) { s->o.auto_homes = homes; }
+
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
 {
     const cn_swap_room left = cn_sched_swap_room(s);

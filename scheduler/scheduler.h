@@ -179,6 +179,8 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
 /* The scheduler's counters. The owner of the scheduler adds its own counts here, such as steps. */
 cn_stats *cn_scheduler_counters(cn_scheduler *s);
+/* Replaces auto_homes for requests that are added from now on. */
+void cn_scheduler_set_auto_homes(cn_scheduler *s, uint32_t homes);
 
 /* Writes all counters and the current state to *out. O(running). */
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);

@@ -283,6 +283,20 @@ static void samples_follow_their_leader_where_they_fit(void **state)
     rig_done(&r);
 }
 
+static void a_home_that_is_off_is_not_chosen(void **state)
+{
+    (void)state;
+    rig r = rig_make(options());
+    cn_scheduler_set_auto_homes(r.s, 1U << CN_HOME_DEVICE | 1U << CN_HOME_HOST);
+    cn_seq *q[4];
+    for (uint32_t i = 0; i < 4; i++) q[i] = rig_add(&r, 100 * i, 9, 32, any_home());
+    rig_step(&r);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(q[i]->usage_kv.params.home, i < 3 ? CN_HOME_DEVICE : CN_HOME_HOST);
+    step_to_the_end(&r);
+    rig_done(&r);
+}
+
 /* ---- the move ---- */
 
 /* Steps until an event begins and returns it. */
@@ -462,6 +476,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_home_where_a_request_fits_is_chosen),
+        cmocka_unit_test(a_home_that_is_off_is_not_chosen),
         cmocka_unit_test(a_request_that_fits_nowhere_waits),
         cmocka_unit_test(the_rule_is_for_home_auto_alone),
         cmocka_unit_test(without_another_home_the_device_is_chosen),

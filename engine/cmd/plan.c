@@ -189,7 +189,7 @@ static cn_status fill_plan(plan_report *r, cn_backend *be, cn_stream *s)
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
     count_plan_requests(r);
-    r->step_weight_bytes = (double)cn_plan_weight_bytes(&r->model, be, r->running);
+    r->step_weight_bytes = (double)cn_planner_weight_bytes(&r->model, be, r->running);
     r->matrix_dtype = be->matrix_dtype;
     cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be);
     if (s) CN_TRY(measure_plan(be, s, r));

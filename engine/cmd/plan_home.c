@@ -1,73 +1,22 @@
-/* plan_home.c - see plan_home.h.
- *
- * A step reads the weights once and the resident K and V of each request. The exchange of pack p of
- * a step has until pack p of the next step begins, so with n packs the transfers hide while they
- * take at most (n - 1) / n of the step. */
+/* plan_home.c - see plan_home.h. */
 #include "engine/cmd/plan_home.h"
 
-#include "engine/cmd/plan_select.h"
+#include "engine/home/exchange.h"
 
-/* Rates of the links of an H200: NVLink, and host memory over PCIe 5, where rows of single tokens
- * take longer than tiles. The memory of a CPU is read at the measured rate. */
-static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 51e9, PCIE_ROWS_PER_S = 18e9;
+/* Links of an H200: NVLink, and PCIe 5 to host memory. The memory of a CPU is read at the measured
+ * rate. */
+static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 55.5e9;
 
-static double link_rate(const cn_config *c, const cn_backend *be, cn_kv_home home,
-                        uint32_t entry_tokens, double read_bytes_per_s)
+/* The rates of exchanges, if that of reads is known. */
+static cn_exchange_rates rates_of(const cn_config *c, const cn_backend *be, cn_kv_home home,
+                                  double read)
 {
     const bool on_cpu = !be->mem_avail;
-    if (on_cpu || (home == CN_HOME_PEER && cn_config_cache_is_cpu(c))) return read_bytes_per_s;
-    if (home == CN_HOME_PEER) return NVLINK_BYTES_PER_S;
-    return entry_tokens > 1 ? PCIE_BYTES_PER_S : PCIE_ROWS_PER_S;
-}
-
-/* What a step reads: weights, of experts those that its requests use, and resident K and V. */
-typedef struct step_reads {
-    const cn_model_config *model;
-    const cn_backend *be;
-    double resident_bytes; /* of a request */
-    double bytes_per_s;    /* 0: not measured */
-} step_reads;
-
-static double weights_s(const step_reads *t, uint32_t n)
-{
-    return (double)cn_plan_weight_bytes(t->model, t->be, n) / t->bytes_per_s;
-}
-
-/* The largest n with n * step_bytes / link <= share * (weights_s + n * resident_s). If it holds for
- * n it holds for fewer, because more requests share the weights. */
-static uint32_t hidden_batch(const cn_plan_exchange *x, uint32_t n_packs, const step_reads *t)
-{
-    const double share = (double)(n_packs - 1) / n_packs;
-    const double each_s = (double)x->step_bytes / x->link_bytes_per_s -
-                          share * t->resident_bytes / t->bytes_per_s;
-    const double most_s = share * weights_s(t, UINT32_MAX); /* every expert is used */
-    if (each_s * UINT32_MAX <= most_s) return UINT32_MAX;
-    uint32_t n = 0, beyond = (uint32_t)(most_s / each_s) + 1;
-    while (beyond - n > 1) {
-        const uint32_t middle = n + (beyond - n) / 2;
-        if (middle * each_s <= share * weights_s(t, middle))
-            n = middle;
-        else
-            beyond = middle;
-    }
-    return n;
-}
-
-/* The exchanges of the declared selectors, of `units` layers times kv heads. */
-static void make_exchanges(cn_plan_home *p, const cn_config *c,
-                           uint64_t units, uint64_t row_bytes, const step_reads *t)
-{
-    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        cn_plan_exchange x = {.select = (cn_kv_select)i};
-        if (!cn_planner_away(c, p->home, i, p->block_tokens, &x.away)) continue;
-        x.step_bytes = units * x.away.cap * x.away.entry_tokens * row_bytes;
-        if (t->bytes_per_s > 0) {
-            x.link_bytes_per_s =
-                link_rate(c, t->be, p->home, x.away.entry_tokens, t->bytes_per_s);
-            x.hidden_batch = hidden_batch(&x, p->n_packs, t);
-        }
-        p->exchanges[p->n_exchanges++] = x;
-    }
+    if (read <= 0) return (cn_exchange_rates){0};
+    if (on_cpu || (home == CN_HOME_PEER && cn_config_cache_is_cpu(c)))
+        return (cn_exchange_rates){read, read, read};
+    return cn_exchange_rates_of(home, read,
+                                home == CN_HOME_PEER ? NVLINK_BYTES_PER_S : PCIE_BYTES_PER_S);
 }
 
 uint32_t cn_plan_home_longest(const cn_memory_plan *m, cn_kv_home home, uint32_t n_tokens)
@@ -84,21 +33,16 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     *out = p;
     if (p.plan.n_blocks == 0) return;
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
-    const cn_kv_layout l = cn_planner_layout(c, m, be, 1, b);
-    const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
-    const uint64_t units = (uint64_t)packs.n_layers * m->n_kv_heads;
-    const double resident = (double)(cn_planner_away_n_max(c, b) - 1) * (double)l.block_bytes *
-                            m->n_layers;
+    const cn_exchange_rates rates = rates_of(c, be, home, read_bytes_per_s);
     p.max_model_len = cn_start_max_model_len(c, m);
     p.n_longest = cn_plan_home_longest(&start->kv, home, p.max_model_len);
     p.n_packs = packs.n;
     if (home == CN_HOME_PEER) p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
-    const step_reads reads = {m, be, resident, read_bytes_per_s};
-    make_exchanges(&p, c, units, row_bytes, &reads);
+    p.n_exchanges = cn_exchange_costs(p.exchanges, c, m, be, home, b, &rates);
     *out = p;
 }
 
-static void print_exchange(const cn_plan_home *p, const cn_plan_exchange *x)
+static void print_exchange(const cn_plan_home *p, const cn_exchange_cost *x)
 {
     char entries[32] = "tokens";
     if (x->away.entry_tokens > 1)
@@ -140,7 +84,7 @@ void cn_plan_home_print(const cn_plan_home *p)
     for (uint32_t i = 0; i < p->n_exchanges; i++) print_exchange(p, &p->exchanges[i]);
 }
 
-static json_t *exchange_json(const cn_plan_exchange *x)
+static json_t *exchange_json(const cn_exchange_cost *x)
 {
     const bool measured = x->link_bytes_per_s > 0;
     const bool limited = measured && x->hidden_batch != UINT32_MAX;

@@ -8,17 +8,8 @@
 
 #include <jansson.h>
 
-#include "engine/home/exchange.h"
+#include "engine/home/exchange_cost.h"
 #include "engine/start/start_plan.h"
-
-/* The exchange of a request with the default parameters of a selector. */
-typedef struct cn_plan_exchange {
-    cn_kv_select select;
-    cn_away away;
-    uint64_t step_bytes;     /* K and V of `away.cap` entries in all units */
-    double link_bytes_per_s; /* for entries of this size; 0: not measured */
-    uint32_t hidden_batch;   /* requests up to which it hides; UINT32_MAX: any number */
-} cn_plan_exchange;
 
 typedef struct cn_plan_home {
     cn_kv_home home;
@@ -26,7 +17,7 @@ typedef struct cn_plan_home {
     uint32_t block_tokens, n_packs;
     uint32_t max_model_len, n_longest; /* requests of this length that fit the home space */
     uint64_t cache_bytes; /* memory of the cache device */
-    cn_plan_exchange exchanges[CN_N_SELECTORS];
+    cn_exchange_cost exchanges[CN_N_SELECTORS];
     uint32_t n_exchanges;
 } cn_plan_home;
 

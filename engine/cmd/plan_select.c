@@ -3,12 +3,6 @@
 
 static const double speed_ups[CN_PLAN_SPEED_UPS] = {1, 1.2, 1.5, 2, 3};
 
-uint64_t cn_plan_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows)
-{
-    const uint64_t unread = m->tied ? 0 : (uint64_t)m->vocab * m->hidden;
-    return (cn_model_config_n_read(m, n_rows) - unread) * cn_dtype_bytes(be->matrix_dtype);
-}
-
 static void add_selector(cn_plan_selection *p, const cn_config *c, cn_kv_select select,
                          uint32_t most_tokens)
 {
@@ -34,7 +28,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
     const uint32_t selectors = cn_config_selectors(c);
     const uint32_t n_rows = cn_max_u32(memory->concurrency_full, 1);
     cn_plan_selection p = {
-        .shape = {.weight_bytes = cn_plan_weight_bytes(m, be, n_rows),
+        .shape = {.weight_bytes = cn_planner_weight_bytes(m, be, n_rows),
                   .n_layers = m->n_layers,
                   .dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers),
                   .n_heads = m->n_heads,

@@ -32,10 +32,6 @@ typedef struct cn_plan_selection {
     uint32_t n; /* 0: no selector is declared, and nothing is printed */
 } cn_plan_selection;
 
-/* Bytes of the parameters that a step of n_rows requests reads. Of an embedding that is not the
- * lm_head, a step reads only some rows. */
-uint64_t cn_plan_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows);
-
 void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn_model_config *m,
                             const cn_start_plan *start, const cn_backend *be);
 

@@ -3,6 +3,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/home/exchange_cost.h"
 #include "engine/home/home_memory.h"
 #include "engine/start/device_choice.h"
 
@@ -550,8 +551,56 @@ static cn_status measure_link(cn_homes *hs, cn_home *h)
     return CN_OK;
 }
 
+/* Reads blocks of the pool. The sum goes into the first of them, which has no content yet. */
+static cn_status measure_reads(cn_homes *hs)
+{
+    enum { MOST_BYTES = 1 << 30 };
+    const cn_pools *p = &hs->o.local;
+    cn_backend *be = hs->o.model_be;
+    const size_t all = cn_kv_pool_bytes(&p->layout), bytes = all < MOST_BYTES ? all : MOST_BYTES;
+    if (!be->mem_avail || !be->mem_sum) return CN_OK;
+    for (int i = 0; i < 2; i++) {
+        const double began_s = cn_now_s();
+        CN_TRY(be->mem_sum(hs->o.model_stream, p->kv, bytes, p->kv));
+        CN_TRY(be->stream_sync(hs->o.model_stream));
+        hs->read_bytes_per_s = (double)bytes / (cn_now_s() - began_s);
+    }
+    return CN_OK;
+}
+
+/* Returns true, and says so, if a step of one request waits for its exchange, with any selector. */
+static bool slows_steps(const cn_homes *hs, const cn_home *h)
+{
+    const cn_kv_home kind = kind_of(hs, h);
+    const cn_exchange_rates rates =
+        cn_exchange_rates_of(kind, hs->read_bytes_per_s, h->link_bytes_per_s);
+    cn_exchange_cost costs[CN_N_SELECTORS];
+    if (rates.read <= 0 || rates.tiles <= 0) return false;
+    const uint32_t n = cn_exchange_costs(costs, hs->o.config, hs->o.model, hs->o.model_be, kind,
+                                         hs->o.plan->block_tokens, &rates);
+    for (uint32_t i = 0; i < n; i++)
+        if (costs[i].hidden_batch > 0) return false;
+    if (n > 0)
+        cn_log(CN_LOG_WARN,
+               "home auto: %s is off: every step would wait for its exchange of up to %.1f MB a "
+               "request over a link of %.1f GB/s; lower --select-cap, or raise --packs",
+               cn_kv_home_name(kind), (double)costs[0].step_bytes / 1e6,
+               costs[0].link_bytes_per_s / 1e9);
+    return n > 0;
+}
+
+uint32_t cn_homes_of_auto(cn_homes *hs)
+{
+    const uint32_t all = cn_config_homes(hs->o.config);
+    uint32_t homes = all;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (all >> CN_HOME_DEVICE & 1 && slows_steps(hs, h)) homes &= ~(1U << kind_of(hs, h));
+    return homes;
+}
+
 cn_status cn_homes_measure_links(cn_homes *hs)
 {
+    CN_TRY(measure_reads(hs));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(measure_link(hs, h));
     return CN_OK;
 }

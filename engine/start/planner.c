@@ -233,6 +233,12 @@ bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint3
     return true;
 }
 
+uint64_t cn_planner_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows)
+{
+    const uint64_t unread = m->tied ? 0 : (uint64_t)m->vocab * m->hidden;
+    return (cn_model_config_n_read(m, n_rows) - unread) * cn_dtype_bytes(be->matrix_dtype);
+}
+
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
 {
     /* The policy `full` becomes a `window` whose budget is no option. */

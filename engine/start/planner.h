@@ -113,6 +113,10 @@ cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, con
 bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint32_t block_tokens,
                      cn_away *out);
 
+/* Bytes of the parameters that a step of n_rows requests reads. Of an embedding that is not the
+ * lm_head, a step reads only some rows. */
+uint64_t cn_planner_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows);
+
 /* Block cap of the largest request whose KV lies elsewhere. */
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens);
 
