@@ -196,7 +196,7 @@ static void run_products(bench *b, void *ctx)
     for (uint32_t i = 0; i < 4; i++) {
         cn_gemm_args a = {.out = p->out,
                           .x = p->x,
-                          .weight = p->weight,
+                          .weight = {.data = p->weight},
                           .n_tokens = p->n_tokens,
                           .n = n_k[i][0],
                           .k = n_k[i][1]};

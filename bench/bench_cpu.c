@@ -37,7 +37,7 @@ static void run_ours(const bench *b, const gemm_shape *g, const float *x, const 
     for (uint32_t layer = 0; layer < g->layers; layer++) {
         cn_gemm_args a = {.out = out,
                           .x = x,
-                          .weight = w + (size_t)layer * g->n * g->k,
+                          .weight = {.data = w + (size_t)layer * g->n * g->k},
                           .n_tokens = b->batch,
                           .n = g->n,
                           .k = g->k};

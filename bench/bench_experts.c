@@ -126,9 +126,10 @@ static uint32_t *words_of(const bench *b, uint32_t layer)
 
 static void run_route(const bench *b, uint32_t layer)
 {
+    const size_t weight = (size_t)layer * EXPERTS * HIDDEN * 2;
     const cn_gemm_args router = {.out = b->logits,
                                  .x = b->x,
-                                 .weight = b->router + (size_t)layer * EXPERTS * HIDDEN * 2,
+                                 .weight = {.data = b->router + weight},
                                  .n_tokens = b->n_tokens,
                                  .n = EXPERTS,
                                  .k = HIDDEN,

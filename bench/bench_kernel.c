@@ -141,9 +141,11 @@ static size_t weight_bytes(const product *p) { return (size_t)p->n * p->k * 2; }
 static void record_product(bench *b, const product *p, uint32_t n_tokens, void *out, const void *x,
                            const void *weight, void *gate_up)
 {
-    const cn_gemm_args plain = {.out = out, .x = x, .weight = weight, .n_tokens = n_tokens,
-                                .n = p->n, .k = p->k, .out_f32 = p->f32};
-    const cn_gemm_silu_mul_args gated = {.out = out, .x = x, .weight = weight, .gate_up = gate_up,
+    const cn_gemm_args plain = {.out = out, .x = x, .weight = {.data = weight},
+                                .n_tokens = n_tokens, .n = p->n, .k = p->k,
+                                .out_f32 = p->f32};
+    const cn_gemm_silu_mul_args gated = {.out = out, .x = x, .weight = {.data = weight},
+                                         .gate_up = gate_up,
                                          .n_tokens = n_tokens, .intermediate = p->n / 2, .k = p->k};
     if (p->gated)
         bench_must(b->be->gemm_silu_mul(b->s, &gated));

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/checkpoint/quant.h"
 #include "engine/checkpoint/retrieval_file.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/engine_memory.h"
@@ -46,6 +47,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     const char *tokenizer_dir = c->tokenizer ? c->tokenizer : c->model;
     if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: set a checkpoint directory");
     CN_TRY(cn_model_config_load(&e->model_config, c->model));
+    CN_TRY(cn_quant_choose(&e->model_config, c));
     CN_TRY(cn_retrieval_describe(&e->model_config, c));
     CN_TRY(choose_model_len(e));
     e->max_rows = cn_start_max_rows(c);

@@ -31,6 +31,7 @@
 #include "engine/base/dtype.h"
 #include "engine/draft_ops.h"
 #include "engine/expert_ops.h"
+#include "engine/matrix_ops.h"
 #include "paged/planes.h"
 
 #ifdef __cplusplus
@@ -94,50 +95,6 @@ typedef struct cn_rmsnorm_args {
     uint32_t n_tokens, hidden;
     float eps;
 } cn_rmsnorm_args;
-
-/* An RMS norm that two products compute together, so that no op runs between them:
- *   W2 (residual / rms(residual) * weight) = W2 (residual * weight) / rms(residual).
- * The first product adds its output to the residual, stores `scaled` and the squares. The second
- * one has `scaled` as its x, and divides its output rows by the rms (before a bias). */
-typedef struct cn_norm_link {
-    void *residual;     /* [T,h] act, updated in place */
-    void *scaled;       /* [T,h] act: residual * weight */
-    const void *weight; /* [h] */
-    float *squares;     /* [T, h / CN_NORM_COLUMNS]: sums of squares of neighbours in residual */
-    float eps;
-} cn_norm_link;
-
-enum { CN_NORM_COLUMNS = 64 }; /* of residual that have one sum of squares */
-
-/* The shape of a product, as a backend needs it to plan a cn_norm_link. */
-typedef struct cn_product_shape {
-    uint32_t n, k; /* of the weight */
-    bool has_bias;
-    bool gated; /* gemm_silu_mul, n = 2 I */
-} cn_product_shape;
-
-/* out[T,N] = x[T,K] * weight[N,K]^T (+ bias[N]). The bits of an output row depend on that row
- * alone, not on T or on its index (on a GPU: with --batch-invariant). Links are NULL unless
- * cn_backend.links_norm returned true for the two products. */
-typedef struct cn_gemm_args {
-    void *out; /* not used with `adds` */
-    const void *x, *weight, *bias; /* bias may be NULL */
-    uint32_t n_tokens, n, k;
-    bool out_f32; /* logits: out is f32, not act */
-    /* At most one of them. adds: this is the first product of a link, N = h; not with out_f32.
-     * norms: this is the second one, K = h. */
-    const cn_norm_link *adds, *norms;
-} cn_gemm_args;
-
-/* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] with y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in
- * one op, for backends that can avoid writing y to memory. */
-typedef struct cn_gemm_silu_mul_args {
-    void *out;
-    const void *x, *weight;
-    void *gate_up; /* [T,2I] workspace; holds y or is undefined afterwards */
-    uint32_t n_tokens, intermediate, k;
-    const cn_norm_link *norms; /* as in cn_gemm_args */
-} cn_gemm_silu_mul_args;
 
 /* Splits qkv[T, (hq+2hk)*d] into heads. Applies the per-head RMS norm of Qwen3 (unless the norms
  * are NULL) and RoPE (rotate-half) to q and k. Stores k and v in the pool at kv_slots, q in `q`,
@@ -623,6 +580,9 @@ struct cn_backend {
     /* Values of cn_kv_form that ops support, bit i is cn_kv_form i: those of every engine and
      * `compress`; those of selectors; `score` where it ranks rows of K; those of homes. */
     uint32_t kv_forms, select_kv_forms, row_kv_forms, home_kv_forms;
+    /* Values of cn_x_form that products with matrices in CN_MATRIX_FP8 support; 0: the backend has
+     * no such products. */
+    uint32_t fp8_x_forms;
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */

@@ -26,7 +26,8 @@ typedef struct gemm_shape {
 static cn_gemm_args gemm_of(void *out, const void *x, const void *weight, uint32_t t, uint32_t n,
                             uint32_t k)
 {
-    return (cn_gemm_args){.out = out, .x = x, .weight = weight, .n_tokens = t, .n = n, .k = k};
+    return (cn_gemm_args){
+        .out = out, .x = x, .weight = {.data = weight}, .n_tokens = t, .n = n, .k = k};
 }
 
 static cn_gemm_silu_mul_args gated_of(void *out, const void *x, const void *weight, void *gate_up,
@@ -34,7 +35,7 @@ static cn_gemm_silu_mul_args gated_of(void *out, const void *x, const void *weig
 {
     return (cn_gemm_silu_mul_args){.out = out,
                                    .x = x,
-                                   .weight = weight,
+                                   .weight = {.data = weight},
                                    .gate_up = gate_up,
                                    .n_tokens = t,
                                    .intermediate = n,

@@ -37,7 +37,8 @@ static void check_gemm(cn_backend *be, test_rng *r, uint32_t t, uint32_t n, uint
     float *x = new_random(r, (size_t)t * k), *w = new_random(r, (size_t)n * k);
     float *b = new_random(r, n), *out = new_random(r, (size_t)t * n);
     cn_gemm_args a = {
-        .out = out, .x = x, .weight = w, .bias = bias ? b : NULL, .n_tokens = t, .n = n, .k = k};
+        .out = out, .x = x, .weight = {.data = w}, .bias = bias ? b : NULL, .n_tokens = t, .n = n,
+        .k = k};
     assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
     for (uint32_t i = 0; i < t; i++)
         for (uint32_t j = 0; j < n; j++) {
@@ -75,7 +76,7 @@ static void check_gemm_batch_invariance(cn_backend *be, uint32_t n, uint32_t k)
     float *x = new_random(&r, (size_t)MAX_T * k), *w = new_random(&r, (size_t)n * k);
     float *want = cn_calloc((size_t)MAX_T * n, sizeof *want);
     float *out = cn_calloc((size_t)MAX_T * n, sizeof *out);
-    cn_gemm_args a = {.weight = w, .n_tokens = 1, .n = n, .k = k};
+    cn_gemm_args a = {.weight = {.data = w}, .n_tokens = 1, .n = n, .k = k};
     for (uint32_t i = 0; i < MAX_T; i++) {
         a.x = x + (size_t)i * k;
         a.out = want + (size_t)i * n;
@@ -114,7 +115,7 @@ static void an_empty_weight_is_refused_and_an_empty_batch_is_accepted(void **sta
     (void)state;
     cn_backend *be = backend_rig_open(1);
     float x = 1;
-    cn_gemm_args a = {.out = &x, .x = &x, .weight = &x, .n_tokens = 0, .n = 1, .k = 1};
+    cn_gemm_args a = {.out = &x, .x = &x, .weight = {.data = &x}, .n_tokens = 0, .n = 1, .k = 1};
     assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
     a.n = 0;
     assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_ERR_SHAPE);
@@ -667,7 +668,7 @@ static void ops_on_the_second_stream_equal_those_of_the_first(void **state)
     enum { T = 19, N = 150, K = 333 };
     float *x = new_random(&r, T * K), *w = new_random(&r, N * K);
     float *first = cn_calloc(T * N, sizeof *first), *second = cn_calloc(T * N, sizeof *second);
-    cn_gemm_args a = {.out = second, .x = x, .weight = w, .n_tokens = T, .n = N, .k = K};
+    cn_gemm_args a = {.out = second, .x = x, .weight = {.data = w}, .n_tokens = T, .n = N, .k = K};
     assert_int_equal(be->gemm(backend_rig_side(be), &a), CN_OK);
     a.out = first;
     assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* runs beside the LOW stream */
@@ -697,7 +698,7 @@ static void ops_allocate_nothing(void **state)
     float *w = new_random(&r, 96 * 96);
     cn_stream *const streams[] = {backend_rig_stream(be), backend_rig_side(be)};
     uint64_t before = cn_alloc_count();
-    cn_gemm_args g = {.out = out, .x = x, .weight = w, .n_tokens = 64, .n = 96, .k = 96};
+    cn_gemm_args g = {.out = out, .x = x, .weight = {.data = w}, .n_tokens = 64, .n = 96, .k = 96};
     cn_rmsnorm_args n = {out, x, NULL, w, 64, 96, 1e-6f};
     cn_silu_mul_args m = {out, x, 64, 48};
     for (uint32_t s = 0; s < 2; s++) {

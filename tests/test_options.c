@@ -148,6 +148,7 @@ static void enum_names_match_their_enums(void **state)
         {"log-level", "debug", CN_LOG_DEBUG},
         {"load-format", "dummy", CN_OPT_LOAD_DUMMY},
         {"dtype", "float32", CN_OPT_DTYPE_FLOAT32},
+        {"quantization", "fp8", CN_OPT_QUANT_FP8},
         {"generation-config", "vllm", CN_OPT_GENERATION_VLLM},
         {"enable-thinking", "on", CN_OPT_THINKING_ON},
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/checkpoint/dummy_weight.h"
+#include "engine/checkpoint/fp8_weights.h"
 #include "engine/checkpoint/safetensors.h"
 
 struct cn_checkpoint {
@@ -239,7 +240,22 @@ static bool weight_dtype(cn_st_dtype from, cn_dtype *to)
     }
 }
 
-static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
+/* The dtype of a tensor that has the right shape. */
+static cn_status bind_dtype(const cn_checkpoint *ck, cn_weight_part *p, const cn_st_tensor *t)
+{
+    const bool in_fp8 = cn_part_is_fp8(&ck->config, p) && !ck->config.quant.at_load;
+    if (in_fp8) return cn_part_bind_fp8(p, t, ck->tensors, &ck->config.quant);
+    if (!weight_dtype(t->dtype, &p->tensor.dtype))
+        return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16 or F16, got %s%s",
+                       t->file, t->name, cn_st_dtype_name(t->dtype),
+                       t->dtype == CN_ST_F8_E4M3
+                           ? ": config.json does not say that this tensor is FP8"
+                           : "");
+    return CN_OK;
+}
+
+static cn_status bind(const cn_checkpoint *ck, cn_weight_part *p, const cn_st_tensor *t,
+                      const char *dir)
 {
     uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
     char want[64], found[128];
@@ -260,9 +276,7 @@ static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
     if (!fits)
         return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected shape %s from config.json, got %s",
                        t->file, t->name, want, cn_st_shape_text(t, found, sizeof found));
-    if (!weight_dtype(t->dtype, &p->tensor.dtype))
-        return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16 or F16, got %s",
-                       t->file, t->name, cn_st_dtype_name(t->dtype));
+    CN_TRY(bind_dtype(ck, p, t));
     p->tensor.data = t->data;
     return CN_OK;
 }
@@ -320,18 +334,31 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* Sorts the names of the tensors that parts use. Returns how many there are, at most 3 per part. */
+static size_t list_names(const cn_checkpoint *ck, const char **names)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ck->n_parts; i++) {
+        const cn_weight_part *p = &ck->parts[i];
+        names[n++] = p->name;
+        if (p->scale) names[n++] = p->scale->name;
+        if (p->x_scale) names[n++] = p->x_scale->name;
+    }
+    qsort(names, n, sizeof *names, by_name);
+    return n;
+}
+
 /* Refuses tensors that no part uses but that would change the result. */
 static cn_status check_extras(const cn_checkpoint *ck)
 {
-    const char **names = cn_calloc(ck->n_parts, sizeof *names);
-    if (!names) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu names", ck->n_parts);
-    for (size_t i = 0; i < ck->n_parts; i++) names[i] = ck->parts[i].name;
-    qsort(names, ck->n_parts, sizeof *names, by_name);
+    const char **names = cn_calloc(3 * ck->n_parts, sizeof *names);
+    if (!names) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu names", 3 * ck->n_parts);
+    const size_t n_names = list_names(ck, names);
     cn_status status = CN_OK;
     size_t ignored = 0, beyond = 0, kv_scales = 0;
     for (size_t i = 0; i < cn_safetensors_count(ck->tensors) && status == CN_OK; i++) {
         const cn_st_tensor *t = cn_safetensors_at(ck->tensors, i);
-        if (bsearch(&t->name, names, ck->n_parts, sizeof *names, by_name)) continue;
+        if (bsearch(&t->name, names, n_names, sizeof *names, by_name)) continue;
         if (is_kv_scale(t->name))
             kv_scales++;
         else if (strcmp(t->name, "lm_head.weight") == 0)
@@ -361,7 +388,7 @@ static cn_status check_extras(const cn_checkpoint *ck)
 static cn_status bind_all(cn_checkpoint *ck, const char *dir)
 {
     for (size_t i = 0; i < ck->n_parts; i++)
-        CN_TRY(bind(&ck->parts[i], cn_safetensors_find(ck->tensors, ck->parts[i].name), dir));
+        CN_TRY(bind(ck, &ck->parts[i], cn_safetensors_find(ck->tensors, ck->parts[i].name), dir));
     return check_extras(ck);
 }
 
@@ -419,7 +446,7 @@ static uint32_t to_bits(float x)
     return bits;
 }
 
-static float f32_of_f16(uint16_t half)
+float cn_f32_of_f16(uint16_t half)
 {
     /* The exponent biases differ by 112. The product also converts subnormals exactly. */
     uint32_t bits = to_bits(from_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
@@ -470,7 +497,7 @@ static void read_in_order(const cn_checkpoint *ck, const cn_weight_part *p, uint
         bool is_bf16 = p->tensor.dtype == CN_BF16;
         for (uint64_t k = 0; k < n; k++) {
             memcpy(&half, data + k * 2, 2);
-            out[k] = is_bf16 ? from_bits((uint32_t)half << 16) : f32_of_f16(half);
+            out[k] = is_bf16 ? from_bits((uint32_t)half << 16) : cn_f32_of_f16(half);
         }
     }
 }

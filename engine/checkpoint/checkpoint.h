@@ -55,6 +55,8 @@ typedef struct cn_weight_part {
      * i + rotary / 2. cn_checkpoint_read pairs i and i + head_dim / 2, as the op does. */
     uint32_t rotary, head_dim;
     cn_host_tensor tensor; /* data is NULL for dummy weights */
+    /* A tensor in e4m3: its scales and, if inputs have a static scale, that (fp8_weights.h). */
+    const struct cn_st_tensor *scale, *x_scale;
 } cn_weight_part;
 
 typedef struct cn_checkpoint cn_checkpoint;
@@ -75,10 +77,13 @@ const cn_weight_part *cn_checkpoint_parts(const cn_checkpoint *ck, size_t *n);
 /* The config that was passed to cn_checkpoint_open. Borrowed from ck. */
 const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck);
 
-/* Writes n elements of a part, from element `first`, to host memory as `dtype` (CN_F32 or CN_BF16,
- * rounded to nearest even). */
+/* Writes n elements of a part that is not in e4m3, from element `first`, to host memory as `dtype`
+ * (CN_F32 or CN_BF16, rounded to nearest even). */
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
                         uint64_t n, cn_dtype dtype, void *out);
+
+/* The value of an f16. */
+float cn_f32_of_f16(uint16_t half);
 
 /* CN_ERR_MODEL if the tensor of a file has an infinite element or a NaN, which a damaged file often
  * has. Every answer of such a model would be wrong without any other error. */

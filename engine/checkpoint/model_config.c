@@ -8,6 +8,7 @@
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/checkpoint_dir.h"
+#include "engine/checkpoint/quant.h"
 
 enum {
     CONFIG_MAX_BYTES = 4 << 20,
@@ -172,16 +173,7 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
 static cn_status refuse_unsupported(const cn_json_at *a, const architecture *arch,
                                     const cn_model_config *c)
 {
-    static const char *const quantizations[] = {"quantization_config", "compression_config"};
     char shown[96];
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *q = cn_json_find(a, quantizations[i]);
-        if (!q) continue;
-        const json_t *method = json_object_get(q, "quant_method");
-        return cn_fail(a->error, "%s: %s (quant_method %s): quantized weights are not supported",
-                       a->where, quantizations[i],
-                       method ? cn_json_describe(method, shown, sizeof shown) : "not given");
-    }
     const char *act = "silu";
     CN_TRY(cn_json_str(a, "hidden_act", CN_JSON_OPTIONAL, &act));
     if (strcmp(act, "silu") != 0)
@@ -472,6 +464,7 @@ static cn_status read_model_config(const cn_json_at *a, void *out)
         CN_TRY(cn_json_bool(a, "attention_bias", CN_JSON_OPTIONAL, &c->qkv_bias));
     c->o_bias = arch->bias == BIAS_BY_KEY && c->qkv_bias;
     if (arch->read_experts) CN_TRY(arch->read_experts(a, c));
+    CN_TRY(cn_quant_read(a, c));
     CN_TRY(cn_json_bool(a, "tie_word_embeddings", CN_JSON_OPTIONAL, &c->tied));
     CN_TRY(cn_json_f64(a, "rms_norm_eps", CN_JSON_OPTIONAL, 0, 1, &eps));
     CN_TRY(cn_json_f64(a, "initializer_range", CN_JSON_OPTIONAL, 0, 1e3, &range));
@@ -518,6 +511,7 @@ cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
     cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
     if (status == CN_OK) status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
     if (status == CN_OK) status = cn_model_config_parse(out, text.data, text.len, path.data);
+    if (status == CN_OK && !out->quant.fp8) status = cn_quant_read_file(out, model_dir);
     cn_buf_free(&text);
     cn_buf_free(&path);
     return status;
@@ -529,6 +523,31 @@ cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer)
     if (c->experts.layers[layer / 64] >> layer % 64 & 1)
         return (cn_layer_kind){.mlp = CN_MLP_EXPERTS, .dense = c->experts.shared};
     return (cn_layer_kind){.mlp = CN_MLP_DENSE, .dense = c->intermediate};
+}
+
+bool cn_model_config_is_fp8(const cn_model_config *c, cn_quant_part part, uint32_t layer)
+{
+    CN_ASSERT(layer < c->n_layers);
+    return c->quant.fp8 && !(c->quant.plain[part][layer / 64] >> layer % 64 & 1);
+}
+
+uint64_t cn_model_config_n_fp8(const cn_model_config *c)
+{
+    const uint64_t h = c->hidden, q = c->n_heads * (uint64_t)c->head_dim;
+    const uint64_t kv = c->n_kv_heads * (uint64_t)c->head_dim;
+    uint64_t n = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        const uint64_t mlp = h * cn_model_config_layer(c, layer).dense;
+        const uint64_t sizes[CN_N_QUANT_PARTS] = {
+            [CN_QUANT_QKV] = (q + 2 * kv) * h,
+            [CN_QUANT_O] = h * q,
+            [CN_QUANT_GATE_UP] = 2 * mlp,
+            [CN_QUANT_DOWN] = mlp,
+        };
+        for (cn_quant_part part = 0; part < CN_N_QUANT_PARTS; part++)
+            if (cn_model_config_is_fp8(c, part, layer)) n += sizes[part];
+    }
+    return n;
 }
 
 uint32_t cn_model_config_widest_mlp(const cn_model_config *c)
@@ -605,6 +624,13 @@ uint64_t cn_model_config_hash(const cn_model_config *c)
                      x->shared);
         CN_ASSERT(n > 0 && (size_t)n < sizeof text);
         hash = cn_hash64(cn_hash64(hash, text, (size_t)n), x->layers, sizeof x->layers);
+    }
+    if (c->quant.fp8) {
+        const cn_quant *q = &c->quant;
+        n = snprintf(text, sizeof text, "fp8 %d%d %d %d", q->at_load, q->is_static, (int)q->scale,
+                     (int)q->x);
+        CN_ASSERT(n > 0 && (size_t)n < sizeof text);
+        hash = cn_hash64(cn_hash64(hash, text, (size_t)n), q->plain, sizeof q->plain);
     }
     return cn_hash64(hash, c->eos, c->n_eos * sizeof *c->eos);
 }

@@ -6,9 +6,9 @@
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
  * (with or without attention_bias), MistralForCausalLM (without a sliding window),
  * Qwen3MoeForCausalLM (experts), Glm4MoeForCausalLM (experts in one group and a shared one; RoPE
- * of a part of the head). Any other feature is refused by name, never ignored: other architectures,
- * quantization, active sliding windows, other rope types, routers or activations, partial rotary
- * embeddings of other architectures, MLP biases. */
+ * of a part of the head). Weights are plain or FP8 (quant.h). Any other feature is refused by name,
+ * never ignored: other architectures and quantizations, active sliding windows, other rope types,
+ * routers or activations, partial rotary embeddings of other architectures, MLP biases. */
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
@@ -60,6 +60,32 @@ typedef struct cn_draft_head {
     double rope_theta;
 } cn_draft_head;
 
+/* The fused matrices of a layer that can be FP8. */
+typedef enum cn_quant_part {
+    CN_QUANT_QKV,
+    CN_QUANT_O,
+    CN_QUANT_GATE_UP,
+    CN_QUANT_DOWN,
+    CN_N_QUANT_PARTS
+} cn_quant_part;
+
+/* What has one scale of its own: a tensor of the files, a row of it, or a block of 128 x 128. */
+typedef enum cn_quant_scale {
+    CN_QUANT_TENSOR,
+    CN_QUANT_ROW,
+    CN_QUANT_BLOCK
+} cn_quant_scale;
+
+/* Which weights are FP8. All fields are 0 when none is. */
+typedef struct cn_quant {
+    bool fp8;
+    bool at_load;   /* the files have plain weights, and loading makes blocks of them */
+    bool is_static; /* the files have an input_scale for each matrix */
+    cn_quant_scale scale;
+    cn_x_form x; /* of the products */
+    uint64_t plain[CN_N_QUANT_PARTS][CN_MAX_LAYERS / 64]; /* bit l: not FP8 in layer l */
+} cn_quant;
+
 typedef struct cn_model_config {
     char architecture[64];
     uint32_t hidden, intermediate, n_layers, n_heads, n_kv_heads, head_dim, vocab;
@@ -72,6 +98,7 @@ typedef struct cn_model_config {
     bool qkv_bias, o_bias;
     uint32_t rotary; /* first dimensions of a head that RoPE rotates; the others have no position */
     cn_experts experts;
+    cn_quant quant;
     cn_draft_head draft; /* all 0: no declared selector needs one. No part of config.json */
     cn_dtype dtype; /* of the weights, by config.json; CN_BF16 if it does not say */
     uint32_t eos[CN_MAX_EOS];
@@ -101,6 +128,12 @@ cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n
 
 /* The kind of a layer. All that differs between layers follows from it. */
 cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer);
+
+/* Whether a fused matrix of a layer is FP8. */
+bool cn_model_config_is_fp8(const cn_model_config *c, cn_quant_part part, uint32_t layer);
+
+/* Number of parameters that are FP8. */
+uint64_t cn_model_config_n_fp8(const cn_model_config *c);
 
 /* The intermediate size of the largest MLP that every token takes; 0: no layer has one. */
 uint32_t cn_model_config_widest_mlp(const cn_model_config *c);

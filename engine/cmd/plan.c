@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "compress/policy.h"
+#include "engine/checkpoint/quant.h"
 #include "engine/checkpoint/retrieval_file.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/plan_gpu.h"
@@ -67,8 +68,8 @@ typedef struct probe {
 /* Measures one GEMM of n_tokens rows: the best of three, after one that warms up. */
 static cn_status time_gemm(const probe *p, uint32_t n_tokens, double *seconds)
 {
-    const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = p->weight, .n_tokens = n_tokens,
-                            .n = p->n_rows, .k = PROBE_COLS};
+    const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = {.data = p->weight},
+                            .n_tokens = n_tokens, .n = p->n_rows, .k = PROBE_COLS};
     cn_stream *s = p->stream;
     for (int i = 0; i < 4; i++) {
         const double began_s = cn_now_s();
@@ -128,6 +129,7 @@ static cn_status load_plan_config(plan_report *r)
     const cn_config *c = r->config;
     cn_model_config *m = &r->model;
     CN_TRY(cn_model_config_load(m, c->model));
+    CN_TRY(cn_quant_choose(m, c));
     CN_TRY(cn_retrieval_describe(m, c));
     CN_TRY(cn_start_check_model_len(c, m));
     r->max_model_len = cn_start_max_model_len(c, m);
@@ -282,7 +284,8 @@ static void print_table(const plan_report *r)
     print_experts(r);
     printf("%-12s %s\n", "device", r->device.why);
     print_bytes("weights", cn_start_part_bytes(&r->start, CN_PART_WEIGHTS));
-    printf(" in %s\n", r->matrix_dtype == CN_F32 ? "f32" : "bf16");
+    printf(" in %s%s\n", m->quant.fp8 ? "e4m3 (layers) and " : "",
+           r->matrix_dtype == CN_F32 ? "f32" : "bf16");
     print_bytes("workspace", workspace_bytes(r));
     printf(", steps of %u tokens and %u requests\n", r->config->max_num_batched_tokens,
            r->config->max_num_seqs);

@@ -93,7 +93,7 @@ static cn_status multiply_rows(cn_stream *s, float *out, const float *x, const f
 {
     const cn_gemm_args a = {.out = out + (size_t)first * n,
                             .x = x + (size_t)first * k,
-                            .weight = weight,
+                            .weight = {.data = weight},
                             .n_tokens = end - first,
                             .n = n,
                             .k = k};

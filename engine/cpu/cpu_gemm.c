@@ -26,6 +26,7 @@
 #include <sys/mman.h>
 
 #include "engine/cpu/cpu_ops.h"
+#include "paged/kv_fp8.h"
 
 enum {
     PANEL = 64,
@@ -40,6 +41,7 @@ enum {
 typedef struct gemm_scratch {
     float x[MAX_TILE * CHUNK];   /* rows padded to a tile */
     float out[MAX_TILE * PANEL]; /* a tile that cannot be written in place */
+    float weight[PANEL * CHUNK]; /* a brick of an FP8 matrix, as f32 */
 } gemm_scratch;
 
 struct cn_cpu_gemm {
@@ -244,20 +246,54 @@ static uint32_t usable_height(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols
 /* Rows [row, row + rows) and columns [col, col + cols), one chunk of k. */
 typedef struct brick {
     uint32_t row, rows, col, cols, k0, k;
+    const float *weight; /* [cols, k] */
+    size_t weight_stride;
 } brick;
+
+/* The product of an FP8 matrix has the bits of one with the same values in f32. */
+static void read_fp8_brick(const cn_gemm_args *a, brick *b, float *room)
+{
+    const cn_matrix *w = &a->weight;
+    const size_t scale_cols = cn_ceil_div(a->k, w->scale_k);
+    b->weight = room;
+    b->weight_stride = b->k;
+    for (uint32_t c = 0; c < b->cols; c++, room += b->k) {
+        const size_t n = b->col + c;
+        const uint8_t *codes = (const uint8_t *)w->data + n * a->k + b->k0;
+        const float *scales = w->scales + n / w->scale_n * scale_cols;
+        for (uint32_t first = 0; first < b->k;) {
+            const uint32_t at = b->k0 + first;
+            const uint32_t end = cn_min_u32(b->k, (at / w->scale_k + 1) * w->scale_k - b->k0);
+            const float scale = scales[at / w->scale_k];
+#pragma omp simd
+            for (uint32_t i = first; i < end; i++) room[i] = cn_fp8_value(codes[i]) * scale;
+            first = end;
+        }
+    }
+}
+
+static void read_brick(const cn_gemm_args *a, brick *b, gemm_scratch *scratch)
+{
+    if (a->weight.form == CN_MATRIX_FP8) {
+        read_fp8_brick(a, b, scratch->weight);
+        return;
+    }
+    b->weight = (const float *)a->weight.data + (size_t)b->col * a->k + b->k0;
+    b->weight_stride = a->k;
+}
 
 /* Computes a brick that has at most as many rows as a full tile. */
 static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
                      gemm_scratch *scratch)
 {
     const float *x = (const float *)a->x + (size_t)b->row * a->k + b->k0;
-    const float *weight = (const float *)a->weight + (size_t)b->col * a->k + b->k0;
     float *out = (float *)a->out + (size_t)b->row * a->n + b->col;
     size_t x_stride = a->k;
     uint32_t height = usable_height(g, b->rows, b->cols, b->k);
     bool accumulate = b->k0 > 0;
     if (height == b->rows && !g->rows_in_lanes) {
-        call_blas(g, x, x_stride, weight, a->k, out, a->n, height, b->cols, b->k, accumulate);
+        call_blas(g, x, x_stride, b->weight, b->weight_stride, out, a->n, height, b->cols, b->k,
+                  accumulate);
         return;
     }
     if (height > b->rows) {
@@ -270,8 +306,8 @@ static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b
     for (uint32_t r = 0; accumulate && r < b->rows; r++)
         for (uint32_t c = 0; c < b->cols; c++)
             scratch->out[aside_elem(g, r, c, height, b->cols)] = out[(size_t)r * a->n + c];
-    call_blas(g, x, x_stride, weight, a->k, scratch->out, aside_stride(g, height, b->cols), height,
-              b->cols, b->k, accumulate);
+    call_blas(g, x, x_stride, b->weight, b->weight_stride, scratch->out,
+              aside_stride(g, height, b->cols), height, b->cols, b->k, accumulate);
     for (uint32_t r = 0; r < b->rows; r++)
         for (uint32_t c = 0; c < b->cols; c++)
             out[(size_t)r * a->n + c] = scratch->out[aside_elem(g, r, c, height, b->cols)];
@@ -318,6 +354,7 @@ static void run_panel(const gemm_job *job, gemm_scratch *scratch, uint32_t col, 
     brick b = {.row = first, .rows = end - first, .col = col, .cols = cols};
     for (b.k0 = 0; b.k0 < a->k; b.k0 += CHUNK) {
         b.k = cn_min_u32(CHUNK, a->k - b.k0);
+        read_brick(a, &b, scratch);
         run_brick(job->gemm, a, &b, scratch);
     }
     if (a->bias && first < end) add_cpu_bias(a, first, end - first, col, cols);
@@ -348,10 +385,55 @@ static uint32_t cut_tasks(gemm_job *job, uint32_t n_threads)
     return tasks * job->row_groups;
 }
 
+/* ---- inputs in e4m3 ---- */
+
+/* out[n] = x[n] rounded to e4m3 at a scale. */
+static void round_span(float *out, const float *x, uint32_t n, float scale)
+{
+#pragma omp simd
+    for (uint32_t i = 0; i < n; i++) out[i] = cn_fp8_value(cn_fp8_of(x[i] / scale)) * scale;
+}
+
+/* The same at the scale of the largest. Values that are not finite make the others NaN. */
+static void round_by_largest(float *out, const float *x, uint32_t n)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < n; i++) most = cn_max_u32(most, cn_fp8_size(x[i]));
+    const float scale = cn_fp8_bits_float(most) / CN_FP8_MAX;
+    round_span(out, x, n, most == 0 ? 1 : scale);
+}
+
+static void round_row(void *ctx, uint32_t row, uint32_t worker)
+{
+    (void)worker;
+    const cn_gemm_args *a = ctx;
+    const float *x = (const float *)a->x + (size_t)row * a->k;
+    float *out = (float *)a->rounded + (size_t)row * a->k;
+    if (a->weight.x == CN_X_STATIC) {
+        round_span(out, x, a->k, a->weight.x_scale);
+        return;
+    }
+    const uint32_t span = a->weight.x == CN_X_BLOCKS ? CN_FP8_COLUMNS : a->k;
+    for (uint32_t i = 0; i < a->k; i += span)
+        round_by_largest(out + i, x + i, cn_min_u32(span, a->k - i));
+}
+
+static cn_status multiply(cn_stream *s, const cn_gemm_args *a);
+
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a)
 {
-    cn_cpu *cpu = cn_cpu_stream_owner(s);
+    cn_gemm_args rounded = *a;
     CN_ASSERT(!a->adds && !a->norms); /* this backend has no links_norm */
+    if (a->weight.x == CN_X_PLAIN || a->n_tokens == 0 || a->k == 0) return multiply(s, a);
+    CN_ASSERT(a->rounded);
+    cn_cpu_parallel(s, a->n_tokens, round_row, &rounded);
+    rounded.x = a->rounded;
+    return multiply(s, &rounded);
+}
+
+static cn_status multiply(cn_stream *s, const cn_gemm_args *a)
+{
+    cn_cpu *cpu = cn_cpu_stream_owner(s);
     if (a->n == 0 || a->k == 0)
         return cn_fail(CN_ERR_SHAPE, "gemm: weight of shape [%u, %u]: expected both above 0", a->n,
                        a->k);

@@ -176,13 +176,13 @@ static cn_status store_keys(const cn_draft *d, cn_stream *s, const cn_batch_view
     const uint32_t width = input_width(d);
     const cn_gemm_args q = {.out = d->queries,
                             .x = row_of(d, input_rows(d), first, width),
-                            .weight = d->q_proj,
+                            .weight = {.data = d->q_proj},
                             .n_tokens = n_queries,
                             .n = d->head.n_heads * layout.head_dim,
                             .k = width};
     const cn_gemm_args k = {.out = d->keys,
                             .x = q.x,
-                            .weight = d->k_proj,
+                            .weight = {.data = d->k_proj},
                             .n_tokens = n,
                             .n = layout.n_kv_heads * layout.head_dim,
                             .k = width};
@@ -272,7 +272,7 @@ static cn_status fuse(const cn_draft *d, cn_stream *s, const cn_batch_view *b,
     const uint32_t first = b->n_decode, n = b->n_tokens - first;
     const cn_gemm_args fused = {.out = d->fused,
                                 .x = d->states,
-                                .weight = d->fc,
+                                .weight = {.data = d->fc},
                                 .n_tokens = b->n_tokens,
                                 .n = d->hidden,
                                 .k = CN_DRAFT_LAYERS * d->hidden};

@@ -26,6 +26,7 @@ typedef struct workspace {
     size_t act;      /* [T, I] */
     size_t router;   /* [T, E] f32, logits */
     size_t starts, pair_tokens, pairs, weights; /* the outputs of route */
+    size_t rounded;  /* [T, most columns of an FP8 matrix], if products round their input */
     size_t pair_in;  /* [P, h] gathered for the experts, then their outputs */
     size_t pair_gate_up, pair_act; /* [P, 2I], [P, I] with the I of an expert */
     size_t picked;   /* [R, h] */
@@ -77,6 +78,14 @@ static void lay_out_experts(workspace *ws, const cn_experts *x, size_t hidden, s
     ws->pair_act = take(at, n_pairs * x->intermediate, e);
 }
 
+/* The most columns of a matrix whose product rounds its input; 0: there is none. */
+static size_t rounded_columns(const cn_model_config *c)
+{
+    if (!c->quant.fp8 || c->quant.x == CN_X_PLAIN) return 0;
+    const uint32_t inputs = cn_max_u32(c->hidden, c->n_heads * c->head_dim);
+    return cn_max_u32(inputs, cn_model_config_widest_mlp(c));
+}
+
 static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
                          size_t max_rows, size_t max_position)
 {
@@ -87,6 +96,7 @@ static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t ma
     ws.normed = take(&at, max_tokens * c->hidden, e);
     ws.branch = take(&at, max_tokens * c->hidden, e);
     ws.squares = take(&at, max_tokens * c->hidden / CN_NORM_COLUMNS, sizeof(float));
+    ws.rounded = take(&at, max_tokens * rounded_columns(c), e);
     size_t attention = at, mlp = at;
     ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
     ws.q = take(&attention, max_tokens * heads, e);
@@ -124,6 +134,12 @@ static void *at(const cn_model *m, size_t offset) { return (char *)m->memory + o
 static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
 {
     return cn_weights_at(m->weights, id, layer);
+}
+
+/* The workspace in which a product with w rounds its input; NULL: it does not. */
+static void *rounded(const cn_model *m, const cn_matrix *w)
+{
+    return w->x == CN_X_PLAIN ? NULL : at(m, m->ws.rounded);
 }
 
 /* ---- life ---- */
@@ -270,9 +286,11 @@ typedef struct product {
 static cn_status linear(const pass *p, uint32_t layer, const product *l)
 {
     const cn_model *m = p->m;
+    const cn_matrix w = cn_weights_matrix(m->weights, l->id, layer);
     const cn_gemm_args a = {.out = at(m, l->out),
                             .x = at(m, l->x),
-                            .weight = weight(m, l->id, layer),
+                            .weight = w,
+                            .rounded = rounded(m, &w),
                             .bias = l->bias,
                             .n_tokens = p->batch->n_tokens,
                             .n = l->shape.n,
@@ -331,12 +349,13 @@ static product down_of(const cn_model *m, uint32_t layer)
 }
 
 /* Sets which norms are part of the products around them. A dump needs their outputs, and the
- * products of experts compute none. */
+ * products of experts and of FP8 weights compute none. */
 static void plan_links(pass *p)
 {
     const cn_model *m = p->m;
     cn_backend *be = m->be;
-    if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0) return;
+    if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0 || m->cfg.quant.fp8)
+        return;
     const uint32_t n = p->batch->n_tokens;
     const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m, 0);
     product gate_up = gate_up_of(m, 0);
@@ -470,9 +489,11 @@ static cn_status gate(const pass *p, uint32_t layer, const cn_norm_link *norms)
     const uint32_t width = gate_up.shape.n / 2;
     gate_up.norms = norms;
     if (m->be->gemm_silu_mul && !m->dump) {
+        const cn_matrix w = cn_weights_matrix(m->weights, CN_W_GATE_UP, layer);
         const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
                                          .x = at(m, gate_up.x),
-                                         .weight = weight(m, CN_W_GATE_UP, layer),
+                                         .weight = w,
+                                         .rounded = rounded(m, &w),
                                          .gate_up = at(m, gate_up.out),
                                          .n_tokens = p->batch->n_tokens,
                                          .intermediate = width,
@@ -511,7 +532,7 @@ static cn_status route(const pass *p, uint32_t layer)
     const cn_router *r = &m->cfg.experts.router;
     const cn_gemm_args logits = {.out = at(m, m->ws.router),
                                  .x = at(m, m->ws.normed),
-                                 .weight = weight(m, CN_W_ROUTER, layer),
+                                 .weight = cn_weights_matrix(m->weights, CN_W_ROUTER, layer),
                                  .n_tokens = p->batch->n_tokens,
                                  .n = r->n_experts,
                                  .k = m->cfg.hidden,
@@ -596,7 +617,7 @@ static cn_status lm_head(const pass *p, uint32_t n_rows)
     const cn_model *m = p->m;
     cn_gemm_args a = {.out = at(m, m->ws.logits),
                       .x = at(m, m->ws.picked),
-                      .weight = weight(m, CN_W_LM_HEAD, 0),
+                      .weight = cn_weights_matrix(m->weights, CN_W_LM_HEAD, 0),
                       .n_tokens = n_rows,
                       .n = m->cfg.vocab,
                       .k = m->cfg.hidden,

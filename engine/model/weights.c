@@ -1,20 +1,24 @@
 /* weights.c - the fused matrices in a backend's memory. See weights.h. */
 #include "engine/model/weights.h"
 
+#include <math.h>
 #include <string.h>
+
+#include "engine/checkpoint/fp8_weights.h"
 
 enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
 #define NO_MATRIX UINT64_MAX
+#define DUMMY_X_SCALE (1.0F / 16) /* covers inputs up to 28 */
 
 struct cn_weights {
     cn_backend *backend;
     cn_stream *stream; /* runs the writes while weights are loaded */
     unsigned char *memory;
-    uint32_t n_layers;
-    bool tied;
     /* Byte offset of each matrix in each layer; those outside the layers are in layer 0. NO_MATRIX:
      * there is none. */
     uint64_t (*offsets)[CN_W_COUNT];
+    float (*x_scales)[CN_W_COUNT]; /* static scales of inputs, 0 where there is none */
+    cn_model_config config;
 };
 
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, uint64_t *rows,
@@ -70,11 +74,60 @@ static cn_dtype dtype_of(const cn_backend *be, cn_weight_id id)
     }
 }
 
+static uint32_t power_of_two_in(uint64_t a, uint64_t b)
+{
+    const uint64_t both = a | b;
+    return (uint32_t)(both & -both);
+}
+
+/* Rows of an FP8 matrix that have one scale. Blocks of 128 rows are cut where the parts of a fused
+ * matrix meet inside of one. */
+static uint32_t rows_of_scale(const cn_model_config *c, cn_weight_id id, uint32_t layer)
+{
+    const uint64_t d = c->head_dim, q = c->n_heads * d, kv = c->n_kv_heads * d;
+    if (c->quant.scale != CN_QUANT_BLOCK) return 1;
+    uint32_t most = CN_FP8_BLOCK;
+    if (id == CN_W_QKV) most = power_of_two_in(q, q + kv);
+    if (id == CN_W_GATE_UP) {
+        const uint64_t width = cn_model_config_layer(c, layer).dense;
+        most = power_of_two_in(width, width);
+    }
+    return cn_min_u32(most, CN_FP8_BLOCK);
+}
+
+/* The form of a matrix, without its addresses. */
+static cn_matrix form_of(const cn_model_config *c, cn_weight_id id, uint32_t layer)
+{
+    uint64_t rows, cols;
+    if (!cn_weight_is_fp8(c, id, layer)) return (cn_matrix){.form = CN_MATRIX_PLAIN};
+    cn_weight_shape(c, id, layer, &rows, &cols);
+    const bool blocks = c->quant.scale == CN_QUANT_BLOCK;
+    return (cn_matrix){.form = CN_MATRIX_FP8,
+                       .x = c->quant.x,
+                       .scale_n = rows_of_scale(c, id, layer),
+                       .scale_k = blocks ? CN_FP8_COLUMNS : (uint32_t)cols};
+}
+
+/* Scales of n_rows rows. */
+static uint64_t n_scales(const cn_matrix *f, uint64_t n_rows, uint64_t cols)
+{
+    return cn_ceil_div(n_rows, f->scale_n) * cn_ceil_div(cols, f->scale_k);
+}
+
+/* Bytes from the start of an FP8 matrix to its scales. */
+static uint64_t bytes_to_scales(uint64_t rows, uint64_t cols)
+{
+    return cn_round_up(rows * cols, ALIGN_BYTES);
+}
+
 static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id,
                              uint32_t layer)
 {
     uint64_t rows, cols;
     cn_weight_shape(c, id, layer, &rows, &cols);
+    const cn_matrix f = form_of(c, id, layer);
+    if (rows > 0 && f.form == CN_MATRIX_FP8)
+        return bytes_to_scales(rows, cols) + n_scales(&f, rows, cols) * sizeof(float);
     return rows * cols * cn_dtype_bytes(dtype_of(be, id));
 }
 
@@ -115,8 +168,8 @@ double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uin
 
 static unsigned char *place_weights(const cn_weights *w, cn_weight_id id, uint32_t layer)
 {
-    CN_ASSERT(layer < w->n_layers);
-    if (id == CN_W_LM_HEAD && w->tied) id = CN_W_EMBED;
+    CN_ASSERT(layer < w->config.n_layers);
+    if (id == CN_W_LM_HEAD && w->config.tied) id = CN_W_EMBED;
     const uint64_t offset = w->offsets[layer][id];
     return offset == NO_MATRIX ? NULL : w->memory + offset;
 }
@@ -126,9 +179,121 @@ const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
     return place_weights(w, id, id >= CN_W_ATTN_NORM ? layer : 0);
 }
 
+cn_matrix cn_weights_matrix(const cn_weights *w, cn_weight_id id, uint32_t layer)
+{
+    cn_matrix out = form_of(&w->config, id, layer);
+    out.data = cn_weights_at(w, id, layer);
+    if (out.form == CN_MATRIX_PLAIN) return out;
+    uint64_t rows, cols;
+    cn_weight_shape(&w->config, id, layer, &rows, &cols);
+    out.scales = (const float *)(const void *)((const unsigned char *)out.data +
+                                               bytes_to_scales(rows, cols));
+    out.x_scale = w->x_scales[layer][id];
+    return out;
+}
+
+/* ---- FP8 ---- */
+
+/* Rows [first, first + n) of a part in host memory: e4m3 values, and scales as the matrix has them.
+ */
+typedef struct fp8_rows {
+    uint64_t first, n;
+    const void *codes;
+    float *scales;
+} fp8_rows;
+
+static cn_status write_fp8(cn_weights *w, const cn_weight_part *p, const fp8_rows *r)
+{
+    const uint64_t cols = p->tensor.cols, row = p->first_elem / cols + r->first;
+    const cn_matrix m = cn_weights_matrix(w, p->id, p->layer);
+    unsigned char *codes = (unsigned char *)(uintptr_t)m.data + row * cols;
+    float *scales = (float *)(uintptr_t)m.scales + n_scales(&m, row, cols);
+    CN_ASSERT(row % m.scale_n == 0);
+    CN_TRY(w->backend->mem_write(w->stream, codes, r->codes, (size_t)(r->n * cols)));
+    CN_TRY(w->backend->stream_sync(w->stream));
+    CN_TRY(w->backend->mem_write(w->stream, scales, r->scales,
+                                 (size_t)n_scales(&m, r->n, cols) * sizeof *scales));
+    return w->backend->stream_sync(w->stream);
+}
+
+/* Loads a part that is in e4m3 in the files. */
+static cn_status load_fp8(cn_weights *w, const cn_weight_part *p)
+{
+    const cn_quant *q = &w->config.quant;
+    const uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
+    const cn_matrix f = form_of(&w->config, p->id, p->layer);
+    CN_TRY(cn_part_check_fp8(p, q));
+    float *scales = cn_calloc(n_scales(&f, rows, cols), sizeof *scales);
+    if (!scales) return cn_fail(CN_ERR_MEMORY, "out of memory for scales");
+    uint64_t n = 0;
+    for (uint64_t row = 0; row < rows; row += f.scale_n)
+        for (uint64_t col = 0; col < cols; col += f.scale_k)
+            scales[n++] = cn_part_scale(p, q, row, col);
+    const fp8_rows all = {.n = rows, .codes = p->tensor.data, .scales = scales};
+    const cn_status status = write_fp8(w, p, &all);
+    cn_free(scales);
+    /* Parts of one matrix have the same input, and so in practice the same scale. */
+    float *x_scale = &w->x_scales[p->layer][p->id];
+    *x_scale = fmaxf(*x_scale, cn_part_x_scale(p));
+    return status;
+}
+
+/* Memory for a band of rows that are made FP8. */
+typedef struct fp8_band {
+    float *x;            /* [CN_FP8_BLOCK, cols] */
+    float *made, *scales; /* as made, and as the matrix has them; at most one for each value of a
+                           * row, and one for each row */
+    uint8_t *codes;
+} fp8_band;
+
+static void make_rows(const cn_matrix *f, bool by_row, const fp8_band *b, uint64_t n_rows,
+                      uint64_t cols)
+{
+    const uint64_t n_cols = cn_ceil_div(cols, f->scale_k);
+    uint64_t n = 0;
+    cn_fp8_make(b->x, n_rows, cols, by_row, b->codes, b->made);
+    for (uint64_t row = 0; row < n_rows; row += f->scale_n)
+        for (uint64_t i = 0; i < n_cols; i++)
+            b->scales[n++] = b->made[by_row ? row : i];
+}
+
+static cn_status make_bands(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
+                            const fp8_band *b)
+{
+    const uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
+    const bool by_row = w->config.quant.scale != CN_QUANT_BLOCK;
+    const cn_matrix f = form_of(&w->config, p->id, p->layer);
+    for (uint64_t row = 0; row < rows; row += CN_FP8_BLOCK) {
+        const uint64_t n = rows - row < CN_FP8_BLOCK ? rows - row : CN_FP8_BLOCK;
+        cn_checkpoint_read(ck, p, row * cols, n * cols, CN_F32, b->x);
+        make_rows(&f, by_row, b, n, cols);
+        const fp8_rows band = {.first = row, .n = n, .codes = b->codes, .scales = b->scales};
+        CN_TRY(write_fp8(w, p, &band));
+    }
+    return CN_OK;
+}
+
+/* Loads a part that is plain in the files, or has dummy weights, as FP8. */
+static cn_status make_fp8(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p)
+{
+    const uint64_t n = CN_FP8_BLOCK * p->tensor.cols;
+    CN_TRY(cn_checkpoint_check_finite(p));
+    float *x = cn_calloc(3 * n, sizeof *x);
+    uint8_t *codes = cn_calloc(n, 1);
+    const fp8_band band = {.x = x, .made = x + n, .scales = x + 2 * n, .codes = codes};
+    cn_status status = x && codes ? make_bands(w, ck, p, &band)
+                                  : cn_fail(CN_ERR_MEMORY, "out of memory for FP8 weights");
+    cn_free(x);
+    cn_free(codes);
+    if (w->config.quant.is_static) w->x_scales[p->layer][p->id] = DUMMY_X_SCALE;
+    return status;
+}
+
 static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
                            void *staging)
 {
+    if (cn_part_is_fp8(&w->config, p))
+        return p->tensor.dtype == CN_E4M3 && p->tensor.data ? load_fp8(w, p) : make_fp8(w, ck, p);
     cn_stream *stream = w->stream;
     const cn_dtype dtype = dtype_of(w->backend, p->id);
     size_t elem = cn_dtype_bytes(dtype);
@@ -177,15 +342,15 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     const cn_model_config *c = cn_checkpoint_config(ck);
     cn_weights *w = cn_calloc(1, sizeof *w);
     if (w) w->offsets = cn_calloc(c->n_layers, sizeof *w->offsets);
-    if (!w || !w->offsets) {
+    if (w) w->x_scales = cn_calloc(c->n_layers, sizeof *w->x_scales);
+    if (!w || !w->offsets || !w->x_scales) {
         cn_weights_free(w);
         return cn_fail(CN_ERR_MEMORY, "out of memory for the weights' table");
     }
     w->backend = be;
     w->stream = s;
     w->memory = memory;
-    w->n_layers = c->n_layers;
-    w->tied = c->tied;
+    w->config = *c;
     weights_lay_out(c, be, w->offsets);
     const cn_status status = load_all(w, ck);
     if (status != CN_OK) {
@@ -199,5 +364,6 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
 void cn_weights_free(cn_weights *w)
 {
     if (w) cn_free(w->offsets);
+    if (w) cn_free(w->x_scales);
     cn_free(w);
 }

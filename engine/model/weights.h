@@ -18,7 +18,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 
-/* Rows and columns of a fused matrix. 0 and 0 when the layer has none, and for a tied LM_HEAD.
+/* A matrix that is FP8 (cn_weight_is_fp8) has e4m3 values, then its scales (cn_matrix).
+ *
+ * Rows and columns of a fused matrix. 0 and 0 when the layer has none, and for a tied LM_HEAD.
  * `layer` is 0 outside the layers. */
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, uint64_t *rows,
                      uint64_t *cols);
@@ -34,7 +36,8 @@ double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uin
 typedef struct cn_weights cn_weights;
 
 /* Fills `memory` of the backend (cn_weights_bytes, borrowed) with all weights, converted to the
- * backend's dtypes, through a staging buffer of 1 MiB. The backend computes dummy weights itself if
+ * backend's dtypes, through a staging buffer of 1 MiB, or of 128 rows where FP8 is made of plain
+ * weights. The backend computes dummy weights itself if
  * it has the op. The checkpoint may be closed afterwards. */
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
                           void *memory);
@@ -43,5 +46,8 @@ void cn_weights_free(cn_weights *w); /* NULL is fine */
 /* Device pointer of a fused matrix, 256-byte-aligned within the allocation, or NULL when the model
  * has none. `layer` is ignored outside the layers. */
 const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer);
+
+/* The same with the form of the matrix. */
+cn_matrix cn_weights_matrix(const cn_weights *w, cn_weight_id id, uint32_t layer);
 
 #endif

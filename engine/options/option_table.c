@@ -50,6 +50,13 @@ static const cn_option options[] = {
         .flags = RESULT, .help = "auto means safetensors; dummy uses seeded random weights"),
     ROW(MODEL, "dtype", ENUM, dtype, "auto", .values = "auto|float32", .flags = RESULT,
         .help = "dtype of activations; auto is float32 on a CPU and bfloat16 on a GPU"),
+    ROW(MODEL, "quantization", ENUM, quantization, "auto", .values = "auto|fp8", .flags = RESULT,
+        .help = "weights of the layers: auto leaves them as in the checkpoint, FP8 or not; fp8 "
+                "makes blocks of 128 x 128 in e4m3 from a checkpoint that is not FP8; on a CPU "
+                "only so far"),
+    ROW(MODEL, "fp8-activations", BOOL, fp8_activations, "true", .flags = RESULT,
+        .help = "products with FP8 weights round their input to e4m3 too, as the checkpoint says; "
+                "false: they do not"),
     ROW(MODEL, "max-model-len", U32, max_model_len, "0", .min = 1, .max = TOKENS_MAX,
         .flags = RESULT | ZERO_OK | USUAL,
         .help = "maximum tokens of prompt plus output; 0 takes it from config.json"),

@@ -19,6 +19,10 @@ typedef enum cn_opt_load_format {
     CN_OPT_LOAD_DUMMY /* seeded random weights from config.json alone */
 } cn_opt_load_format;
 typedef enum cn_opt_dtype { CN_OPT_DTYPE_AUTO, CN_OPT_DTYPE_FLOAT32 } cn_opt_dtype;
+typedef enum cn_opt_quantization {
+    CN_OPT_QUANT_AUTO, /* weights as in the files */
+    CN_OPT_QUANT_FP8
+} cn_opt_quantization;
 typedef enum cn_opt_generation_config {
     CN_OPT_GENERATION_AUTO, /* the checkpoint's generation_config.json */
     CN_OPT_GENERATION_VLLM  /* vLLM's defaults; the file is ignored */
@@ -111,6 +115,8 @@ struct cn_config {
     /* model */
     cn_opt_load_format load_format;
     cn_opt_dtype dtype;
+    cn_opt_quantization quantization;
+    bool fp8_activations;
     uint32_t max_model_len; /* 0 = from config.json */
     uint64_t seed;
     char *served_model_name; /* names, separated by commas; NULL = of the model's directory */

@@ -27,7 +27,8 @@ static const struct {
                                   "requests are prompts of tokens with --output-len tokens of "
                                   "output"},
     [CN_MODE_BENCH_SERVE] = {"bench serve", 0,
-                             "max-tokens load-format dtype kv-cache-dtype max-model-len "
+                             "max-tokens load-format dtype quantization fp8-activations "
+                             "kv-cache-dtype max-model-len "
                              "served-model-name "
                              "generation-config kv-policies kv-selectors select-dense-layers "
                              "kv-homes home-space host-space cache-device packs "

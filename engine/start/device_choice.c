@@ -243,6 +243,22 @@ cn_status cn_backend_check_head(const cn_backend *be, const cn_model_config *m)
                    be->name);
 }
 
+/* Products with FP8 weights, with their inputs as they are read. */
+static cn_status check_fp8(const cn_backend *be, const cn_model_config *m)
+{
+    if (!m->quant.fp8 || be->fp8_x_forms >> m->quant.x & 1) return CN_OK;
+    if (be->fp8_x_forms)
+        return cn_fail(CN_ERR_DEVICE,
+                       "FP8 weights: the %s backend multiplies them with inputs in e4m3 only: "
+                       "leave out --no-fp8-activations, or use --device cpu",
+                       be->name);
+    return cn_fail(CN_ERR_DEVICE,
+                   "FP8 weights (%s): the %s backend does not support them: use %s",
+                   m->quant.at_load ? "--quantization fp8" : "quantization_config", be->name,
+                   m->quant.at_load ? "--quantization auto, or --device cpu"
+                                    : "the bf16 checkpoint, or --device cpu");
+}
+
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
 {
     const struct {
@@ -255,6 +271,7 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_sum", be->expert_sum},
     };
     CN_TRY(cn_backend_check_head(be, m));
+    CN_TRY(check_fp8(be, m));
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)

@@ -16,6 +16,7 @@ typedef struct model_rig_opts {
     uint32_t block_tokens;
     uint32_t eager_positions; /* of cn_model_opts; each pass covers its own */
     bool links_norm;          /* with linked_products.h */
+    bool plain_inputs;        /* of products with FP8 weights: they are not rounded */
 } model_rig_opts;
 
 typedef struct model_rig {

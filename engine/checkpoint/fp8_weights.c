@@ -1,0 +1,248 @@
+/* fp8_weights.c - see fp8_weights.h. */
+#include "engine/checkpoint/fp8_weights.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "paged/kv_fp8.h"
+
+bool cn_weight_is_fp8(const cn_model_config *c, cn_weight_id id, uint32_t layer)
+{
+    switch (id) {
+    case CN_W_QKV:
+        return cn_model_config_is_fp8(c, CN_QUANT_QKV, layer);
+    case CN_W_O:
+        return cn_model_config_is_fp8(c, CN_QUANT_O, layer);
+    case CN_W_GATE_UP:
+        return cn_model_config_is_fp8(c, CN_QUANT_GATE_UP, layer);
+    case CN_W_DOWN:
+        return cn_model_config_is_fp8(c, CN_QUANT_DOWN, layer);
+    default:
+        return false;
+    }
+}
+
+bool cn_part_is_fp8(const cn_model_config *c, const cn_weight_part *p)
+{
+    return cn_weight_is_fp8(c, p->id, p->layer);
+}
+
+/* ---- scales in the files ---- */
+
+/* Returns the tensor `stem` + `suffix`, where the part is named `stem` + "weight"; NULL: none. */
+static const cn_st_tensor *find_beside(const cn_weight_part *p, const cn_safetensors *all,
+                                       const char *suffix)
+{
+    char name[96];
+    const size_t n_stem = strlen(p->name) - strlen("weight");
+    snprintf(name, sizeof name, "%.*s%s", (int)n_stem, p->name, suffix);
+    return cn_safetensors_find(all, name);
+}
+
+static bool is_scalar(const cn_st_tensor *t)
+{
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (t->shape[i] != 1) return false;
+    return t->n_dims <= 2;
+}
+
+static bool has_shape(const cn_st_tensor *t, const cn_host_tensor *w, cn_quant_scale scale)
+{
+    const bool is_matrix = t->n_dims == 2;
+    switch (scale) {
+    case CN_QUANT_TENSOR:
+        return is_scalar(t);
+    case CN_QUANT_ROW:
+        return t->n_dims >= 1 && t->n_dims <= 2 && t->shape[0] == w->rows &&
+               (!is_matrix || t->shape[1] == 1);
+    case CN_QUANT_BLOCK:
+        return is_matrix && t->shape[0] == cn_ceil_div(w->rows, CN_FP8_BLOCK) &&
+               t->shape[1] == cn_ceil_div(w->cols, CN_FP8_BLOCK);
+    }
+    return false;
+}
+
+static cn_status check_scale_dtype(const cn_st_tensor *t)
+{
+    if (t->dtype == CN_ST_F32 || t->dtype == CN_ST_BF16 || t->dtype == CN_ST_F16 ||
+        t->dtype == CN_ST_F8_E8M0)
+        return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16, F16 or F8_E8M0, got %s",
+                   t->file, t->name, cn_st_dtype_name(t->dtype));
+}
+
+static cn_status check_scale_shape(const cn_st_tensor *t, const cn_host_tensor *w,
+                                   cn_quant_scale scale)
+{
+    char found[128], want[96];
+    if (has_shape(t, w, scale)) return CN_OK;
+    if (scale == CN_QUANT_TENSOR)
+        snprintf(want, sizeof want, "[] or [1], of the tensor");
+    else if (scale == CN_QUANT_ROW)
+        snprintf(want, sizeof want, "[%llu, 1], of rows", (unsigned long long)w->rows);
+    else
+        snprintf(want, sizeof want, "[%llu, %llu], of blocks of 128 x 128",
+                 (unsigned long long)cn_ceil_div(w->rows, CN_FP8_BLOCK),
+                 (unsigned long long)cn_ceil_div(w->cols, CN_FP8_BLOCK));
+    return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected shape %s, got %s", t->file, t->name, want,
+                   cn_st_shape_text(t, found, sizeof found));
+}
+
+cn_status cn_part_bind_fp8(cn_weight_part *p, const cn_st_tensor *t, const cn_safetensors *all,
+                           const cn_quant *q)
+{
+    if (t->dtype != CN_ST_F8_E4M3)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: tensor %s: config.json says that it is FP8 (F8_E4M3), got %s: if it "
+                       "was left so, name it in modules_to_not_convert or ignore",
+                       t->file, t->name, cn_st_dtype_name(t->dtype));
+    if (p->rotary)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: tensor %s: FP8 with RoPE of a part of the head is not supported: use "
+                       "the bf16 checkpoint",
+                       t->file, t->name);
+    p->tensor.dtype = CN_E4M3;
+    p->scale = find_beside(p, all, "weight_scale_inv");
+    if (!p->scale) p->scale = find_beside(p, all, "weight_scale");
+    if (!p->scale)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: tensor %s: its scale is missing: expected %s_scale_inv or %s_scale",
+                       t->file, t->name, t->name, t->name);
+    CN_TRY(check_scale_dtype(p->scale));
+    CN_TRY(check_scale_shape(p->scale, &p->tensor, q->scale));
+    if (!q->is_static) return CN_OK;
+    p->x_scale = find_beside(p, all, "input_scale");
+    if (!p->x_scale)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: tensor %s: the static scale of its input is missing: expected "
+                       "%.*sinput_scale",
+                       t->file, t->name, (int)(strlen(t->name) - strlen("weight")), t->name);
+    CN_TRY(check_scale_dtype(p->x_scale));
+    return check_scale_shape(p->x_scale, &p->tensor, CN_QUANT_TENSOR);
+}
+
+/* Element i of a tensor of scales. memcpy, because data may have any alignment. */
+static float scale_at(const cn_st_tensor *t, uint64_t i)
+{
+    const unsigned char *data = t->data;
+    uint32_t bits = 0;
+    uint16_t half;
+    float x;
+    switch (t->dtype) {
+    case CN_ST_F32:
+        memcpy(&bits, data + 4 * i, 4);
+        break;
+    case CN_ST_BF16:
+        memcpy(&half, data + 2 * i, 2);
+        bits = (uint32_t)half << 16;
+        break;
+    case CN_ST_F16:
+        memcpy(&half, data + 2 * i, 2);
+        return cn_f32_of_f16(half);
+    default: /* F8_E8M0 */
+        return data[i] == 255 ? NAN : ldexpf(1, data[i] - 127);
+    }
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint64_t scale_index(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col)
+{
+    switch (q->scale) {
+    case CN_QUANT_TENSOR:
+        return 0;
+    case CN_QUANT_ROW:
+        return row;
+    case CN_QUANT_BLOCK:
+        return row / CN_FP8_BLOCK * cn_ceil_div(p->tensor.cols, CN_FP8_BLOCK) + col / CN_FP8_BLOCK;
+    }
+    return 0;
+}
+
+float cn_part_scale(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col)
+{
+    return scale_at(p->scale, scale_index(p, q, row, col));
+}
+
+float cn_part_x_scale(const cn_weight_part *p)
+{
+    return p->x_scale ? scale_at(p->x_scale, 0) : 0;
+}
+
+/* ---- damaged files ---- */
+
+static cn_status fail_scale(const cn_st_tensor *t, uint64_t i, const char *what)
+{
+    return cn_fail(CN_ERR_MODEL,
+                   "%s: tensor %s: element %llu is %g%s: the file is damaged; copy or download it "
+                   "again",
+                   t->file, t->name, (unsigned long long)i, (double)scale_at(t, i), what);
+}
+
+/* Checks columns [col, end) of a row, which have one scale. */
+static cn_status check_span(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col,
+                            uint64_t end)
+{
+    const uint8_t *codes = (const uint8_t *)p->tensor.data + row * p->tensor.cols;
+    const uint64_t i = scale_index(p, q, row, col);
+    const float scale = scale_at(p->scale, i);
+    uint8_t any = 0;
+    bool nan = false;
+    for (uint64_t c = col; c < end; c++) {
+        nan |= (codes[c] & 0x7f) == 0x7f;
+        any |= codes[c] & 0x7f;
+    }
+    if (nan)
+        return cn_fail(CN_ERR_MODEL,
+                       "row %llu of the tensor has the e4m3 value NaN (0x7f or 0xff): the file is "
+                       "damaged; copy or download it again",
+                       (unsigned long long)row);
+    if (!isfinite(scale * CN_FP8_MAX) || scale < 0) return fail_scale(p->scale, i, "");
+    if (scale == 0 && any) return fail_scale(p->scale, i, " for weights that are not zero");
+    return CN_OK;
+}
+
+cn_status cn_part_check_fp8(const cn_weight_part *p, const cn_quant *q)
+{
+    const uint64_t cols = p->tensor.cols;
+    const uint64_t span = q->scale == CN_QUANT_BLOCK ? CN_FP8_BLOCK : cols;
+    for (uint64_t row = 0; row < p->tensor.rows; row++)
+        for (uint64_t col = 0; col < cols; col += span)
+            CN_TRY(check_span(p, q, row, col, col + span < cols ? col + span : cols));
+    if (!p->x_scale) return CN_OK;
+    const float x = cn_part_x_scale(p);
+    return isfinite(x) && x > 0 ? CN_OK : fail_scale(p->x_scale, 0, "");
+}
+
+/* ---- FP8 from plain values ---- */
+
+/* The scale of rows x cols values, and their codes. */
+static float make_block(const float *x, uint64_t stride, uint64_t rows, uint64_t cols,
+                        uint8_t *codes)
+{
+    float most = 0;
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t c = 0; c < cols; c++) {
+            const float size = fabsf(x[r * stride + c]);
+            most = size > most ? size : most;
+        }
+    const float scale = most > 0 ? most / CN_FP8_MAX : 1;
+    for (uint64_t r = 0; r < rows; r++) {
+#pragma omp simd
+        for (uint64_t c = 0; c < cols; c++)
+            codes[r * stride + c] = cn_fp8_of(x[r * stride + c] / scale);
+    }
+    return scale;
+}
+
+void cn_fp8_make(const float *x, uint64_t rows, uint64_t cols, bool by_row, uint8_t *codes,
+                 float *scales)
+{
+    const uint64_t step_rows = by_row ? 1 : CN_FP8_BLOCK, step_cols = by_row ? cols : CN_FP8_BLOCK;
+    for (uint64_t r = 0; r < rows; r += step_rows)
+        for (uint64_t c = 0; c < cols; c += step_cols) {
+            const uint64_t n_rows = rows - r < step_rows ? rows - r : step_rows;
+            const uint64_t n_cols = cols - c < step_cols ? cols - c : step_cols;
+            *scales++ = make_block(x + r * cols + c, cols, n_rows, n_cols, codes + r * cols + c);
+        }
+}

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Writes the FP8 checkpoints of models/fp8-* and their figures. See models/README.md.
+
+    python make_fp8.py            writes everything
+    python make_fp8.py NAME ...   writes some folders
+
+transformers runs a plain checkpoint with the dequantised values, made by the code below from the
+formulas of the formats. Where transformers itself can dequantise a file, both must agree.
+"""
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from make_models import random_weights, sizes
+
+HERE = pathlib.Path(__file__).resolve().parent / "models"
+E4M3 = torch.float8_e4m3fn
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+BLOCK = 128
+
+
+def group(weights, inputs):
+    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
+                                          "input_activations": inputs}}}
+
+
+# name: (class, config, form, dtype of scales, quantization_config, ends of names left plain)
+MODELS = {
+    # Partial blocks; 64 rows of k and of v, and 208 of gate, end inside a block of the fused matrix.
+    "fp8-block": (Qwen3Config, sizes(
+        256, 144, 208, 2, 4, 2, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=PLAIN), "block", torch.float32,
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+         "weight_block_size": [128, 128], "modules_to_not_convert": [
+             "lm_head", "model.layers.1.self_attn.o_proj"]},
+        ["layers.1.self_attn.o_proj"]),
+    "fp8-block-ue8m0": (LlamaConfig, sizes(
+        256, 128, 256, 1, 8, 4, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=PLAIN), "block", torch.float8_e8m0fnu,
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+         "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}, []),
+    "fp8-channel": (Qwen2Config, sizes(
+        256, 96, 160, 2, 3, 1, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=PLAIN), "row", torch.bfloat16,
+        {"quant_method": "compressed-tensors", "format": "float-quantized",
+         "quantization_status": "compressed", "ignore": ["lm_head", r"re:.*layers\.1\.mlp.*"],
+         **group({"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True,
+                  "dynamic": False},
+                 {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True})},
+        ["layers.1.mlp.gate_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj"]),
+    "fp8-tensor": (LlamaConfig, sizes(
+        256, 80, 144, 2, 5, 1, 16, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=PLAIN), "tensor", torch.float32,
+        {"quant_algo": "FP8", "kv_cache_quant_algo": None,
+         "exclude_modules": ["lm_head", "model.layers.0.self_attn*"]},
+        [f"layers.0.self_attn.{p}_proj" for p in "qkvo"]),
+}
+
+
+def spread(scale, rows, cols, form):
+    """The scale of each element."""
+    if form == "block":
+        scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return scale.float().broadcast_to(rows, cols) if form != "block" else scale[:rows, :cols]
+
+
+def quantise(w, form, dtype):
+    """e4m3 values and scales, as the formats describe them."""
+    rows, cols = w.shape
+    if form == "block":
+        n, k = -(-rows // BLOCK), -(-cols // BLOCK)
+        padded = torch.zeros(n * BLOCK, k * BLOCK)
+        padded[:rows, :cols] = w
+        most = padded.reshape(n, BLOCK, k, BLOCK).abs().amax((1, 3))
+    elif form == "row":
+        most = w.abs().amax(1, keepdim=True)
+    else:
+        most = w.abs().amax().reshape(())
+    scale = most / 448
+    if dtype == torch.float8_e8m0fnu:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    scale = scale.to(dtype)
+    each = spread(scale.float(), rows, cols, form)
+    return (w / each).clamp(-448, 448).to(E4M3), scale
+
+
+def round_input(x, form, static):
+    """x rounded to e4m3: each row and 128 columns, each row, or with a static scale."""
+    cols = x.shape[-1]
+    if form == "block":
+        k = -(-cols // BLOCK)
+        padded = torch.nn.functional.pad(x, (0, k * BLOCK - cols)).unflatten(-1, (k, BLOCK))
+        s = padded.abs().amax(-1, keepdim=True) / 448
+        return ((padded / s.where(s > 0, 1)).to(E4M3).float() * s).flatten(-2)[..., :cols]
+    s = static if static is not None else x.abs().amax(-1, keepdim=True) / 448
+    return (x / s).clamp(-448, 448).to(E4M3).float() * s
+
+
+def linears(model):
+    return {n: m for n, m in model.named_modules()
+            if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+
+
+@torch.no_grad()
+def logits_of(folder, tokens):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                 attn_implementation="eager").eval()
+    return model, model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def input_scales(model, names, tokens):
+    """The largest input of q, k and v, of gate and up, and of the others, each over 448."""
+    most = {}
+    hooks = [m.register_forward_pre_hook(
+        lambda m, a, n=n: most.__setitem__(n, a[0].abs().max() / 448))
+        for n, m in linears(model).items() if n in names]
+    model(input_ids=torch.tensor([tokens]))
+    for h in hooks:
+        h.remove()
+    return most
+
+
+@torch.no_grad()
+def make(name, seed):
+    cls, config, form, dtype, quant, plain = MODELS[name]
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForCausalLM.from_config(cls(**config), attn_implementation="eager")
+    random_weights(model, seed)
+    model.to(torch.bfloat16).float()
+    tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], 24).tolist()
+    names = [n for n in linears(model) if not n.endswith(tuple(plain))]
+    tensors, scales = {}, {}
+    for n in names:
+        values, scale = quantise(model.get_submodule(n).weight, form, dtype)
+        suffix = "weight_scale_inv" if quant.get("weight_block_size") else "weight_scale"
+        tensors[f"{n}.weight"] = values
+        tensors[f"{n}.{suffix}"] = scales[n] = scale
+        w = values.float() * spread(scale.float(), *values.shape, form)
+        model.get_submodule(n).weight.copy_(w)
+    with tempfile.TemporaryDirectory() as dequantised:
+        model.save_pretrained(dequantised)
+        reference, logits = logits_of(dequantised, tokens)
+    static = {}
+    if form == "tensor":
+        static = input_scales(reference, names, tokens)
+        tensors |= {f"{n}.input_scale": s.reshape(1) for n, s in static.items()}
+
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    whole = load_file(folder / "model.safetensors")
+    save_file(dict(sorted((whole | tensors).items())), folder / "model.safetensors",
+              metadata={"format": "pt"})
+    if "quant_algo" in quant:
+        text = json.dumps({"producer": {"name": "modelopt"}, "quantization": quant}, indent=2)
+        (folder / "hf_quant_config.json").write_text(text + "\n")
+    else:
+        read = json.loads((folder / "config.json").read_text())
+        read["quantization_config"] = quant
+        (folder / "config.json").write_text(json.dumps(read, indent=2, sort_keys=True) + "\n")
+    if all(s % BLOCK == 0 for n in names for s in model.get_submodule(n).weight.shape):
+        own = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager",
+            quantization_config=FineGrainedFP8Config(dequantize=True)).eval()
+        other = own(input_ids=torch.tensor([tokens])).logits[0]
+        print(f"{name}: transformers' dequantised file differs by "
+              f"{(other - logits).abs().max().item():.1e}")
+
+    for n in names:
+        reference.get_submodule(n).register_forward_pre_hook(
+            lambda m, a, n=n: (round_input(a[0], form, static.get(n)),))
+    rounded = reference(input_ids=torch.tensor([tokens])).logits[0]
+    save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous(),
+               "logits_rounded": rounded.contiguous()}, folder / "golden.safetensors")
+    print(f"{name}: logits std {logits.std().item():.2f}, rounded inputs change them by "
+          f"{(rounded - logits).pow(2).mean().sqrt().item():.2e} (rms)")
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    for i, name in enumerate(MODELS):
+        if name in (sys.argv[1:] or MODELS):
+            make(name, i + 1)
+
+
+if __name__ == "__main__":
+    main()

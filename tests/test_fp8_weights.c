@@ -1,0 +1,552 @@
+/* test_fp8_weights.c - FP8 weights on the CPU: logits of every form equal those of transformers,
+ * products equal sums over the dequantised values, FP8 made at load is the nearest, and damaged or
+ * unsupported files are refused by name. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/checkpoint/fp8_weights.h"
+#include "engine/checkpoint/quant.h"
+#include "engine/start/device_choice.h"
+#include "paged/kv_fp8.h"
+#include "tests/lib/golden.h"
+#include "tests/lib/model_rig.h"
+#include "tests/lib/paged_batch.h"
+#include "tests/lib/tensor_file.h"
+
+static const char *const models[] = {"fp8-block", "fp8-block-ue8m0", "fp8-channel", "fp8-tensor"};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+/* ---- figures of transformers ---- */
+
+static double rms_diff(const float *a, const float *b, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += pow((double)a[i] - (double)b[i], 2);
+    return sqrt(sum / (double)n);
+}
+
+static void check_logits(const char *name, bool plain_inputs)
+{
+    char dir[256];
+    size_t n = 0, rows = 0, cols = 0;
+    golden *g = golden_open(name);
+    const uint32_t *tokens = golden_u32(g, "tokens", &n);
+    const float *plain = golden_f32(g, "logits", &rows, &cols);
+    const float *rounded = golden_f32(g, "logits_rounded", &rows, &cols);
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = dir,
+                                                    .n_threads = 2,
+                                                    .max_tokens = (uint32_t)n,
+                                                    .max_seqs = 1,
+                                                    .max_kv_tokens = 64,
+                                                    .block_tokens = 16,
+                                                    .plain_inputs = plain_inputs});
+    assert_int_equal(rows, n);
+    assert_int_equal(cols, r->cfg.vocab);
+    const model_rig_chunk chunk = {0, (uint32_t)n, tokens};
+    const float *logits = model_rig_pass(r, &chunk, 1, 0, true);
+    if (plain_inputs) {
+        const double diff = golden_max_diff(logits, plain, rows * cols);
+        if (diff > 1e-4) fail_msg("%s: logits differ by %g", name, diff);
+    } else {
+        /* A last bit of an input can change which e4m3 is nearest. */
+        const double diff = rms_diff(logits, rounded, rows * cols);
+        const double effect = rms_diff(rounded, plain, rows * cols);
+        if (!(diff < 0.15 * effect))
+            fail_msg("%s: logits differ by %g (rms), of %g that rounding does", name, diff, effect);
+    }
+    model_rig_close(r);
+    golden_close(g);
+}
+
+static void every_form_equals_transformers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_MODELS; i++) check_logits(models[i], true);
+}
+
+static void rounded_inputs_equal_torch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_MODELS; i++) check_logits(models[i], false);
+}
+
+/* ---- products ---- */
+
+typedef struct product {
+    uint32_t t, n, k;
+    cn_x_form x_form;
+    uint32_t scale_n, scale_k;
+    uint8_t *codes;
+    float *scales, *x, *plain, *out, *want, *rounded;
+} product;
+
+static void *room(size_t n, size_t size)
+{
+    void *p = calloc(n + 1, size);
+    assert_non_null(p);
+    return p;
+}
+
+/* Finite values of e4m3 and scales that are no powers of two; some inputs are zero. */
+static void draw_product(product *p, test_rng *rng)
+{
+    const size_t scale_cols = cn_ceil_div(p->k, p->scale_k);
+    p->codes = room((size_t)p->n * p->k, 1);
+    p->plain = room((size_t)p->n * p->k, sizeof(float));
+    p->scales = room(cn_ceil_div(p->n, p->scale_n) * scale_cols, sizeof(float));
+    p->x = room((size_t)p->t * p->k, sizeof(float));
+    p->rounded = room((size_t)p->t * p->k, sizeof(float));
+    p->out = room((size_t)p->t * p->n, sizeof(float));
+    p->want = room((size_t)p->t * p->n, sizeof(float));
+    for (size_t i = 0; i < cn_ceil_div(p->n, p->scale_n) * scale_cols; i++)
+        p->scales[i] = 0.006F + test_rng_uniform(rng) * 0.005F;
+    for (size_t i = 0; i < (size_t)p->t * p->k; i++)
+        p->x[i] = i / p->k % 5 == 3 ? 0 : test_rng_uniform(rng) * 3;
+    for (uint32_t n = 0; n < p->n; n++)
+        for (uint32_t k = 0; k < p->k; k++) {
+            const size_t i = (size_t)n * p->k + k;
+            p->codes[i] = (uint8_t)test_rng_below(rng, 256);
+            if ((p->codes[i] & 0x7f) == 0x7f) p->codes[i] ^= 1;
+            p->plain[i] = cn_fp8_value(p->codes[i]) *
+                          p->scales[n / p->scale_n * scale_cols + k / p->scale_k];
+        }
+}
+
+static void free_product(product *p)
+{
+    void *const all[] = {p->codes, p->plain, p->scales, p->x, p->rounded, p->out, p->want};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static const float STATIC_SCALE = 0.01F;
+
+/* x of a row as the product must read it: the nearest multiple of the scale, found by search. */
+static double rounded_x(const product *p, uint32_t row, uint32_t k)
+{
+    const float *x = p->x + (size_t)row * p->k;
+    const uint32_t span = p->x_form == CN_X_BLOCKS ? 128 : p->k, first = k / span * span;
+    float most = 0;
+    if (p->x_form == CN_X_PLAIN) return x[k];
+    for (uint32_t i = first; i < first + span && i < p->k; i++) most = fmaxf(most, fabsf(x[i]));
+    const float scale = p->x_form == CN_X_STATIC ? STATIC_SCALE : most / 448;
+    double best = 0;
+    if (scale == 0) return 0;
+    for (uint32_t code = 0; code < 256; code++) {
+        const double value = (double)cn_fp8_value((uint8_t)code) * (double)scale;
+        if (fabs(value - (double)x[k]) < fabs(best - (double)x[k])) best = value;
+    }
+    return best;
+}
+
+static void run_product(cn_backend *be, cn_stream *s, product *p)
+{
+    cn_gemm_args a = {.out = p->out,
+                      .x = p->x,
+                      .rounded = p->x_form == CN_X_PLAIN ? NULL : p->rounded,
+                      .weight = {.data = p->codes,
+                                 .form = CN_MATRIX_FP8,
+                                 .x = p->x_form,
+                                 .scales = p->scales,
+                                 .scale_n = p->scale_n,
+                                 .scale_k = p->scale_k,
+                                 .x_scale = STATIC_SCALE},
+                      .n_tokens = p->t,
+                      .n = p->n,
+                      .k = p->k};
+    assert_int_equal(be->gemm(s, &a), CN_OK);
+    if (p->x_form != CN_X_PLAIN) return;
+    a.weight = (cn_matrix){.data = p->plain};
+    a.out = p->want;
+    assert_int_equal(be->gemm(s, &a), CN_OK);
+    assert_memory_equal(p->out, p->want, (size_t)p->t * p->n * sizeof(float));
+}
+
+/* Two e4m3 can be equally near, and the search takes the first. */
+static void check_sums(const product *p)
+{
+    for (uint32_t t = 0; t < p->t; t++)
+        for (uint32_t n = 0; n < p->n; n += 7) {
+            double sum = 0, size = 0;
+            for (uint32_t k = 0; k < p->k; k++) {
+                const double term = rounded_x(p, t, k) * (double)p->plain[(size_t)n * p->k + k];
+                sum += term;
+                size += fabs(term);
+            }
+            const double got = p->out[(size_t)t * p->n + n];
+            if (!(fabs(got - sum) <= 1e-5 * size + 1e-30))
+                fail_msg("T=%u N=%u K=%u x=%d: row %u, column %u: %g, expected %g", p->t, p->n,
+                         p->k, (int)p->x_form, t, n, got, sum);
+        }
+}
+
+static void products_are_sums_of_dequantised_values(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[][3] = {{1, 1, 1},    {3, 130, 129},  {2, 65, 1100}, {5, 48, 128},
+                                        {9, 100, 300}, {1, 128, 2200}, {4, 33, 77}};
+    test_rng rng = {7};
+    cn_backend *be;
+    cn_stream *s;
+    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = 2}), CN_OK);
+    assert_int_equal(be->stream_create(be, CN_PRIORITY_HIGH, &s), CN_OK);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (cn_x_form x = 0; x < CN_N_X_FORMS; x++)
+            for (int by_row = 0; by_row < 2; by_row++) {
+                product p = {.t = sizes[i][0], .n = sizes[i][1], .k = sizes[i][2], .x_form = x};
+                p.scale_n = by_row ? 1 : i % 2 ? 128 : 16;
+                p.scale_k = by_row ? p.k : 128;
+                draw_product(&p, &rng);
+                run_product(be, s, &p);
+                check_sums(&p);
+                free_product(&p);
+            }
+    be->stream_free(s);
+    be->close(be);
+}
+
+/* ---- FP8 from plain values ---- */
+
+static void made_values_are_the_nearest(void **state)
+{
+    (void)state;
+    enum { ROWS = 200, COLS = 300 };
+    static float x[ROWS * COLS], scales[ROWS * 3];
+    static uint8_t codes[ROWS * COLS];
+    test_rng rng = {3};
+    for (int by_row = 0; by_row < 2; by_row++) {
+        for (size_t i = 0; i < ROWS * COLS; i++) x[i] = test_rng_uniform(&rng) * 2;
+        memset(x, 0, COLS * sizeof *x); /* a row of zeros */
+        cn_fp8_make(x, ROWS, COLS, by_row, codes, scales);
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t c = 0; c < COLS; c++) {
+                const float scale = scales[by_row ? r : r / 128 * 3 + c / 128];
+                const double got = (double)cn_fp8_value(codes[r * COLS + c]) * (double)scale;
+                const double want = (double)x[r * COLS + c];
+                /* 3 mantissa bits, and 2^-10 of the scale below the least normal value */
+                assert_true(fabs(got - want) <= fabs(want) / 16 + (double)scale / 1024 + 1e-7);
+            }
+    }
+}
+
+/* A checkpoint made FP8 at load has the values of its blocks. */
+static void blocks_are_made_at_load(void **state)
+{
+    (void)state;
+    static const char dir[] = "tests/golden/models/qwen3-d80-f32";
+    cn_model_config c;
+    cn_backend *be;
+    cn_stream *s;
+    cn_checkpoint *ck;
+    cn_weights *w;
+    void *memory;
+    cn_config *options = cn_config_create();
+    assert_non_null(options);
+    assert_int_equal(cn_config_set(options, "quantization", "fp8"), CN_OK);
+    assert_int_equal(cn_model_config_load(&c, dir), CN_OK);
+    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
+    const uint64_t plain_bytes = cn_weights_bytes(&c, be);
+    const double plain_step = cn_weights_step_bytes(&c, be, 1);
+    assert_int_equal(cn_quant_choose(&c, options), CN_OK);
+    const uint64_t params = 2 * (480 * 32 + 32 * 160 + 3 * 64 * 32);
+    const uint64_t bytes = cn_weights_bytes(&c, be);
+    assert_int_equal(cn_model_config_n_fp8(&c), params);
+    assert_in_range(bytes, plain_bytes - 3 * params, plain_bytes - 3 * params + 8192);
+    assert_true(cn_weights_step_bytes(&c, be, 1) < plain_step - 2.9 * (double)params);
+    assert_int_equal(be->stream_create(be, CN_PRIORITY_HIGH, &s), CN_OK);
+    assert_int_equal(cn_checkpoint_open(&ck, dir, &c, CN_OPT_LOAD_AUTO, 0), CN_OK);
+    assert_int_equal(be->mem_alloc(be, bytes, &memory), CN_OK);
+    assert_int_equal(cn_weights_load(&w, be, s, ck, memory), CN_OK);
+    const cn_matrix m = cn_weights_matrix(w, CN_W_QKV, 1);
+    assert_int_equal(m.form, CN_MATRIX_FP8);
+    assert_int_equal(m.scale_n, 32); /* parts of 160 rows */
+    size_t n_parts, n_checked = 0;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    for (size_t i = 0; i < n_parts; i++) {
+        if (parts[i].id != CN_W_QKV || parts[i].layer != 1) continue;
+        float x[160 * 32], scales[2];
+        uint8_t codes[160 * 32];
+        cn_checkpoint_read(ck, &parts[i], 0, 160 * 32, CN_F32, x);
+        cn_fp8_make(x, 160, 32, false, codes, scales);
+        assert_memory_equal((const uint8_t *)m.data + parts[i].first_elem, codes, sizeof codes);
+        for (size_t r = 0; r < 160; r++)
+            assert_true(m.scales[parts[i].first_elem / 32 / 32 + r / 32] == scales[r / 128]);
+        n_checked++;
+    }
+    assert_int_equal(n_checked, 3);
+    assert_int_equal(cn_weights_matrix(w, CN_W_LM_HEAD, 0).form, CN_MATRIX_PLAIN);
+    cn_checkpoint_close(ck);
+    cn_weights_free(w);
+    be->mem_free(be, memory);
+    be->stream_free(s);
+    be->close(be);
+    cn_config_free(options);
+}
+
+/* ---- damaged files ---- */
+
+typedef struct damage {
+    const char *model, *tensor;
+    const char *words;  /* of the error; NULL: it must load */
+    const char *dtype;  /* stored as; NULL: unchanged */
+    bool drop, reshape; /* leave it out; store it as a vector */
+    uint64_t byte;      /* first of those that are replaced */
+    uint8_t value[4];
+    uint32_t n_bytes;
+} damage;
+
+/* Writes the checkpoint with the damage, and returns the status of loading it. */
+static cn_status load_damaged(const damage *d)
+{
+    char dir[64], from[256], path[300];
+    cn_safetensors *s;
+    tensor_file f = {0};
+    make_folder(dir);
+    snprintf(from, sizeof from, "tests/golden/models/%s", d->model);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(cn_safetensors_open(&s, from), CN_OK);
+    for (size_t i = 0; i < cn_safetensors_count(s); i++) {
+        const cn_st_tensor *t = cn_safetensors_at(s, i);
+        const bool hit = strcmp(t->name, d->tensor) == 0;
+        uint8_t *data = room(t->n_bytes, 1);
+        memcpy(data, t->data, t->n_bytes);
+        if (hit) memcpy(data + d->byte, d->value, d->n_bytes);
+        const uint64_t rows = t->n_dims == 2 ? t->shape[0] : 0;
+        const uint64_t cols = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1];
+        const char *dtype = hit && d->dtype ? d->dtype : cn_st_dtype_name(t->dtype);
+        if (!hit || !d->drop)
+            tensor_file_add(&f, t->name, dtype, hit && d->reshape ? 0 : rows,
+                            hit && d->reshape ? rows * cols : cols, data, t->n_bytes);
+        free(data);
+    }
+    tensor_file_write(&f, path);
+    tensor_file_free(&f);
+    cn_safetensors_close(s);
+
+    cn_model_config c;
+    cn_backend *be;
+    cn_stream *stream;
+    cn_checkpoint *ck = NULL;
+    cn_weights *w = NULL;
+    void *memory;
+    assert_int_equal(cn_model_config_load(&c, from), CN_OK);
+    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
+    assert_int_equal(be->stream_create(be, CN_PRIORITY_HIGH, &stream), CN_OK);
+    assert_int_equal(be->mem_alloc(be, cn_weights_bytes(&c, be), &memory), CN_OK);
+    cn_status status = cn_checkpoint_open(&ck, dir, &c, CN_OPT_LOAD_AUTO, 0);
+    if (status == CN_OK) status = cn_weights_load(&w, be, stream, ck, memory);
+    cn_weights_free(w);
+    cn_checkpoint_close(ck);
+    be->mem_free(be, memory);
+    be->stream_free(stream);
+    be->close(be);
+    remove_folder(dir);
+    return status;
+}
+
+#define LAYER "model.layers.0.mlp.down_proj."
+#define BLOCK_SCALE LAYER "weight_scale_inv"
+
+static void damaged_files_are_refused_by_name(void **state)
+{
+    (void)state;
+    const damage cases[] = {
+        {"fp8-block", "", NULL, .drop = false},
+        {"fp8-block", BLOCK_SCALE, "its scale is missing: expected " BLOCK_SCALE, .drop = true},
+        {"fp8-block", BLOCK_SCALE, "tensor " BLOCK_SCALE ": expected shape [2, 2], of blocks",
+         .reshape = true},
+        {"fp8-block", BLOCK_SCALE, "tensor " BLOCK_SCALE ": expected dtype F32", .dtype = "I32"},
+        {"fp8-block", BLOCK_SCALE, "tensor " BLOCK_SCALE ": element 1 is nan", .byte = 4,
+         .value = {0, 0, 0xc0, 0x7f}, .n_bytes = 4},
+        {"fp8-block", BLOCK_SCALE, "tensor " BLOCK_SCALE ": element 0 is inf",
+         .value = {0, 0, 0x80, 0x7f}, .n_bytes = 4},
+        {"fp8-block", BLOCK_SCALE, "element 3 is -1", .byte = 12, .value = {0, 0, 0x80, 0xbf},
+         .n_bytes = 4},
+        {"fp8-block", BLOCK_SCALE, "element 2 is 0 for weights that are not zero", .byte = 8,
+         .n_bytes = 4},
+        {"fp8-block-ue8m0", BLOCK_SCALE, "element 0 is nan", .value = {255}, .n_bytes = 1},
+        {"fp8-block", LAYER "weight", "row 1 of the tensor has the e4m3 value NaN", .byte = 300,
+         .value = {0x7f}, .n_bytes = 1},
+        {"fp8-channel", LAYER "weight", "row 0 of the tensor has the e4m3 value NaN",
+         .value = {0xff}, .n_bytes = 1},
+        {"fp8-block", LAYER "weight", "config.json says that it is FP8", .dtype = "I8"},
+        {"fp8-channel", LAYER "weight_scale", NULL, .reshape = true},
+        {"fp8-channel", LAYER "weight_scale", "expected " LAYER "weight_scale_inv or ",
+         .drop = true},
+        {"fp8-tensor", LAYER "weight", "expected shape [80, 144] from", .reshape = true},
+        {"fp8-tensor", LAYER "input_scale", "expected " LAYER "input_scale", .drop = true},
+        {"fp8-tensor", LAYER "input_scale", "tensor " LAYER "input_scale: element 0 is 0",
+         .n_bytes = 4},
+        {"fp8-block", "model.layers.1.self_attn.o_proj.weight",
+         "o_proj.weight: expected dtype F32, BF16 or F16, got I16", .dtype = "I16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const damage *d = &cases[i];
+        const cn_status status = load_damaged(d);
+        assert_int_equal(status, d->words ? CN_ERR_MODEL : CN_OK);
+        if (d->words && !strstr(cn_last_error(), d->words))
+            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), d->words);
+        if (d->words) assert_non_null(strstr(cn_last_error(), "proj"));
+    }
+}
+
+/* ---- configurations ---- */
+
+#define MODEL(quant)                                                                        \
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"vocab_size\": 99, "   \
+    "\"intermediate_size\": 64, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "       \
+    "\"quantization_config\": {" quant "}}"
+#define FP8 "\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128], "
+#define CT(format, weights, inputs)                                              \
+    "\"quant_method\": \"compressed-tensors\", \"format\": \"" format "\", "     \
+    "\"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": {" weights \
+    "}, \"input_activations\": " inputs "}}"
+#define CT_FP8(strategy) "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"" strategy "\""
+#define TOKEN "{\"num_bits\": 8, \"type\": \"float\", \"dynamic\": true, \"strategy\": \"token\"}"
+
+static cn_status parse(cn_model_config *c, const char *text)
+{
+    return cn_model_config_parse(c, text, strlen(text), "config.json");
+}
+
+static void unsupported_formats_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {MODEL("\"quant_method\": \"gptq\""), "int4 (GPTQ) weights are not supported"},
+        {MODEL("\"quant_method\": \"awq\""), "int4 (AWQ) weights are not supported"},
+        {MODEL("\"quant_method\": \"mxfp4\""), "MXFP4 weights are not supported"},
+        {MODEL("\"quant_method\": \"bitsandbytes\""), "bitsandbytes weights are not supported"},
+        {MODEL("\"quant_method\": \"gguf\""), "GGUF weights are not supported"},
+        {MODEL("\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\""), "NVFP4 weights are"},
+        {MODEL("\"quant_method\": \"quark\""), "quant_method \"quark\": quantized weights are"},
+        {MODEL("\"a\": 1"), "quant_method not given"},
+        {MODEL(CT("pack-quantized", "", "null")), "int4 weights are not supported"},
+        {MODEL(CT("nvfp4-pack-quantized", "", "null")), "NVFP4 weights are not supported"},
+        {MODEL(CT("int-quantized", "", "null")), "int8 weights are not supported"},
+        {MODEL(CT("float-quantized",
+                  "\"num_bits\": 4, \"type\": \"float\", \"strategy\": \"group\"", "null")),
+         "num_bits 4"},
+        {MODEL(CT("float-quantized", CT_FP8("group"), "null")), "supported is tensor, channel or"},
+        {MODEL(CT("float-quantized", CT_FP8("block"), "null")), "block_structure not given"},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), "{\"type\": \"int\"}")), "type \"int\""},
+        {MODEL(FP8 "\"fmt\": \"e5m2\""), "fmt \"e5m2\""},
+        {MODEL("\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]"),
+         "weight_block_size [64, 128] of FP8"},
+        {MODEL(FP8 "\"activation_scheme\": \"static\""), "dynamic for blocks"},
+        {MODEL(FP8 "\"modules_to_not_convert\": [\"re:(\"]"), "is not a regular expression"},
+        {MODEL(FP8 "\"modules_to_not_convert\": [7]"), "expected names of modules, got 7"},
+        {MODEL(FP8 "\"ignored_layers\": [\"model.layers.1.self_attn.k_proj\"]"),
+         "some of self_attn.q_proj to self_attn.v_proj of layer 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_model_config c;
+        assert_int_equal(parse(&c, cases[i].text), CN_ERR_MODEL);
+        if (!strstr(cn_last_error(), cases[i].words))
+            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), cases[i].words);
+    }
+}
+
+/* Layers, one bit each, in which a part is FP8. */
+static uint32_t layers_of(const char *text, cn_quant_part part)
+{
+    cn_model_config c;
+    uint32_t bits = 0;
+    if (parse(&c, text) != CN_OK) fail_msg("%s", cn_last_error());
+    for (uint32_t l = 0; l < c.n_layers; l++)
+        bits |= (uint32_t)cn_model_config_is_fp8(&c, part, l) << l;
+    return bits;
+}
+
+static void lists_name_modules_and_patterns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t qkv, o, gate_up, down;
+    } cases[] = {
+        {MODEL(FP8 "\"fmt\": \"e4m3\""), 7, 7, 7, 7},
+        {MODEL(FP8 "\"modules_to_not_convert\": [\"lm_head\", \"model.layers.1\"]"), 5, 5, 5, 5},
+        {MODEL(FP8 "\"modules_to_not_convert\": [\"mlp.down_proj\", \"proj\"]"), 7, 7, 7, 0},
+        {MODEL(FP8 "\"ignored_layers\": [\"model.layers.2.self_attn\"]"), 3, 3, 7, 7},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
+               ", \"ignore\": [\"re:.*mlp.*\", \"lm_head\"]"), 7, 7, 0, 0},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
+               ", \"ignore\": [\"re:mlp.*\", \"re:model.layers.[01].self_attn.o_proj$\"]"),
+         7, 4, 7, 7},
+        {MODEL("\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\", "
+               "\"exclude_modules\": [\"*.0.self_attn*\", \"model.layers.?.mlp.down_proj\"]"),
+         6, 6, 7, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(layers_of(cases[i].text, CN_QUANT_QKV), cases[i].qkv);
+        assert_int_equal(layers_of(cases[i].text, CN_QUANT_O), cases[i].o);
+        assert_int_equal(layers_of(cases[i].text, CN_QUANT_GATE_UP), cases[i].gate_up);
+        assert_int_equal(layers_of(cases[i].text, CN_QUANT_DOWN), cases[i].down);
+    }
+}
+
+/* Two forms of one model are two models. A backend without FP8 products refuses it by name. */
+static void hash_and_backend_know_the_form(void **state)
+{
+    (void)state;
+    cn_model_config a, b, c;
+    assert_int_equal(parse(&a, MODEL(FP8 "\"fmt\": \"e4m3\"")), CN_OK);
+    assert_int_equal(parse(&b, MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN))), CN_OK);
+    c = a;
+    c.quant = (cn_quant){0};
+    assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&b));
+    assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&c));
+    const cn_backend be = {.name = "other"}, one = {.name = "other",
+                                                    .fp8_x_forms = 1U << CN_X_BLOCKS};
+    assert_int_equal(cn_backend_check_model(&be, &c), CN_OK);
+    assert_int_equal(cn_backend_check_model(&one, &a), CN_OK);
+    assert_int_equal(cn_backend_check_model(&be, &a), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "the other backend does not support them: use the"));
+    a.quant.x = CN_X_PLAIN;
+    assert_int_equal(cn_backend_check_model(&one, &a), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "leave out --no-fp8-activations"));
+}
+
+static void options_without_effect_are_refused(void **state)
+{
+    (void)state;
+    cn_model_config c;
+    cn_config *options = cn_config_create();
+    assert_non_null(options);
+    assert_int_equal(cn_model_config_load(&c, "tests/golden/models/qwen3-bf16"), CN_OK);
+    assert_int_equal(cn_config_set(options, "fp8-activations", "false"), CN_OK);
+    assert_int_equal(cn_quant_choose(&c, options), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "no weight of this checkpoint is FP8"));
+    assert_int_equal(cn_config_set(options, "quantization", "fp8"), CN_OK);
+    assert_int_equal(cn_quant_choose(&c, options), CN_OK);
+    assert_int_equal(c.quant.x, CN_X_PLAIN);
+    assert_int_equal(cn_model_config_load(&c, "tests/golden/models/qwen3-moe-bf16"), CN_OK);
+    assert_int_equal(cn_quant_choose(&c, options), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "has experts"));
+    cn_config_free(options);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_form_equals_transformers),
+        cmocka_unit_test(rounded_inputs_equal_torch),
+        cmocka_unit_test(products_are_sums_of_dequantised_values),
+        cmocka_unit_test(made_values_are_the_nearest),
+        cmocka_unit_test(blocks_are_made_at_load),
+        cmocka_unit_test(damaged_files_are_refused_by_name),
+        cmocka_unit_test(unsupported_formats_are_refused_by_name),
+        cmocka_unit_test(lists_name_modules_and_patterns),
+        cmocka_unit_test(hash_and_backend_know_the_form),
+        cmocka_unit_test(options_without_effect_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
