@@ -350,7 +350,7 @@ static cn_status score(const job *j, cn_row_range range)
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
-        .logits = j->m->logits,
+        .logits = j->r->forms.stage[1] & CN_SEL_FORMS_MAX ? j->m->logits : NULL,
         .out = j->m->score,
     };
     return j->x->be->score(j->s, &a);
