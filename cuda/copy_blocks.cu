@@ -62,8 +62,8 @@ static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
 
 /* Moves pairs from pairs[*at..n) to `chosen` while they are independent. Returns how many. Pairs of
  * two memories always are. */
-static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n, bool inside,
-                       uint32_t *at)
+static uint32_t choose_independent(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n,
+                                   bool inside, uint32_t *at)
 {
     uint32_t n_chosen = 0;
     for (; *at < n && n_chosen < PAIRS; (*at)++) {
@@ -74,7 +74,7 @@ static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t 
     return n_chosen;
 }
 
-static copy_side side_of(const cn_plane *p)
+static copy_side copy_side_of(const cn_plane *p)
 {
     copy_side side;
     side.base = (uint4 *)p->base;
@@ -88,8 +88,8 @@ static cn_status copy_plane_items(cn_stream *s, const cn_plane *from, const cn_p
 {
     if (!from->base) return CN_OK;
     copy_plane plane;
-    plane.from = side_of(from);
-    plane.to = side_of(to);
+    plane.from = copy_side_of(from);
+    plane.to = copy_side_of(to);
     plane.item_vecs = from->item_bytes / sizeof(uint4);
     const dim3 grid((unsigned)cn_ceil_div(plane.item_vecs, PIECE_VECS), from->n_layers, n);
     return cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, plane, *pairs);
@@ -103,7 +103,7 @@ static cn_status copy_on_device(cn_stream *s, const cn_plane *from, const cn_pla
     while (first < n_planes && !from[first].base) first++;
     if (first == n_planes) return CN_OK;
     const bool inside = from[first].base == to[first].base;
-    while ((n_chosen = choose(&chosen, pairs, n, inside, &at)) > 0)
+    while ((n_chosen = choose_independent(&chosen, pairs, n, inside, &at)) > 0)
         for (uint32_t i = first; i < n_planes; i++)
             CN_TRY(copy_plane_items(s, &from[i], &to[i], &chosen, n_chosen));
     return CN_OK;

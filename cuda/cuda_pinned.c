@@ -22,7 +22,7 @@ enum { HUGE_PAGE = 2 << 20, PAGE = 4096, MAX_TOUCHERS = 16, MAX_NODES = 1024 };
 #define PIECE_BYTES ((size_t)64 << 20) /* that a thread touches at once */
 #define PROGRESS_S 5.0
 
-static double now_s(void)
+static double pinned_now_s(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -145,9 +145,9 @@ static cn_status touch(int node, char *at, size_t bytes)
     uint32_t n = 0;
     const uint32_t most = cn_min_u32((uint32_t)CPU_COUNT(&t.cores), MAX_TOUCHERS) - 1;
     while (n < most && pthread_create(&threads[n], NULL, touch_all, &t) == 0) n++;
-    for (double said_s = now_s(); touch_next(&t);) {
-        if (now_s() - said_s < PROGRESS_S) continue;
-        said_s = now_s();
+    for (double said_s = pinned_now_s(); touch_next(&t);) {
+        if (pinned_now_s() - said_s < PROGRESS_S) continue;
+        said_s = pinned_now_s();
         cn_log(CN_LOG_INFO, "taking host memory: %.1f of %.1f GiB", cn_gib(atomic_load(&t.done)),
                cn_gib(bytes));
     }
@@ -173,7 +173,7 @@ static double huge_gib(void)
 
 /* ---- regions ---- */
 
-static cn_status map(cn_cuda_pinned *r, size_t bytes)
+static cn_status map_region(cn_cuda_pinned *r, size_t bytes)
 {
     /* Begins at a huge page, so that all of it can have huge pages. */
     r->mapped_bytes = cn_round_up(bytes, HUGE_PAGE) + HUGE_PAGE;
@@ -192,15 +192,15 @@ static cn_status map(cn_cuda_pinned *r, size_t bytes)
 
 static cn_status fill_region(const cn_cuda *c, cn_cuda_pinned *r, size_t bytes)
 {
-    const double began_s = now_s(), began_gib = huge_gib();
+    const double began_s = pinned_now_s(), began_gib = huge_gib();
     const int node = gpu_node(&c->device);
-    CN_TRY(map(r, bytes));
+    CN_TRY(map_region(r, bytes));
     prefer_node(node, r->at, bytes);
     CN_TRY(touch(node, r->at, bytes));
-    const double touched_s = now_s();
+    const double touched_s = pinned_now_s();
     CN_CUDA(cudaHostRegister(r->at, bytes, cudaHostRegisterPortable));
     r->registered = true;
-    const double s = now_s() - began_s;
+    const double s = pinned_now_s() - began_s;
     cn_log(CN_LOG_INFO,
            "host memory: %.2f GiB pinned in %.1f s, %.3f s a GiB (%.1f s touched by threads; %.1f "
            "GiB in huge pages)",

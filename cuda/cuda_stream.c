@@ -42,7 +42,7 @@ size_t cn_cuda_stream_bytes(const cn_cuda *c)
                cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
 }
 
-static cn_status open_parts(cn_stream *s, cn_priority priority)
+static cn_status open_stream_parts(cn_stream *s, cn_priority priority)
 {
     cn_cuda *c = s->cuda;
     const bool high = priority == CN_PRIORITY_HIGH;
@@ -67,7 +67,7 @@ cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream 
     s->cuda = c;
     c->n_streams++;
     cn_cuda_use(c);
-    cn_status status = open_parts(s, priority);
+    cn_status status = open_stream_parts(s, priority);
     if (status != CN_OK) {
         cn_cuda_stream_free(s);
         return status;

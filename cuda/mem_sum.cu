@@ -8,7 +8,7 @@
 
 enum { BLOCK = 512, BLOCKS_PER_SM = 4, UNROLL = 4 };
 
-__global__ static void clear_kernel(uint64_t *out)
+__global__ static void clear_sum_kernel(uint64_t *out)
 {
     cn_overlap_next();
     cn_wait_previous();
@@ -51,7 +51,7 @@ extern "C" cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes
     const size_t n_vecs = bytes / sizeof(uint4);
     const uint32_t n_rest = (uint32_t)(bytes % sizeof(uint4) / sizeof(uint32_t));
     const dim3 grid(s->cuda->device.n_sms * BLOCKS_PER_SM);
-    CN_TRY(cn_cuda_launch(s, "mem_sum", clear_kernel, {dim3(1), 1}, out));
+    CN_TRY(cn_cuda_launch(s, "mem_sum", clear_sum_kernel, {dim3(1), 1}, out));
     cn_launch how = {grid, BLOCK};
     how.large_l1 = true; /* loads in flight take room there */
     return cn_cuda_launch(s, "mem_sum", mem_sum_kernel, how, (const uint4 *)src, n_vecs,

@@ -160,8 +160,8 @@ __device__ static inline uint16_t fp8_pair_of(float2 x, float scale)
 
 /* Stores a row of K or V in eight bits. Called by a warp. */
 template <int PAIRS>
-__device__ static inline void store_fp8(const head_rows &out, const float2 low[PAIRS],
-                                        const float2 high[PAIRS], uint32_t n_pairs)
+__device__ static inline void store_row_fp8(const head_rows &out, const float2 low[PAIRS],
+                                            const float2 high[PAIRS], uint32_t n_pairs)
 {
     uint32_t largest = 0;
 #pragma unroll
@@ -211,7 +211,7 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
         rotate_head<PAIRS>(low, high, terms);
     }
     if (FP8 && head >= p.n_heads) {
-        store_fp8<PAIRS>(out, low, high, n_pairs);
+        store_row_fp8<PAIRS>(out, low, high, n_pairs);
         return;
     }
 #pragma unroll

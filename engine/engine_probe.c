@@ -7,7 +7,7 @@
 #include "engine/engine_state.h"
 #include "engine/select/select_cost.h"
 
-static cn_status check(const cn_engine *e, cn_kv_params *kv)
+static cn_status check_home_of(const cn_engine *e, cn_kv_params *kv)
 {
     return cn_home_check_kv(e->config, kv, e->pools.layout.block_tokens, e->pools.window);
 }
@@ -15,7 +15,7 @@ static cn_status check(const cn_engine *e, cn_kv_params *kv)
 cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv)
 {
     cn_kv_params k = *kv;
-    return check(e, &k);
+    return check_home_of(e, &k);
 }
 
 cn_status cn_engine_check_batch(const cn_engine *e, uint32_t n, uint32_t n_prompt,
@@ -67,7 +67,7 @@ cn_status cn_engine_check_request(cn_engine *e, const cn_request_params *p)
 static cn_kv_params complete(const cn_engine *e, const cn_kv_params *kv)
 {
     cn_kv_params k = *kv;
-    return check(e, &k) == CN_OK ? k : *kv;
+    return check_home_of(e, &k) == CN_OK ? k : *kv;
 }
 
 double cn_engine_step_weight_bytes(const cn_engine *e, uint32_t n_rows)

@@ -69,8 +69,8 @@ static void take_piece_scores(cn_prompt_scores *s, const cn_prompt_piece *p, uin
 }
 
 /* Scores the next n tokens of s, whose predecessors are the step's tokens from `row` on. */
-static cn_status score(cn_engine *e, cn_prompt_scores *s, const uint32_t *prompt, uint32_t row,
-                       uint32_t n)
+static cn_status score_prompt_rows(cn_engine *e, cn_prompt_scores *s, const uint32_t *prompt,
+                                   uint32_t row, uint32_t n)
 {
     cn_backend *be = e->backend;
     cn_prompt_piece *p = &e->piece;
@@ -121,8 +121,8 @@ cn_status cn_prompt_scores_step(cn_engine *e, const cn_plan *plan)
         const uint32_t end = cn_min_u32(row->first_pos + row->n_new + 1, s->n_prompt);
         CN_ASSERT(row->first_pos < s->n || s->n == s->n_prompt);
         while (s->n < end)
-            CN_TRY(score(e, s, row->seq->tokens, at + s->n - 1 - row->first_pos,
-                         cn_min_u32(end - s->n, e->max_rows)));
+            CN_TRY(score_prompt_rows(e, s, row->seq->tokens, at + s->n - 1 - row->first_pos,
+                                     cn_min_u32(end - s->n, e->max_rows)));
     }
     return CN_OK;
 }

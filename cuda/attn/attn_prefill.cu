@@ -52,8 +52,9 @@ template <int D, bool FP8> struct prefill_shared {
 /* ---- fetching: eight threads per row ---- */
 
 template <int D, bool FP8>
-__device__ static inline void fetch_queries(const cn_prefill_params &p, const cn_prefill_block &b,
-                                            const prefill_shared<D, FP8> &shared)
+__device__ static inline void fetch_prefill_queries(const cn_prefill_params &p,
+                                                    const cn_prefill_block &b,
+                                                    const prefill_shared<D, FP8> &shared)
 {
     const uint32_t d = p.pool.head_dim, column = threadIdx.x % 8;
     for (uint32_t row = threadIdx.x / 8; row < ROWS; row += THREADS / 8) {
@@ -70,8 +71,8 @@ __device__ static inline void fetch_queries(const cn_prefill_params &p, const cn
 }
 
 template <int D>
-__device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_prefill_block &b,
-                                         const prefill_shared<D, false> &shared, uint32_t tile)
+__device__ static inline void fetch_key_tile(const cn_prefill_params &p, const cn_prefill_block &b,
+                                             const prefill_shared<D, false> &shared, uint32_t tile)
 {
     const uint32_t d = p.pool.head_dim, column = threadIdx.x % 8, stage = tile % STAGES;
     for (uint32_t row = threadIdx.x / 8; row < TILE; row += THREADS / 8) {
@@ -252,13 +253,13 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
 }
 
 template <int D, bool FP8>
-__device__ static inline void fetch(const cn_prefill_params &p, const cn_prefill_block &b,
-                                    const prefill_shared<D, FP8> &shared, uint32_t tile)
+__device__ static inline void fetch_key_tile(const cn_prefill_params &p, const cn_prefill_block &b,
+                                             const prefill_shared<D, FP8> &shared, uint32_t tile)
 {
     if constexpr (FP8)
         fetch_codes<D>(p, b, shared, tile);
     else
-        fetch_tile<D>(p, b, shared, tile);
+        fetch_key_tile<D>(p, b, shared, tile);
 }
 
 template <int D, bool FP8>
@@ -274,8 +275,8 @@ __global__ static void __launch_bounds__(THREADS)
     cn_prefill_block b;
     if (!cn_prefill_block_of(b, p, gridDim.y - 1 - blockIdx.y, blockIdx.x, blockIdx.z)) return;
     const uint32_t n_tiles = (b.n_slots + TILE - 1) / TILE;
-    fetch_queries<D, FP8>(p, b, shared);
-    fetch<D, FP8>(p, b, shared, 0);
+    fetch_prefill_queries<D, FP8>(p, b, shared);
+    fetch_key_tile<D, FP8>(p, b, shared, 0);
     cn_copy_commit();
     prefill_state<D> x;
 #pragma unroll
@@ -290,7 +291,7 @@ __global__ static void __launch_bounds__(THREADS)
             cn_prefill_limit(b, threadIdx.x / CN_WARP * 16 + threadIdx.x % CN_WARP / 4 + h * 8);
     }
     for (uint32_t tile = 0; tile < n_tiles; tile++) {
-        if (tile + 1 < n_tiles) fetch<D, FP8>(p, b, shared, tile + 1);
+        if (tile + 1 < n_tiles) fetch_key_tile<D, FP8>(p, b, shared, tile + 1);
         cn_copy_commit();
         cn_copy_wait<1>();
         __syncthreads();
@@ -311,7 +312,8 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- launching ---- */
 
-template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
+template <int D>
+static cn_status launch_prefill(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
 {
     const dim3 grid = cn_prefill_plan(&p, a, ROWS);
     if (p.pool.fp8.kv)
@@ -327,8 +329,8 @@ extern "C" cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a)
     if (a->batch->n_seqs == a->batch->n_decode) return CN_OK;
     if (cn_attn_prefill_sm90_fits(s, a)) return cn_attn_prefill_sm90(s, a);
     const cn_prefill_params p = cn_prefill_params_of(a);
-    if (a->layout.head_dim <= 64) return launch<64>(s, a, p);
-    if (a->layout.head_dim <= 128) return launch<128>(s, a, p);
-    if (a->layout.head_dim <= 192) return launch<192>(s, a, p);
-    return launch<256>(s, a, p);
+    if (a->layout.head_dim <= 64) return launch_prefill<64>(s, a, p);
+    if (a->layout.head_dim <= 128) return launch_prefill<128>(s, a, p);
+    if (a->layout.head_dim <= 192) return launch_prefill<192>(s, a, p);
+    return launch_prefill<256>(s, a, p);
 }

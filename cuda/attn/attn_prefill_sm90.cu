@@ -81,10 +81,10 @@ __device__ static inline void fetch_part(const cn_prefill_params &p, const cn_pr
 }
 
 template <int D>
-__device__ static inline void fetch(const cn_prefill_params &p, const cn_prefill_block &b,
-                                    const prefill_shared<D> &shared, prefill_barriers *barriers,
-                                    const CUtensorMap *queries, const CUtensorMap *pool,
-                                    uint32_t n_tiles)
+__device__ static inline void
+fetch_prefill_tiles(const cn_prefill_params &p, const cn_prefill_block &b,
+                    const prefill_shared<D> &shared, prefill_barriers *barriers,
+                    const CUtensorMap *queries, const CUtensorMap *pool, uint32_t n_tiles)
 {
     cn_barrier_expect(&barriers->queries,
                       prefill_shared<D>::BOXES * p.block_tokens * p.heads * CN_ROW_BYTES);
@@ -158,7 +158,7 @@ __device__ static inline void hide(float scores[TILE / 2], const softmax_state &
         if (slot + i / 4 * 8 + i % 2 >= x.limit[i / 2 % 2]) scores[i] = -CUDART_INF_F;
 }
 
-__device__ static inline void softmax(float scores[TILE / 2], softmax_state &x, float scale)
+__device__ static inline void softmax_of_tile(float scores[TILE / 2], softmax_state &x, float scale)
 {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
@@ -218,9 +218,9 @@ __device__ static inline void give_turn(uint32_t group)
 }
 
 template <int D>
-__device__ static inline void store(const cn_prefill_params &p, const cn_prefill_block &b,
-                                    const float out[D / 2], const softmax_state &x,
-                                    uint32_t first_row)
+__device__ static inline void store_prefill(const cn_prefill_params &p, const cn_prefill_block &b,
+                                            const float out[D / 2], const softmax_state &x,
+                                            uint32_t first_row)
 {
     const uint32_t d = p.pool.head_dim;
 #pragma unroll
@@ -240,9 +240,9 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
 
 /* Long: registers that a matrix product is still writing cannot be passed between functions. */
 template <int D>
-__device__ static inline void compute(const cn_prefill_params &p, const cn_prefill_block &b,
-                                      const prefill_shared<D> &shared, prefill_barriers *barriers,
-                                      uint32_t n_tiles)
+__device__ static inline void compute_prefill(const cn_prefill_params &p, const cn_prefill_block &b,
+                                              const prefill_shared<D> &shared,
+                                              prefill_barriers *barriers, uint32_t n_tiles)
 {
     const uint32_t group = threadIdx.x / CN_WARPGROUP - 1, lane = threadIdx.x % CN_WARP;
     const uint32_t first_row = group * 64 + threadIdx.x % CN_WARPGROUP / CN_WARP * 16 + lane / 4;
@@ -271,7 +271,7 @@ __device__ static inline void compute(const cn_prefill_params &p, const cn_prefi
     cn_wgmma_wait<0>();
     if (leads) cn_barrier_arrive(&barriers->keys_empty[0]);
     hide(scores, x, n_tiles - 1);
-    softmax(scores, x, p.scale);
+    softmax_of_tile(scores, x, p.scale);
     pack_weights(weights, scores);
     for (uint32_t i = 1; i < n_tiles; i++) {
         const uint32_t tile = n_tiles - 1 - i, stage = i % STAGES;
@@ -287,7 +287,7 @@ __device__ static inline void compute(const cn_prefill_params &p, const cn_prefi
         cn_wgmma_wait<1>();
         if (leads) cn_barrier_arrive(&barriers->keys_empty[stage]);
         if ((tile + 1) * TILE > b.first_limit) hide(scores, x, tile);
-        softmax(scores, x, p.scale);
+        softmax_of_tile(scores, x, p.scale);
         cn_wgmma_wait<0>();
         if (leads) cn_barrier_arrive(&barriers->values_empty[last]);
 #pragma unroll
@@ -299,7 +299,7 @@ __device__ static inline void compute(const cn_prefill_params &p, const cn_prefi
     cn_wgmma_begin();
     start_values<D>(out, weights, shared.values(last));
     cn_wgmma_wait<0>();
-    store<D>(p, b, out, x, first_row);
+    store_prefill<D>(p, b, out, x, first_row);
 }
 
 #endif
@@ -333,17 +333,19 @@ __global__ static void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < CN_WARPGROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FETCH_REGISTERS));
-        if (threadIdx.x == 0) fetch<D>(p, b, shared, &barriers, &queries, &pool, n_tiles);
+        if (threadIdx.x == 0)
+            fetch_prefill_tiles<D>(p, b, shared, &barriers, &queries, &pool, n_tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)COMPUTE_REGISTERS));
-        compute<D>(p, b, shared, &barriers, n_tiles);
+        compute_prefill<D>(p, b, shared, &barriers, n_tiles);
     }
 #endif
 }
 
 /* ---- launching ---- */
 
-template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
+template <int D>
+static cn_status launch_prefill_sm90(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
 {
     const dim3 grid = cn_prefill_plan(&p, a, ROWS);
     CUtensorMap queries, pool;
@@ -368,5 +370,6 @@ extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args
 extern "C" cn_status cn_attn_prefill_sm90(cn_stream *s, const cn_attn_args *a)
 {
     const cn_prefill_params p = cn_prefill_params_of(a);
-    return a->layout.head_dim <= 64 ? launch<64>(s, a, p) : launch<128>(s, a, p);
+    return a->layout.head_dim <= 64 ? launch_prefill_sm90<64>(s, a, p)
+                                    : launch_prefill_sm90<128>(s, a, p);
 }

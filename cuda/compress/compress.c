@@ -236,7 +236,7 @@ static cn_status run_chunk(cn_stream *s, const cn_compress_chunk *c)
 }
 
 /* Divides the scratch after the pack among the units of a chunk. */
-static void lay_out(cn_compress_chunk *c, const cn_compress_args *a)
+static void lay_out_chunk(cn_compress_chunk *c, const cn_compress_args *a)
 {
     const size_t units = cn_compress_units(c);
     char *at = (char *)a->scratch + PACK_BYTES;
@@ -270,7 +270,7 @@ static cn_status run_group(cn_stream *s, const cn_compress_args *a, cn_compress_
             c->n_jobs = cn_min_u32(jobs_each, n_jobs - j);
             c->first_layer = layer;
             c->n_layers = cn_min_u32(layers_each, n_layers - layer);
-            lay_out(c, a);
+            lay_out_chunk(c, a);
             CN_TRY(run_chunk(s, c));
         }
     return CN_OK;

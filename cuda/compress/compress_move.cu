@@ -62,8 +62,8 @@ __device__ static inline uint32_t *aside_side(const cn_compress_chunk &c, const 
 
 /* ---- K and V ---- */
 
-__device__ static inline move_row row_of(const cn_compress_chunk &c, const cn_compress_unit &u,
-                                         uint32_t i, uint32_t n_kept, cn_kv_part part)
+__device__ static inline move_row move_row_of(const cn_compress_chunk &c, const cn_compress_unit &u,
+                                              uint32_t i, uint32_t n_kept, cn_kv_part part)
 {
     const uint32_t b = c.pools.layout.block_tokens;
     move_row r = {NULL, NULL};
@@ -125,7 +125,7 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
     uint4 piece[2][VECS];
     if (threadIdx.x < share.rows)
         for (uint32_t t = 0; t < 2; t++)
-            rows[t][threadIdx.x] = row_of(c, u, t * share.rows + threadIdx.x, n_kept, part);
+            rows[t][threadIdx.x] = move_row_of(c, u, t * share.rows + threadIdx.x, n_kept, part);
     __syncthreads();
     load_tile(piece[0], share, rows[0]);
     /* Two tiles per iteration, so that the registers of a tile are known at compile time. */
@@ -136,7 +136,7 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
             load_tile(piece[half ^ 1], share, rows[(t + 1) % RING]);
             if (threadIdx.x < share.rows)
                 rows[(t + 2) % RING][threadIdx.x] =
-                    row_of(c, u, (t + 2) * share.rows + threadIdx.x, n_kept, part);
+                    move_row_of(c, u, (t + 2) * share.rows + threadIdx.x, n_kept, part);
             __syncthreads();
             store_tile(piece[half], share, rows[t % RING]);
         }
@@ -152,11 +152,11 @@ __device__ static inline void list_slice(const cn_compress_chunk &c, const cn_co
     const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
     for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS) {
         const uint32_t target = blockIdx.y * SLICE + i;
-        const move_row k = row_of(c, u, target, n_kept, CN_KV_K);
+        const move_row k = move_row_of(c, u, target, n_kept, CN_KV_K);
         if (k.from == k.to) continue;
         const uint32_t at = atomicAdd(n_rows, 2u);
         rows[at] = k;
-        rows[at + 1] = row_of(c, u, target, n_kept, CN_KV_V);
+        rows[at + 1] = move_row_of(c, u, target, n_kept, CN_KV_V);
     }
 }
 
@@ -241,7 +241,7 @@ __global__ static void __launch_bounds__(THREADS)
     cn_wait_previous();
     const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
     for (uint32_t first = 0; first < n_kept; first += THREADS) {
-        const move_row r = row_of(c, u, first + threadIdx.x, n_kept, part);
+        const move_row r = move_row_of(c, u, first + threadIdx.x, n_kept, part);
         uint16_t scale = 0;
         if (r.from) scale = *(const uint16_t *)r.from;
         __syncthreads();

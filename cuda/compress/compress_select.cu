@@ -148,7 +148,7 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
 /* ---- selection ---- */
 
 /* Exclusive sum over the threads of the block. counts may be reused after their next barrier. */
-__device__ static inline uint32_t scan(uint32_t v, uint32_t counts[WARPS])
+__device__ static inline uint32_t scan_block(uint32_t v, uint32_t counts[WARPS])
 {
     const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
     uint32_t sum = v;
@@ -165,8 +165,8 @@ __device__ static inline uint32_t scan(uint32_t v, uint32_t counts[WARPS])
 /* Finds the digit [shift, shift + bits) of the wanted-th largest key among the keys whose higher
  * bits equal those of `prefix`. Writes the digit to shared->bin, the number of keys with this digit
  * to in_bin, and how many of these must be kept to wanted. */
-__device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint32_t prefix,
-                                         uint32_t shift, uint32_t bits, select_shared *shared)
+__device__ static inline void find_key_digit(const uint32_t *keys, uint32_t n, uint32_t prefix,
+                                             uint32_t shift, uint32_t bits, select_shared *shared)
 {
     const uint32_t wanted = shared->wanted, above = shift + bits, n_bins = 1u << bits;
     for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) shared->histogram[i] = 0;
@@ -182,7 +182,7 @@ __device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint3
     const uint32_t first = BINS - 1 - threadIdx.x * BINS_EACH;
 #pragma unroll
     for (uint32_t i = 0; i < BINS_EACH; i++) own += shared->histogram[first - i];
-    uint32_t before = scan(own, shared->warp_counts[0]);
+    uint32_t before = scan_block(own, shared->warp_counts[0]);
     if (before < wanted && before + own >= wanted) {
         uint32_t bin = first;
         while (before + shared->histogram[bin] < wanted) before += shared->histogram[bin--];
@@ -235,8 +235,8 @@ __device__ static inline void list_kept(const kept_list &list, const uint32_t *k
         n_above += keys[v] > least;
         n_equal += keys[v] == least;
     }
-    n_above = scan(n_above, shared->warp_counts[0]);
-    n_equal = scan(n_equal, shared->warp_counts[1]);
+    n_above = scan_block(n_above, shared->warp_counts[0]);
+    n_equal = scan_block(n_equal, shared->warp_counts[1]);
     for (uint32_t v = first; v < end; v++) {
         const bool above = keys[v] > least, equal = keys[v] == least;
         const bool kept = above || (equal && n_equal >= n_skip);
@@ -300,7 +300,7 @@ __global__ static void __launch_bounds__(THREADS, CN_SM_THREADS / THREADS)
     uint32_t least = 0;
     const uint32_t shifts[3] = {21, 10, 0};
     for (int i = 0; i < 3; i++) {
-        find_digit(keys, c.n, least, shifts[i], i < 2 ? DIGIT_BITS : 10, &shared);
+        find_key_digit(keys, c.n, least, shifts[i], i < 2 ? DIGIT_BITS : 10, &shared);
         least |= shared.bin << shifts[i];
     }
     const kept_list list = {c.work + (size_t)u.index * c.work_words,

@@ -71,7 +71,7 @@ typedef struct ring {
     uint32_t stage, odd;
 } ring;
 
-__device__ static inline void ring_next(ring *r, uint32_t stages)
+__device__ static inline void expert_ring_next(ring *r, uint32_t stages)
 {
     if (++r->stage < stages) return;
     r->stage = 0;
@@ -210,14 +210,14 @@ __device__ static inline void copy_units(char *base, sm90_barriers *b, const CUt
         __syncwarp();
         copy_x(to + st::WEIGHT_BYTES, &b->full[at.stage], x, p, w, turn);
         walk_next(&w, p, t, n_units);
-        ring_next(&at, p.stages);
+        expert_ring_next(&at, p.stages);
     }
 }
 
 /* ---- the warpgroups ---- */
 
 /* Signals to all sharers that this warp has read a stage. */
-__device__ static inline void give_back(uint64_t *empty, uint32_t sharers)
+__device__ static inline void give_back_stage(uint64_t *empty, uint32_t sharers)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     if (sharers == 1) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ static void multiply_unit(float *sums, const char *ba
     /* The compiler sees that this is equal in the whole warp. */
     const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / CN_WARPGROUP, 0);
     uint32_t last = 0;
-    for (uint32_t i = 0; i < p.steps; i++, ring_next(at, p.stages)) {
+    for (uint32_t i = 0; i < p.steps; i++, expert_ring_next(at, p.stages)) {
         const char *from = base + at->stage * st::BYTES;
         const uint64_t rows = cn_wgmma_tile(from + group * 64 * CN_ROW_BYTES);
         const uint64_t tokens = cn_wgmma_tile(from + st::WEIGHT_BYTES);
@@ -247,11 +247,11 @@ __device__ __forceinline__ static void multiply_unit(float *sums, const char *ba
         cn_wgmma_boxes<TOKENS, st::TILES * CN_BOX_COLS, true>(sums, rows, st::ROWS * CN_ROW_BYTES,
                                                               tokens, TOKENS * CN_ROW_BYTES);
         cn_wgmma_wait<1>();
-        if (i > 0) give_back(&b->empty[last], p.sharers);
+        if (i > 0) give_back_stage(&b->empty[last], p.sharers);
         last = at->stage;
     }
     cn_wgmma_wait<0>();
-    give_back(&b->empty[last], p.sharers);
+    give_back_stage(&b->empty[last], p.sharers);
 }
 
 template <int TOKENS, int GROUPS, bool GATED>
@@ -332,14 +332,14 @@ static const struct {
 enum { N_KERNELS = sizeof kernels / sizeof *kernels };
 
 /* Returns the kernel with the fewest tokens that has n of them, or the largest. */
-static uint32_t kernel_for(uint32_t n)
+static uint32_t expert_kernel_for(uint32_t n)
 {
     uint32_t i = 0;
     while (i + 1 < N_KERNELS && kernels[i].tokens < n) i++;
     return i;
 }
 
-static size_t stage_bytes(const cn_cuda_expert_tile &t)
+static size_t expert_stage_bytes(const cn_cuda_expert_tile &t)
 {
     return (size_t)tiles_per_stage(t.tokens, t.rows) * (t.tokens + t.rows) * CN_ROW_BYTES;
 }
@@ -351,12 +351,12 @@ static uint32_t sharers_of(const cn_cuda_expert_tile &t)
 }
 
 /* Returns the stages for which there is shared memory, at most MAX_STAGES. */
-static uint32_t stages_of(const cn_cuda *c, const cn_expert_call *call,
-                          const cn_cuda_expert_tile &t)
+static uint32_t expert_stages_of(const cn_cuda *c, const cn_expert_call *call,
+                                 const cn_cuda_expert_tile &t)
 {
     const size_t fixed = TILE_ALIGN + STATIC_BYTES + cn_expert_table_bytes(call->n_experts);
     const size_t budget = cn_launch_shared_of(c, t.blocks);
-    const size_t n = budget > fixed ? (budget - fixed) / stage_bytes(t) : 0;
+    const size_t n = budget > fixed ? (budget - fixed) / expert_stage_bytes(t) : 0;
     return cn_min_u32((uint32_t)n, MAX_STAGES);
 }
 
@@ -364,10 +364,10 @@ extern "C" bool cn_experts_sm90_fits(const cn_cuda *c, const cn_expert_call *cal
                                      cn_cuda_expert_tile t)
 {
     if (!c->device.hopper || t.tokens == 0 || t.blocks == 0) return false;
-    if (kernels[kernel_for(t.tokens)].tokens != t.tokens) return false;
+    if (kernels[expert_kernel_for(t.tokens)].tokens != t.tokens) return false;
     if (t.rows != 64 && t.rows != 128) return false;
     if (call->k % CN_BOX_COLS != 0 || call->n % cn_slab_columns(call->gated) != 0) return false;
-    return stages_of(c, call, t) >= LEAST_STAGES;
+    return expert_stages_of(c, call, t) >= LEAST_STAGES;
 }
 
 /* A tile has room for the pairs of an expert, their average and four standard deviations of even
@@ -377,7 +377,7 @@ extern "C" cn_cuda_expert_tile cn_experts_sm90_default(const cn_cuda *c,
 {
     const uint32_t average = (uint32_t)cn_ceil_div(call->n_pairs, call->n_experts);
     const uint32_t most = average + (uint32_t)(4 * sqrtf((float)average));
-    const uint32_t tokens = kernels[kernel_for(cn_max_u32(most, 16))].tokens;
+    const uint32_t tokens = kernels[expert_kernel_for(cn_max_u32(most, 16))].tokens;
     cn_cuda_expert_tile t = {tokens, 64, 2};
     if (tokens > 32) t = {tokens, 128, 1};
     if (!cn_experts_sm90_fits(c, call, t)) t.tokens = 0;
@@ -446,16 +446,17 @@ extern "C" cn_status cn_experts_sm90_run(cn_stream *s, const cn_expert_call *cal
         call->n, t.rows / CN_SLAB_ROWS * cn_slab_columns(call->gated) * p.sharers);
     p.slabs_of_expert = call->n / CN_SLAB_ROWS;
     p.steps = (uint32_t)cn_ceil_div(call->k / CN_BOX_COLS, tiles_per_stage(t.tokens, t.rows));
-    p.stages = stages_of(s->cuda, call, t);
+    p.stages = expert_stages_of(s->cuda, call, t);
     p.waits = call->gated;
     const uint64_t most = (uint64_t)call->n_pairs * p.row_groups * p.sharers;
     const uint32_t blocks = t.blocks * s->cuda->device.n_sms / p.sharers * p.sharers;
     cn_launch how = {dim3(most < blocks ? (uint32_t)most : blocks), t.rows * 2 + CN_WARP,
-                     TILE_ALIGN + p.stages * stage_bytes(t) +
+                     TILE_ALIGN + p.stages * expert_stage_bytes(t) +
                          cn_expert_table_bytes(call->n_experts)};
     how.shared_is_set = true; /* cn_experts_sm90_open */
     how.cluster = p.sharers > 1 ? p.sharers : 0;
-    return cn_cuda_launch(s, call->gated ? "expert_gate_up" : "expert_down",
-                          kernels[kernel_for(t.tokens)].by_groups[t.rows / 64 - 1][call->gated],
-                          how, weight, x, p);
+    return cn_cuda_launch(
+        s, call->gated ? "expert_gate_up" : "expert_down",
+        kernels[expert_kernel_for(t.tokens)].by_groups[t.rows / 64 - 1][call->gated], how, weight,
+        x, p);
 }

@@ -67,8 +67,8 @@ __device__ static inline void load_scores(float score[PER], uint32_t rank[PER],
 
 /* Chooses the token's experts and their weights: lane j has the choice j. */
 template <int PER>
-__device__ static inline void choose_experts(uint32_t *expert, float *weight,
-                                             const cn_route_args &a, uint32_t token)
+__device__ static inline void choose_token_experts(uint32_t *expert, float *weight,
+                                                   const cn_route_args &a, uint32_t token)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     float score[PER];
@@ -101,12 +101,12 @@ __device__ static inline void choose_experts(uint32_t *expert, float *weight,
 
 /* Chooses for a token, and stores the experts in place of the pairs. */
 template <int PER>
-__device__ static inline void route_token(const cn_route_args &a, uint32_t token)
+__device__ static inline void route_of_token(const cn_route_args &a, uint32_t token)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, k = a.router.n_used;
     uint32_t expert;
     float weight;
-    choose_experts<PER>(&expert, &weight, a, token);
+    choose_token_experts<PER>(&expert, &weight, a, token);
     const float sum = cn_warp_sum(lane < k ? weight : 0.0f);
     if (lane >= k) return;
     if (a.router.normalized) weight /= sum + 1e-20f;
@@ -191,8 +191,8 @@ __device__ static inline void add_up_counts(uint32_t *counts, uint32_t *totals, 
 }
 
 /* Numbers the pairs. Called by the whole block. counts: [warps, E]; totals: [E]. */
-__device__ static inline void number_pairs(const cn_route_args &a, uint32_t *counts,
-                                           uint32_t *totals)
+__device__ static inline void number_block_pairs(const cn_route_args &a, uint32_t *counts,
+                                                 uint32_t *totals)
 {
     const uint32_t n = a.router.n_experts, k = a.router.n_used;
     const uint32_t lanes_before = (1u << threadIdx.x % CN_WARP) - 1;
@@ -226,7 +226,7 @@ __global__ static void __launch_bounds__(CHOOSE_WARPS *CN_WARP)
     const uint32_t token = blockIdx.x * CHOOSE_WARPS + threadIdx.x / CN_WARP;
     cn_overlap_next();
     cn_wait_previous();
-    if (token < a.n_tokens) route_token<PER>(a, token);
+    if (token < a.n_tokens) route_of_token<PER>(a, token);
 }
 
 /* PER 0: the experts are chosen already. */
@@ -238,10 +238,11 @@ __global__ static void __launch_bounds__(MOST_WARPS *CN_WARP) number_kernel(cons
     cn_wait_previous();
     if constexpr (PER > 0) {
         const uint32_t warps = blockDim.x / CN_WARP;
-        for (uint32_t t = threadIdx.x / CN_WARP; t < a.n_tokens; t += warps) route_token<PER>(a, t);
+        for (uint32_t t = threadIdx.x / CN_WARP; t < a.n_tokens; t += warps)
+            route_of_token<PER>(a, t);
         __syncthreads();
     }
-    number_pairs(a, counts, counts + blockDim.x / CN_WARP * a.router.n_experts);
+    number_block_pairs(a, counts, counts + blockDim.x / CN_WARP * a.router.n_experts);
 }
 
 typedef void (*route_fn)(const cn_route_args);

@@ -226,7 +226,7 @@ __device__ __forceinline__ static void multiply_tiles(float *sums, const char *b
 enum { SUMS_PAD = 4 };
 
 template <int TOKENS, int GROUPS>
-__device__ __forceinline__ static void store_sums(float *shared, const float *sums)
+__device__ __forceinline__ static void store_skinny_sums(float *shared, const float *sums)
 {
     const uint32_t stride = GROUPS * 64 + SUMS_PAD, lane = threadIdx.x % CN_WARP;
     const uint32_t row = threadIdx.x / CN_WARP * 16 + lane / 4, token = lane % 4 * 2;
@@ -490,7 +490,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     }
     __syncwarp();
     __syncthreads(); /* all products are done: the memory of the stages is free for the sums */
-    if (!copies) store_sums<TOKENS, GROUPS>((float *)base, sums);
+    if (!copies) store_skinny_sums<TOKENS, GROUPS>((float *)base, sums);
     __syncwarp();
     if (p.splits > 1)
         cn_cluster_sync();

@@ -31,7 +31,7 @@ static void set_shapes(cn_gemm_tuner *t)
 }
 
 /* Whether the model has the product. */
-static bool is_there(cn_gemm_shape shape) { return shape.n > 0 && shape.k > 0; }
+static bool has_product(cn_gemm_shape shape) { return shape.n > 0 && shape.k > 0; }
 
 /* ---- one candidate ---- */
 
@@ -245,7 +245,7 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
     CN_CUDA(cudaEventCreate(&t->end));
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_model_shape *m = &t->shapes[i];
-        if (!is_there(m->shape)) continue;
+        if (!has_product(m->shape)) continue;
         cn_gemm_entry *e = cn_gemm_find(t->c->gemm, m->shape);
         CN_ASSERT(e);
         const uint32_t last = cn_gemm_bucket(m->most_tokens);

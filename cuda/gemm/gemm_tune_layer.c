@@ -54,7 +54,7 @@ static bool links(const cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *
 }
 
 /* A link behind the memory for outputs. Its arrays are not read as x, so that x stays random. */
-static cn_norm_link link_of(const cn_gemm_tuner *t, uint32_t n_tokens)
+static cn_norm_link tuner_link_of(const cn_gemm_tuner *t, uint32_t n_tokens)
 {
     const size_t elems = (size_t)n_tokens * t->c->opts.hidden;
     char *const residual = t->memory + t->weight_bytes + t->x_bytes + t->out_bytes;
@@ -65,9 +65,9 @@ static cn_norm_link link_of(const cn_gemm_tuner *t, uint32_t n_tokens)
                           .eps = 1e-6f};
 }
 
-static cn_status run_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans)
+static cn_status run_tuned_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans)
 {
-    const cn_norm_link link = link_of(t, n_tokens);
+    const cn_norm_link link = tuner_link_of(t, n_tokens);
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
         const int before = (i + CN_GEMM_LAYER_SHAPES - 1) % CN_GEMM_LAYER_SHAPES;
         const bool norms = links(t, n_tokens, plans, before), adds = links(t, n_tokens, plans, i);
@@ -84,7 +84,8 @@ static cn_status record_layers(cn_gemm_tuner *t, uint32_t n_tokens, const layer_
 {
     cn_status status = CN_OK;
     CN_TRY(cn_cuda_graph_begin(t->s));
-    for (int i = 0; i < n_layers && status == CN_OK; i++) status = run_layer(t, n_tokens, plans);
+    for (int i = 0; i < n_layers && status == CN_OK; i++)
+        status = run_tuned_layer(t, n_tokens, plans);
     const cn_status ended = cn_cuda_graph_end(t->s, out);
     return status == CN_OK ? ended : status;
 }
@@ -178,8 +179,8 @@ static cn_status time_choice(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_token
 }
 
 /* Replaces a product's plan by each of its list, and keeps the best. */
-static cn_status choose(cn_gemm_tuner *t, cn_gemm_product which, uint32_t bucket, uint32_t n_tokens,
-                        layer_choice *best)
+static cn_status choose_plan(cn_gemm_tuner *t, cn_gemm_product which, uint32_t bucket,
+                             uint32_t n_tokens, layer_choice *best)
 {
     const float noise = 0.997f;
     const cn_gemm_short_list *list = &t->lists[which][bucket];
@@ -205,7 +206,7 @@ static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_token
         if (t->lists[i][bucket].n == 0) return CN_OK;
         set_plan(t, &best.plans, (cn_gemm_product)i, &t->lists[i][bucket].plans[0]);
     }
-    CN_TRY(run_layer(t, n_tokens, &best.plans)); /* sets up what cannot be while recording */
+    CN_TRY(run_tuned_layer(t, n_tokens, &best.plans)); /* sets up what cannot be while recording */
     CN_TRY(time_choice(t, bucket, n_tokens, &best));
     cn_log(CN_LOG_DEBUG, "gemm, %u rows: a layer of the fastest products takes %.1f us", n_tokens,
            (double)best.us);
@@ -213,7 +214,7 @@ static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_token
     for (int round = 0; round < MOST_ROUNDS && best.cost_us != before_us; round++) {
         before_us = best.cost_us;
         for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
-            CN_TRY(choose(t, order[i], bucket, n_tokens, &best));
+            CN_TRY(choose_plan(t, order[i], bucket, n_tokens, &best));
     }
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
         entry_of(t, i)->plans[bucket] = *best.plans.of[i];

@@ -79,7 +79,8 @@ __device__ static inline bool is_wanted(const wanted_set &w, uint32_t score, uin
     return score > w.lowest || (score == w.lowest && c >= w.oldest);
 }
 
-__device__ static inline exchange_unit unit_of(const cn_exchange_args &a, const cn_sel_unit &at)
+__device__ static inline exchange_unit area_unit_of(const cn_exchange_args &a,
+                                                    const cn_sel_unit &at)
 {
     const cn_kv_layout &l = a.local.layout;
     const uint32_t layer = a.first_layer + at.row;
@@ -269,8 +270,8 @@ __device__ static inline void compare_chunk(const exchange_unit &u, uint32_t low
 
 /* Takes the candidates with bits in a word, the first as the i-th. With `fill` they go into the
  * area, else into keys[k]. */
-__device__ static inline void take(const exchange_unit &u, uint32_t word, uint32_t bits, uint32_t i,
-                                   uint64_t *keys)
+__device__ static inline void take_candidates(const exchange_unit &u, uint32_t word, uint32_t bits,
+                                              uint32_t i, uint64_t *keys)
 {
     for (; bits > 0 && i < u.k; bits &= bits - 1, i++) {
         const uint32_t c = 32 * word + (uint32_t)__ffs((int)bits) - 1 - u.skew;
@@ -308,7 +309,8 @@ __device__ static inline uint32_t take_wanted(const exchange_unit &u, uint32_t l
                 shared->oldest = 32 * word + (uint32_t)__ffs((int)equal) - 1 - u.skew;
             n_equal += all;
             bits = (bits | equal) & ~chosen;
-            take(u, word, bits, n_taken + scan((uint32_t)__popc(bits), &all, shared), keys);
+            take_candidates(u, word, bits, n_taken + scan((uint32_t)__popc(bits), &all, shared),
+                            keys);
             n_taken += all;
         }
     });
@@ -403,8 +405,9 @@ __device__ static inline void move_keys(const exchange_unit &u, const wanted_set
 
 /* Replaces entries of the area by the best of the newcomers in keys[n_new]. Returns the number of
  * moves. */
-__device__ static inline uint32_t replace(const exchange_unit &u, const wanted_set &w,
-                                          uint64_t *keys, uint32_t n_new, exchange_shared *shared)
+__device__ static inline uint32_t replace_worst(const exchange_unit &u, const wanted_set &w,
+                                                uint64_t *keys, uint32_t n_new,
+                                                exchange_shared *shared)
 {
     const uint32_t n_moves = min(n_new, min(u.cap, u.room));
     if (n_moves == 0) return 0;
@@ -429,7 +432,7 @@ __global__ static void __launch_bounds__(THREADS, 5)
     if (threadIdx.x == 0) {
         shared.digit = {};
         shared.oldest = 0;
-        shared.unit = unit_of(a, at);
+        shared.unit = area_unit_of(a, at);
     }
     __syncthreads();
     const exchange_unit &u = shared.unit;
@@ -440,7 +443,8 @@ __global__ static void __launch_bounds__(THREADS, 5)
         const exchange_digit low = score_digit(u, 0, high.digit, high.wanted, &shared);
         const uint32_t lowest = high.digit << 8 | low.digit;
         const uint32_t n = min(u.k, take_wanted(u, lowest, low.n - low.wanted, keys, &shared));
-        n_moves = u.fill ? min(n, u.room) : replace(u, {lowest, shared.oldest}, keys, n, &shared);
+        n_moves =
+            u.fill ? min(n, u.room) : replace_worst(u, {lowest, shared.oldest}, keys, n, &shared);
         n_missed = u.fill ? 0 : n - n_moves;
     }
     if (threadIdx.x > 0) return;

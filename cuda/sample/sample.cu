@@ -43,7 +43,7 @@ __device__ static __noinline__ located locate(part *t, bool by_weight, uint64_t 
 {
     uint32_t count = 0;
     uint64_t mass = 0;
-    exchange(t);
+    exchange_boards(t);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         const board *b = shown(t, i);
@@ -134,7 +134,7 @@ __device__ static __noinline__ uint32_t collect_few(part *t, bounds b, scaling s
         const uint32_t at = atomicAdd(&own->n_few, 1u);
         if (at < FEW) own->few[at] = {v, t->begin + i};
     }
-    exchange(t);
+    exchange_boards(t);
     const uint32_t n = cn_group_load(&shown(t, threadIdx.x % PARTS)->n_few);
     return (uint32_t)warp_reduce<sum, PARTS>(n);
 }
@@ -205,7 +205,7 @@ __device__ static __noinline__ void write_top(part *t, uint32_t n, uint64_t own_
         if (threadIdx.x == 0) b->top[i] = best;
         if (own_best == best && best != 0) own_best = next_best(t, best);
     }
-    exchange(t);
+    exchange_boards(t);
     if (t->group.part != 0) return;
     const uint32_t n_ranks = PARTS * n, i = threadIdx.x;
     write_best(t, n, i < n_ranks ? cn_group_load(&shown(t, i / n)->top[i % n]) : 0, n_ranks, raw);
@@ -215,7 +215,7 @@ __device__ static __noinline__ void write_top(part *t, uint32_t n, uint64_t own_
  * logit is above -inf, every logprob is -inf. */
 __device__ static __noinline__ raw_logits write_sample_logprobs(part *t, uint64_t own_best)
 {
-    raw_logits raw = {ranked_value(group_max(t, own_best)), INFINITY};
+    raw_logits raw = {ranked_value(max_of_group(t, own_best)), INFINITY};
     const scaling s = {raw.max, 1.0f};
     const float4 *x = shared()->x;
     uint64_t mass = 0;
@@ -327,7 +327,7 @@ __device__ static void draw_from_many(part *t, group_total mass, bounds b, raw_l
 __device__ static void choose_token(part *t, uint64_t own_best, raw_logits raw)
 {
     const cn_sample_row *r = &shared()->row;
-    const uint64_t best = group_max(t, own_best);
+    const uint64_t best = max_of_group(t, own_best);
     const scaling s = {ranked_value(best), r->temperature};
     if (s.temperature <= 0.0f || s.max == -INFINITY) {
         const uint32_t token = s.max == -INFINITY ? CN_NO_TOKEN : ranked_id(best);
@@ -405,7 +405,10 @@ __global__ static void __launch_bounds__(THREADS, 2)
 
 /* ---- launching ---- */
 
-static size_t shared_bytes(uint32_t chunk) { return sizeof(shared_memory) + chunk * sizeof(float); }
+static size_t sample_shared_bytes(uint32_t chunk)
+{
+    return sizeof(shared_memory) + chunk * sizeof(float);
+}
 
 static uint32_t sample_chunk_of(uint32_t vocab)
 {
@@ -431,7 +434,7 @@ static cn_status check_sample(const cn_stream *s, const cn_sample_args *a)
 {
     const size_t most = s->cuda->device.shared_bytes;
     const size_t need = cn_cuda_sample_scratch_bytes(&s->cuda->table, a->n_rows, a->vocab);
-    if (shared_bytes(sample_chunk_of(a->vocab)) > most)
+    if (sample_shared_bytes(sample_chunk_of(a->vocab)) > most)
         return cn_fail(CN_ERR_SHAPE, "sample: a vocabulary of %u does not fit in %d blocks with "
                                      "%zu bytes of shared memory",
                        a->vocab, PARTS, most);
@@ -448,7 +451,7 @@ extern "C" cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a)
     sample_params p = {};
     p.args = *a;
     p.chunk = sample_chunk_of(a->vocab);
-    cn_launch how = {dim3(a->n_rows * PARTS), THREADS, shared_bytes(p.chunk)};
+    cn_launch how = {dim3(a->n_rows * PARTS), THREADS, sample_shared_bytes(p.chunk)};
     if (has_clusters(s->cuda)) {
         how.cluster = PARTS;
     } else {

@@ -202,7 +202,7 @@ __device__ static inline const board *shown(const part *t, uint32_t from)
     return (const board *)cn_group_shown(&t->group, from);
 }
 
-__device__ static __noinline__ void exchange(part *t) { cn_group_exchange(&t->group); }
+__device__ static __noinline__ void exchange_boards(part *t) { cn_group_exchange(&t->group); }
 
 /* Shares v, which is equal in all threads. Returns to lane i the value that part i % PARTS
  * shared. */
@@ -213,7 +213,7 @@ __device__ static __noinline__ uint64_t exchange_value(part *t, uint64_t v)
     return cn_group_load(&shown(t, threadIdx.x % PARTS)->value);
 }
 
-__device__ static uint64_t group_max(part *t, uint64_t v)
+__device__ static uint64_t max_of_group(part *t, uint64_t v)
 {
     return warp_reduce<maximum, PARTS>(exchange_value(t, block_reduce<maximum>(t, v)));
 }

@@ -119,7 +119,7 @@ __device__ static float ridge_of(const regression &g, float eps)
 
 /* Factors G and solves L y = b, both in place below the diagonal. Returns false if G is singular.
  * The result is the same in all threads. */
-__device__ static bool factor(const regression &g, float ridge)
+__device__ static bool factor_window(const regression &g, float ridge)
 {
     const uint32_t row = threadIdx.x;
     float *own = g.matrix + row * g.columns;
@@ -178,7 +178,7 @@ __device__ static void coefficients(const regression &g, cn_select_weights weigh
     __syncthreads();
     const float ridge = ridge_of(g, eps);
     __syncthreads(); /* all threads have read the diagonal */
-    if (!factor(g, ridge)) { /* all queries are zero, or not finite */
+    if (!factor_window(g, ridge)) { /* all queries are zero, or not finite */
         if (i < g.n) g.c[i] = i == 0 ? 1.0f : 0.0f;
         return;
     }

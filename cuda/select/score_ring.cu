@@ -182,7 +182,7 @@ __device__ static inline void share_parts(const cn_score_params &p, cn_score_pla
 
 /* KEY: as in cn_feed. MAX: some stages may be under rule max. DIGITS: as above. */
 template <uint32_t KEY, bool MAX, bool DIGITS>
-__device__ static inline void run(const cn_score_params &p, const ring_shape &shape)
+__device__ static inline void run_ring(const cn_score_params &p, const ring_shape &shape)
 {
     extern __shared__ __align__(ALIGN) unsigned char dynamic[];
     __shared__ cn_ring_fixed fixed;
@@ -238,9 +238,9 @@ __global__ static void __maxnreg__(registers_of(MAX, LINE))
                 const __grid_constant__ ring_shape shape)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<KEY, MAX, LINE>(p, shape);
+    run_ring<KEY, MAX, LINE>(p, shape);
 #else
-    if constexpr (KEY == CN_FEED_ANY) run<KEY, MAX, LINE>(p, shape);
+    if constexpr (KEY == CN_FEED_ANY) run_ring<KEY, MAX, LINE>(p, shape);
 #endif
 }
 

@@ -35,7 +35,7 @@ static cn_status make_id(cn_opt_tool_parser form, char *id)
     return CN_OK;
 }
 
-static void free_call(cn_tool_call *call)
+static void free_tool_call(cn_tool_call *call)
 {
     json_decref(call->name);
     cn_buf_free(&call->arguments);
@@ -53,7 +53,7 @@ static void begin_object(cn_tool_finder *f, size_t begin)
     f->n_escape = f->surrogate = 0;
     f->n_blank = 0;
     cn_buf_clear(&f->decoded);
-    free_call(&f->open);
+    free_tool_call(&f->open);
 }
 
 /* The object is a call: moves it to `calls`, or drops it after the first. */
@@ -733,8 +733,8 @@ cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool
 
 void cn_tool_finder_free(cn_tool_finder *f)
 {
-    for (uint32_t i = 0; i < f->n_calls; i++) free_call(&f->calls[i]);
-    free_call(&f->open);
+    for (uint32_t i = 0; i < f->n_calls; i++) free_tool_call(&f->calls[i]);
+    free_tool_call(&f->open);
     cn_free(f->calls);
     cn_buf_free(&f->queue);
     cn_buf_free(&f->held);

@@ -13,7 +13,7 @@
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 32, REPEATED_DIGITS = 15, FLOAT_DIGITS = 7 };
 
-static cn_status out_of_memory(const char *key)
+static cn_status no_memory_for_key(const char *key)
 {
     return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
 }
@@ -228,11 +228,11 @@ static cn_status read_tool(cn_api_request *r, const char *where, json_t *tool, j
         return cn_api_refuse(where, "a function with a name", tool);
     json_t *function = json_object();
     *out = json_pack("{s:s, s:o}", "type", "function", "function", function);
-    if (!*out) return out_of_memory(where);
+    if (!*out) return no_memory_for_key(where);
     for (size_t i = 0; i < N_COPIED; i++) {
         json_t *v = json_object_get(tool, members[i]);
         if (v && !json_is_null(v) && json_object_set(function, members[i], v) != 0)
-            return out_of_memory(where);
+            return no_memory_for_key(where);
     }
     return check_members(r, "tools[]", tool, members, sizeof members / sizeof *members);
 }
@@ -240,14 +240,14 @@ static cn_status read_tool(cn_api_request *r, const char *where, json_t *tool, j
 static cn_status read_tools(cn_api_request *r, const char *key, const json_t *v)
 {
     json_t *list = json_array();
-    cn_status status = list ? CN_OK : out_of_memory(key);
+    cn_status status = list ? CN_OK : no_memory_for_key(key);
     if (!json_is_array(v)) status = cn_api_refuse(key, "an array of tools", v);
     for (size_t i = 0; status == CN_OK && i < json_array_size(v); i++) {
         char where[WHERE_BYTES];
         json_t *tool = NULL;
         snprintf(where, sizeof where, "tools[%zu]", i);
         status = read_tool(r, where, json_array_get(v, i), &tool);
-        if (tool && json_array_append_new(list, tool) != 0) status = out_of_memory(key);
+        if (tool && json_array_append_new(list, tool) != 0) status = no_memory_for_key(key);
     }
     if (status == CN_OK) status = cn_api_chat_tools(r->chat, key, list);
     json_decref(list);
@@ -277,7 +277,7 @@ static cn_status allow_tools(cn_api_request *r, const char *key, const json_t *l
     const size_t n = json_array_size(left);
     if (ok) ok = json_object_set(r->chat, "tools", left) == 0;
     json_decref(left);
-    if (!ok) return out_of_memory(key);
+    if (!ok) return no_memory_for_key(key);
     return n > 0 && n == json_array_size(list)
                ? CN_OK
                : cn_api_refuse(key, "allowed tools that are among the tools", list);
@@ -313,7 +313,7 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
                              "\"name\": ...}",
                              v);
     }
-    return *out ? CN_OK : out_of_memory(key);
+    return *out ? CN_OK : no_memory_for_key(key);
 }
 
 static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
@@ -337,13 +337,13 @@ static cn_status read_schema(cn_api_request *r, const char *key, json_t *format)
     enum { N_COPIED = 4 };
     json_t *schema = json_object_get(format, "schema"), *copy = json_object();
     json_t *chat = json_pack("{s:s, s:o}", "type", "json_schema", "json_schema", copy);
-    cn_status status = chat ? CN_OK : out_of_memory(key);
+    cn_status status = chat ? CN_OK : no_memory_for_key(key);
     if (!json_is_object(schema)) status = cn_api_refuse("text.format.schema", "an object", schema);
     if (status == CN_OK)
         status = check_members(r, "text.format", format, members, sizeof members / sizeof *members);
     for (size_t i = 0; status == CN_OK && i < N_COPIED; i++) {
         json_t *v = json_object_get(format, members[i]);
-        if (v && json_object_set(copy, members[i], v) != 0) status = out_of_memory(key);
+        if (v && json_object_set(copy, members[i], v) != 0) status = no_memory_for_key(key);
     }
     if (status == CN_OK) status = cn_api_set_response_format(r, key, chat);
     json_decref(chat);
@@ -427,7 +427,7 @@ static cn_status repeat_responses(cn_api_request *r, json_t *body)
     ok = text && cn_buf_add(&r->repeated, text + 1, strlen(text) - 2) == CN_OK;
     free(text);
     json_decref(o);
-    return ok ? CN_OK : out_of_memory("a response");
+    return ok ? CN_OK : no_memory_for_key("a response");
 }
 
 /* ---- after all members ---- */

@@ -20,7 +20,7 @@ enum {
     MAX_SCHEMAS = 64 /* that are looked at for the types of a parameter */
 };
 
-static bool ends_with(const cn_buf *b, const char *word)
+static bool buf_ends_with(const cn_buf *b, const char *word)
 {
     const size_t n = strlen(word);
     return b->len >= n && memcmp(b->data + b->len - n, word, n) == 0;
@@ -28,7 +28,7 @@ static bool ends_with(const cn_buf *b, const char *word)
 
 static bool is_text(const cn_buf *b, const char *word)
 {
-    return b->len == strlen(word) && ends_with(b, word);
+    return b->len == strlen(word) && buf_ends_with(b, word);
 }
 
 /* ---- values ---- */
@@ -210,7 +210,7 @@ static void begin_key(cn_xml_args *x)
 static cn_status add_to_xml_key(cn_xml_args *x, char c)
 {
     CN_TRY(cn_buf_add(&x->text, &c, 1));
-    x->in_key = !ends_with(&x->text, key_end);
+    x->in_key = !buf_ends_with(&x->text, key_end);
     return x->in_key ? CN_OK : read_key(x, 0, strlen(key_end));
 }
 
@@ -255,9 +255,9 @@ static cn_status end_at_tag(cn_xml_args *x, cn_buf *out, cn_xml_step *step)
 /* Remembers the first closing tag that closes none of the value. */
 static void count_tags(cn_xml_args *x)
 {
-    const bool is_function = ends_with(&x->text, function_end);
-    if (ends_with(&x->text, call_tag) || ends_with(&x->text, function_tag)) x->n_open++;
-    if (!is_function && !ends_with(&x->text, call_end)) return;
+    const bool is_function = buf_ends_with(&x->text, function_end);
+    if (buf_ends_with(&x->text, call_tag) || buf_ends_with(&x->text, function_tag)) x->n_open++;
+    if (!is_function && !buf_ends_with(&x->text, call_end)) return;
     if (x->n_open > 0) {
         x->n_open--;
         return;
@@ -274,11 +274,11 @@ static cn_status add_to_xml_value(cn_xml_args *x, char c, cn_buf *out, cn_xml_st
     if (c != '=' && c != '>') return CN_OK;
     const char *end = x->is_pair ? value_end : parameter_end;
     const char *next = x->is_pair ? key_tag : parameter_tag;
-    if (ends_with(&x->text, end)) return end_value(x, strlen(end), out);
-    const bool is_next = ends_with(&x->text, next);
+    if (buf_ends_with(&x->text, end)) return end_value(x, strlen(end), out);
+    const bool is_next = buf_ends_with(&x->text, next);
     if (x->closed_at > 0) {
         const bool begins =
-            ends_with(&x->text, function_tag) || ends_with(&x->text, call_tag) || is_next;
+            buf_ends_with(&x->text, function_tag) || buf_ends_with(&x->text, call_tag) || is_next;
         return begins ? end_at_tag(x, out, step) : CN_OK;
     }
     if (is_next) {

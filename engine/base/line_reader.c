@@ -194,7 +194,7 @@ static void consume(cn_line_reader *r, size_t n)
 
 /* Removes the next line and its newline from the buffer. False if the buffer has no complete
  * line. */
-static bool cut(cn_line_reader *r, cn_line *line)
+static bool cut_next_line(cn_line_reader *r, cn_line *line)
 {
     const char *from = r->data + r->start;
     const size_t have = r->end - r->start;
@@ -255,7 +255,7 @@ cn_status cn_line_reader_next(cn_line_reader *r, int wait_ms, cn_line *line, cn_
     for (;;) {
         if (r->dropping && r->end > r->start) drop_rest(r);
         const bool past = r->consumed >= r->limit;
-        if (!past && !r->dropping && r->end > r->start && cut(r, line)) {
+        if (!past && !r->dropping && r->end > r->start && cut_next_line(r, line)) {
             if (line->too_long) line->n = r->max_line_bytes;
             tidy_ends(line);
             if (!is_mine(r, line) || is_line_blank(line)) continue;

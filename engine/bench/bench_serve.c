@@ -314,7 +314,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 
 /* ---- the run ---- */
 
-static cn_status load(run *r)
+static cn_status send_requests(run *r)
 {
     const cn_config *c = r->config;
     cn_model_config model;
@@ -357,7 +357,7 @@ static cn_status measure_client(run *r)
     r->base = event_base_new();
     r->timer = r->base ? event_new(r->base, -1, 0, on_timer, r) : NULL;
     if (!r->timer) return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");
-    CN_TRY(load(r));
+    CN_TRY(send_requests(r));
     r->began_s = r->due_s = cn_now_s();
     send_due(r);
     event_base_dispatch(r->base);

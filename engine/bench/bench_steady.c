@@ -95,7 +95,7 @@ static cn_status submit_aged(steady *t, uint32_t i)
     return cn_bench_submit(t->b, &t->tokens, c->output_len - age, NULL);
 }
 
-static cn_status step(steady *t)
+static cn_status step_steady(steady *t)
 {
     const cn_config *c = t->b->config;
     cn_stats s;
@@ -114,7 +114,7 @@ static cn_status fill_steady(steady *t)
     for (uint32_t i = 0; i < t->n_aged; i++) CN_TRY(submit_aged(t, i));
     uint32_t most = 0;
     for (uint32_t settled = 0; settled < SETTLED; settled++) {
-        CN_TRY(step(t));
+        CN_TRY(step_steady(t));
         cn_stats s;
         cn_engine_stats(t->b->engine, &s);
         if (s.running > most) settled = 0;
@@ -131,7 +131,7 @@ static cn_status run_steps(steady *t, uint32_t n, sums *out)
     cn_engine_stats(t->b->engine, &s);
     for (const uint64_t end = s.steps + n; s.steps < end;) {
         const uint64_t before = s.steps;
-        CN_TRY(step(t));
+        CN_TRY(step_steady(t));
         cn_engine_stats(t->b->engine, &s);
         out->running += s.steps > before ? s.running : 0;
         out->blocks += s.steps > before ? s.blocks_used : 0;

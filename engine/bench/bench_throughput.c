@@ -181,7 +181,7 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
 
 /* ---- the command ---- */
 
-static cn_status write_json(json_t *figures, const cn_config *c)
+static cn_status write_throughput_json(json_t *figures, const cn_config *c)
 {
     if (!figures || json_object_set_new(figures, "model_id", json_string(c->model)) ||
         json_object_set_new(figures, "backend", json_string("cinch " CINCH_VERSION)))
@@ -200,7 +200,7 @@ static cn_status run_mode(cn_bench *b)
         status = cn_bench_steps(b, &figures);
     else
         status = bench_dataset(b, &figures);
-    if (status == CN_OK) status = write_json(figures, c);
+    if (status == CN_OK) status = write_throughput_json(figures, c);
     json_decref(figures);
     return status;
 }

@@ -188,7 +188,7 @@ static cn_status flush(job *j)
     return cn_flush_standard_output();
 }
 
-static cn_status run_lines(job *j)
+static cn_status tokenize_lines(job *j)
 {
     cn_line_reader *reader;
     cn_line line;
@@ -233,7 +233,7 @@ static cn_status run_input(job *j)
 {
     if (j->c->text && !j->c->jsonl) return run_whole(j, j->c->text, strlen(j->c->text));
     if (j->c->text) return run_json(j, j->c->text, strlen(j->c->text));
-    if (j->c->jsonl) return run_lines(j);
+    if (j->c->jsonl) return tokenize_lines(j);
     bool standard = strcmp(j->c->file, "-") == 0;
     FILE *in = standard ? stdin : fopen(j->c->file, "rb");
     if (!in) return cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));

@@ -92,7 +92,7 @@ static cn_status force(comparison *c, char **more, uint32_t n_more)
     return status;
 }
 
-static cn_status begin(comparison *c, char **more, uint32_t n_more)
+static cn_status begin_comparison(comparison *c, char **more, uint32_t n_more)
 {
     cn_config *config = c->config;
     CN_TRY(load_tasks(c, more, n_more));
@@ -131,11 +131,11 @@ static cn_status run_task(comparison *c, uint32_t task)
     return status;
 }
 
-static cn_status compare(comparison *c, char **more, uint32_t n_more)
+static cn_status run_comparison(comparison *c, char **more, uint32_t n_more)
 {
     CN_TRY(open_engine(c));
     if (c->config->continue_field) return force(c, more, n_more);
-    CN_TRY(begin(c, more, n_more));
+    CN_TRY(begin_comparison(c, more, n_more));
     for (uint32_t i = 0; i < c->n_tasks; i++) CN_TRY(run_task(c, i));
     if (c->written == CN_OK) return CN_OK;
     return cn_fail(c->written, "--json %s: not written", c->config->compare_json);
@@ -146,7 +146,7 @@ int cn_cmd_compare(int argc, char **argv)
     int first, exit_code;
     comparison c = {.config = cn_command_begin(argc, argv, &first, &exit_code)};
     if (!c.config) return exit_code;
-    cn_status status = compare(&c, argv + first, (uint32_t)(argc - first));
+    cn_status status = run_comparison(&c, argv + first, (uint32_t)(argc - first));
     exit_code = cn_command_end("compare", status);
     cn_engine_free(c.engine);
     for (uint32_t i = 0; i < c.n_tasks; i++) cn_compare_task_free(&c.tasks[i]);

@@ -11,7 +11,7 @@
 enum { NAME_MAX_BYTES = 64, MAX_BLOCK_TOKENS = 256 };
 
 /* The option row of a key of a `kv` object, or NULL. */
-static const cn_option *find_key(const char *key, size_t len)
+static const cn_option *find_arm_key(const char *key, size_t len)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
@@ -107,10 +107,10 @@ static cn_status set_part(cn_config *c, cn_buf *set, char *part, uint32_t place)
     }
     size_t len = strcspn(part, "=");
     const char *value = part[len] ? part + len + 1 : "true";
-    const cn_option *o = find_key(part, len);
+    const cn_option *o = find_arm_key(part, len);
     const bool negated = !o && !part[len] && strncmp(part, "no-", 3) == 0;
     if (negated) {
-        o = find_key(part + 3, len - 3);
+        o = find_arm_key(part + 3, len - 3);
         value = "false";
     }
     if (!o) return refuse_key(part, len);

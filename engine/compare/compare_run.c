@@ -96,7 +96,7 @@ static cn_request_params params_of(const cn_compare_task *t, const cn_kv_params 
 
 /* Submits line i. CN_ERR_BUSY: it has to wait. A line that the engine rejects counts as refused; in
  * the second pass it keeps its output and lacks only the replay. */
-static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
+static cn_status submit_compared_line(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
 {
     output *o = &r->outputs[i];
     cn_request_params p = params_of(r->task, kv, i);
@@ -151,7 +151,7 @@ static cn_status run_pass(cn_compare_run *r, output *outputs, const cn_kv_params
     for (uint32_t next = 0; status == CN_OK && r->n_done < n;) {
         for (; next < n && status == CN_OK; next++) {
             if (has_work(r, next))
-                status = submit(r, kv, next);
+                status = submit_compared_line(r, kv, next);
             else
                 r->n_done++;
             if (status == CN_ERR_BUSY) break;

@@ -14,7 +14,7 @@ static double share_forced(const cn_forced_figures *f)
     return f->tokens ? (double)f->same_best / (double)f->tokens : (double)NAN;
 }
 
-static double per_second(const cn_forced_figures *f)
+static double forced_per_second(const cn_forced_figures *f)
 {
     return f->timed_s > 0 ? (double)f->timed_tokens / f->timed_s : 0;
 }
@@ -97,7 +97,7 @@ static void cell(const void *table, uint32_t row, uint32_t column, char *s)
     case TO_WINDOW: put_to_window(s, t, row); break;
     case SAME_BEST: put_share(s, share_forced(f)); break;
     case TOKENS: snprintf(s, n, "%llu", (unsigned long long)f->tokens); break;
-    case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
+    case SPEED: snprintf(s, n, "%.0f", forced_per_second(f)); break;
     case PEAK: snprintf(s, n, "%.0f", peak(t->run, f)); break;
     case EVENTS: snprintf(s, n, "%llu", (unsigned long long)f->compressions); break;
     case EVICTED: snprintf(s, n, "%llu", (unsigned long long)f->evicted_tokens); break;
@@ -176,7 +176,7 @@ static json_t *forced_arm_json(const cn_forced_report *r, const cn_forced_run *r
         r->arms->arms[arm].label, "kv", cn_kv_params_json(&f->kv), "nll", m.nll, "nll_minus_full",
         m.delta, "standard_error", m.delta_error, "same_best_share", mean_json(share_forced(f)),
         "tokens", (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
-        "tokens_per_s", per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
+        "tokens_per_s", forced_per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
         (json_int_t)f->compressions, "evicted", (json_int_t)f->evicted_tokens, "by_document", "nll",
         nll, "same_best_share", same_best);
     add_window_json(json, run, arm, r->arms->arms[arm].baseline);

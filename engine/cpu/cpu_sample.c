@@ -89,7 +89,7 @@ static uint32_t argmax(const float *x, uint32_t n)
     return best;
 }
 
-static uint64_t sum(const uint64_t *weight, uint32_t n)
+static uint64_t sum_weights(const uint64_t *weight, uint32_t n)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < n; i++) total += weight[i];
@@ -192,7 +192,7 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
         keep_from(&c, threshold_key(&c, false, (uint64_t)r->top_k));
     }
     if (r->top_p < 1.0f) {
-        uint64_t need = cn_sample_nucleus(r->top_p, sum(c.weight, c.n));
+        uint64_t need = cn_sample_nucleus(r->top_p, sum_weights(c.weight, c.n));
         keep_from(&c, threshold_key(&c, true, need));
     }
     return (cn_cpu_distribution){c.id, c.weight, c.n};
@@ -203,7 +203,7 @@ static uint32_t draw_cpu(const cn_cpu_distribution *d, const cn_sample_row *r)
 {
     if (d->n == 1) return d->ids[0];
     uint64_t u = cn_philox_u64(r->seed, r->sample, r->position);
-    uint64_t point = cn_sample_point(u, sum(d->weights, d->n));
+    uint64_t point = cn_sample_point(u, sum_weights(d->weights, d->n));
     uint64_t cumulative = 0;
     for (uint32_t i = 0; i < d->n; i++) {
         cumulative += d->weights[i];
@@ -231,7 +231,7 @@ static void write_cpu_logprobs(const cn_sample_args *a, uint32_t row, uint32_t t
     weigh_cpu(c.logit, c.weight, a->vocab);
     double mass = INFINITY; /* no logit above -inf: every logprob is -inf */
     if (max > -INFINITY)
-        mass = log((double)sum(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
+        mass = log((double)sum_weights(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
     a->token_logprobs[row] =
         token == CN_NO_TOKEN ? -INFINITY : cpu_logprob_of(logits[token], max, mass);
 

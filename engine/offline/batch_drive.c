@@ -22,7 +22,7 @@ static void cancel(void *drive, cn_batch_job *job)
     cn_lanes_cancel(((cn_batch_drive *)drive)->lanes, job);
 }
 
-static uint64_t n_tokens(void *drive, cn_batch_job *job)
+static uint64_t n_job_tokens(void *drive, cn_batch_job *job)
 {
     (void)drive;
     return cn_lanes_n_tokens(job);
@@ -53,7 +53,7 @@ static void open_port(cn_batch_drive *d, const cn_config *c)
                               .borrows = several,
                               .submit = submit,
                               .cancel = cancel,
-                              .n_tokens = n_tokens,
+                              .n_tokens = n_job_tokens,
                               .interrupted = interrupted,
                               .fault = show_fault};
     cn_engine_default_sampling(engine, &d->port.defaults.sampling);

@@ -13,7 +13,7 @@ typedef struct piece {
 
 static const piece nothing = {NULL, 0};
 
-static piece trim(piece p)
+static piece trim_piece(piece p)
 {
     while (p.n && isspace((unsigned char)p.s[0])) p.s++, p.n--;
     while (p.n && isspace((unsigned char)p.s[p.n - 1])) p.n--;
@@ -73,18 +73,18 @@ static piece boxed(piece text)
         piece found = brace.n && brace.s[0] == '{' ? inside_braces(brace) : nothing;
         if (found.s) last = found;
     }
-    if (last.s) return trim(last);
+    if (last.s) return trim_piece(last);
     piece line = after_last(text, "####");
     if (!line.s) return nothing;
     const char *end = memchr(line.s, '\n', line.n);
-    return trim((piece){line.s, end ? (size_t)(end - line.s) : line.n});
+    return trim_piece((piece){line.s, end ? (size_t)(end - line.s) : line.n});
 }
 
 /* Removes $...$ around an answer, which does not change its value. */
 static piece without_dollars(piece p)
 {
     if (p.n >= 2 && p.s[0] == '$' && p.s[p.n - 1] == '$') p = (piece){p.s + 1, p.n - 2};
-    return trim(p);
+    return trim_piece(p);
 }
 
 /* ---- numbers ---- */
@@ -207,7 +207,7 @@ static bool grade_boxed(piece answer, piece reference)
 {
     piece got = boxed(answer), want = boxed(reference);
     if (!got.s) return false;
-    if (!want.s) want = trim(reference);
+    if (!want.s) want = trim_piece(reference);
     got = without_dollars(got);
     want = without_dollars(want);
     number a, b;
@@ -228,7 +228,7 @@ bool cn_grade(cn_opt_grade rule, const char *output, size_t n, const char *refer
     if (!answer.s) return false;
     if (rule == CN_OPT_GRADE_BOXED) return grade_boxed(answer, want);
     if (rule == CN_OPT_GRADE_LAST_NUMBER) return grade_last_number(answer, want);
-    return same(trim(answer), trim(want));
+    return same(trim_piece(answer), trim_piece(want));
 }
 
 void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high)

@@ -61,7 +61,7 @@ static void sift(cn_merge_entry *at, size_t i, size_t n, order_fn order)
     at[i] = moved;
 }
 
-static void sort(cn_merge_table *t, order_fn order)
+static void sort_table(cn_merge_table *t, order_fn order)
 {
     for (size_t i = t->len / 2; i-- > 0;) sift(t->at, i, t->len, order);
     for (size_t n = t->len; n-- > 1;) {
@@ -72,8 +72,8 @@ static void sort(cn_merge_table *t, order_fn order)
     }
 }
 
-void cn_merge_table_sort(cn_merge_table *t) { sort(t, by_id); }
-void cn_merge_table_sort_by_place(cn_merge_table *t) { sort(t, by_place); }
+void cn_merge_table_sort(cn_merge_table *t) { sort_table(t, by_id); }
+void cn_merge_table_sort_by_place(cn_merge_table *t) { sort_table(t, by_place); }
 
 cn_merge_entry *cn_merge_table_find(const cn_merge_table *t, cn_id id, size_t *n)
 {

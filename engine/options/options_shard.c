@@ -35,7 +35,7 @@ static cn_status read_pair(shard *out, const char *what, const char *text)
     return CN_OK;
 }
 
-static cn_status check_shard(const shard *s, const char *what)
+static cn_status check_shard_number(const shard *s, const char *what)
 {
     if (s->of == 0 || s->of > CN_MAX_SHARDS)
         return cn_fail(CN_ERR_ARG, "%s: %u shards: expected 1 to %d", what, s->of,
@@ -253,7 +253,7 @@ cn_status cn_config_find_shard(cn_config *c)
     shard s = {.source = "--shard"};
     const bool automatic = strcmp(c->shard, "auto") == 0;
     CN_TRY(automatic ? find_shard(&s) : read_pair(&s, "--shard", c->shard));
-    CN_TRY(check_shard(&s, automatic ? s.source : "--shard"));
+    CN_TRY(check_shard_number(&s, automatic ? s.source : "--shard"));
     const bool named = cn_shard_names_index(c->output_file);
     CN_TRY(expand(&c->output_file, &s));
     if (!named) CN_TRY(name_output(&c->output_file, &s));

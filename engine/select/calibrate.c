@@ -37,7 +37,8 @@ struct cn_calibrator {
 
 /* ---- the sums ---- */
 
-static void add_head(const cn_calibrator *c, double *most, const float *q, const float *k)
+static void add_largest_products(const cn_calibrator *c, double *most, const float *q,
+                                 const float *k)
 {
     for (uint32_t i = 0; i < c->config.head_dim; i++)
         most[i] = fmax(most[i], fabs((double)q[i] * ((double)k[i] - c->mean[i])));
@@ -93,8 +94,8 @@ static void add_products(cn_calibrator *c, const cn_rope_store_args *a, uint32_t
     const float *k = key_of(c, a, t, kv_head);
     for (uint32_t g = 0; g < group; g++) {
         const uint32_t head = kv_head * group + g;
-        add_head(c, c->most + ((size_t)a->layer * c->config.n_heads + head) * d,
-                 query_of(a, t, head), k);
+        add_largest_products(c, c->most + ((size_t)a->layer * c->config.n_heads + head) * d,
+                             query_of(a, t, head), k);
     }
 }
 

@@ -400,14 +400,14 @@ cn_status cn_server_run(cn_server *s)
     return status;
 }
 
-static void count(int fd)
+static void wake_by_fd(int fd)
 {
     const uint64_t one = 1;
     (void)!write(fd, &one, sizeof one);
 }
 
-void cn_server_stop(cn_server *s) { count(s->stop_fd); }
-void cn_server_reopen_log(cn_server *s) { count(s->reopen_fd); }
+void cn_server_stop(cn_server *s) { wake_by_fd(s->stop_fd); }
+void cn_server_reopen_log(cn_server *s) { wake_by_fd(s->reopen_fd); }
 
 uint16_t cn_server_port(const cn_server *s) { return s->port; }
 bool cn_server_is_draining(const cn_server *s) { return s->draining; }

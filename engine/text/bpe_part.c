@@ -92,7 +92,7 @@ static cn_status open_measures(const cn_bpe *b, measures *m)
 }
 
 /* Checks rule 2 and finds K. */
-static bool measure(const cn_bpe *b, measures *m, size_t *longest)
+static bool measure_lengths(const cn_bpe *b, measures *m, size_t *longest)
 {
     *longest = 1;
     for (uint32_t rank = 0; rank < b->n_merges; rank++) {
@@ -121,7 +121,7 @@ static cn_status find_bpe_cuts(cn_bpe *b)
     measures m = {0};
     const cn_status status = open_measures(b, &m);
     if (status == CN_OK)
-        b->cuts = measure(b, &m, &b->longest) ? CN_BPE_CUTS_FOUND : CN_BPE_CUTS_NONE;
+        b->cuts = measure_lengths(b, &m, &b->longest) ? CN_BPE_CUTS_FOUND : CN_BPE_CUTS_NONE;
     free_measures(&m);
     b->part_bytes = usual_part(b->longest);
     return status;

@@ -123,7 +123,7 @@ static cn_status check_cancelled(const cn_intake_turn *turn)
                : CN_OK;
 }
 
-static cn_status enter(void *context)
+static cn_status enter_turn(void *context)
 {
     const cn_intake_turn *turn = context;
     CN_TRY(check_cancelled(turn));
@@ -145,7 +145,7 @@ static void leave(void *context)
 
 cn_encode_opts cn_intake_encode_opts(const cn_intake_turn *turn)
 {
-    return (cn_encode_opts){.enter = enter,
+    return (cn_encode_opts){.enter = enter_turn,
                             .pause = pause_at_word,
                             .leave = leave,
                             .context = (void *)(uintptr_t)turn};

@@ -142,7 +142,7 @@ static cn_status decode_ids(cn_service *s, const json_t *ids, cn_buf *text)
     return cn_detok_flush(&d, text);
 }
 
-static cn_status decode(cn_token_job *job, json_t *body)
+static cn_status decode_tokens(cn_token_job *job, json_t *body)
 {
     const cn_json_at at = {body, "body", CN_ERR_ARG};
     static const char *const known[] = {"tokens", "model"};
@@ -165,7 +165,7 @@ static cn_status take_tokens_body(cn_token_job *job, bool is_long, json_t *body)
     if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
     CN_TRY(cn_api_model_check(&s->names, json_object_get(body, "model")));
     if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
-    return job->decode ? decode(job, body) : encode_tokens(job, is_long, body);
+    return job->decode ? decode_tokens(job, body) : encode_tokens(job, is_long, body);
 }
 
 cn_status cn_intake_token_job(cn_token_job *job, bool is_long)

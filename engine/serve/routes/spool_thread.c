@@ -184,7 +184,7 @@ static cn_status submit_job(void *part, cn_batch_job *job, const char *owner)
     return CN_OK;
 }
 
-static void cancel(void *part, cn_batch_job *job)
+static void cancel_line(void *part, cn_batch_job *job)
 {
     (void)part;
     cn_call_cancel(job->call);
@@ -256,7 +256,7 @@ static cn_status open_batches(cn_spool_part *p)
         .user = p,
         .defaults = *cn_service_defaults(p->service),
         .submit = submit_job,
-        .cancel = cancel,
+        .cancel = cancel_line,
         .n_tokens = n_tokens,
         .is_accepted = is_accepted,
     };
@@ -283,7 +283,7 @@ static void close_part(void *part)
     cn_free(p);
 }
 
-static cn_status start(cn_spool_part *p)
+static cn_status start_spool(cn_spool_part *p)
 {
     CN_TRY(cn_mailbox_create(&p->box, UINT32_MAX));
     CN_TRY(open_batches(p));
@@ -324,7 +324,7 @@ static cn_status open_part(cn_server *server, void **out)
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the spool");
     p->server = server;
     p->service = service;
-    cn_status status = cn_service_config(service)->spool ? start(p) : CN_OK;
+    cn_status status = cn_service_config(service)->spool ? start_spool(p) : CN_OK;
     if (status == CN_OK) status = add_routes(p);
     if (status == CN_OK)
         *out = p;
@@ -341,11 +341,11 @@ static void drain_part(void *part)
     cn_mailbox_post(p->box, CN_MAIL_EXPRESS, &p->drain_mail);
 }
 
-static bool is_idle(void *part)
+static bool is_spool_idle(void *part)
 {
     cn_spool_part *p = part;
     return !p->started || atomic_load(&p->idle);
 }
 
 const cn_server_part cn_spool_server_part = {
-    .open = open_part, .drain = drain_part, .is_idle = is_idle, .close = close_part};
+    .open = open_part, .drain = drain_part, .is_idle = is_spool_idle, .close = close_part};

@@ -182,7 +182,7 @@ static bool may_go_on(cn_batch *b)
     return false;
 }
 
-static bool open_run(cn_batch *b)
+static bool open_batch_run(cn_batch *b)
 {
     if (b->running) return true;
     b->port = b->all->port;
@@ -293,7 +293,7 @@ static cn_status publish_run(cn_batch *b, cn_batch_output *o, const cn_spool_id 
 static void finish_run(cn_batch *b, cn_batch_status final)
 {
     cn_batch_record *r = &b->record;
-    if (!open_run(b)) return;
+    if (!open_batch_run(b)) return;
     cn_status status = publish_run(b, b->run.output, &r->output, "output", &r->has_output);
     if (status == CN_OK)
         status = publish_run(b, b->run.errors, &r->errors, "error", &r->has_errors);
@@ -363,7 +363,7 @@ static void expire(cn_batch *b, int *wait_ms)
         if (!cn_batch_run_is_over(&b->run)) return;
         close_run(b);
     }
-    if (!open_run(b)) return;
+    if (!open_batch_run(b)) return;
     b->expiring = true;
     if (expire_some(b, &done) != CN_OK) {
         pause(b, cn_last_error());
@@ -452,7 +452,7 @@ static void run_lines(cn_batch *b, int *wait_ms)
 {
     const bool opens = !b->running;
     if (opens && b->all->draining) return;
-    if (!open_run(b)) return;
+    if (!open_batch_run(b)) return;
     if (opens) wait_at_most(wait_ms, 0); /* the next pump computes its share */
     cn_batch_run *run = &b->run;
     b->all->slice_left = LINES_PER_SLICE;

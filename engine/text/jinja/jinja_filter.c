@@ -87,7 +87,7 @@ static cn_status put_between(cn_jrun *run, cn_jtext t, cn_jtext new, int64_t mos
     return cn_jputs(run, t);
 }
 
-static cn_status replace(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status replace_all(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jtext t, old, new;
     int64_t most = -1;
@@ -252,7 +252,7 @@ static cn_status truncate(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return cn_jcut(run, mark, out);
 }
 
-static cn_status format(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status format_percent(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jtext t;
     CN_TRY(cn_jstr(run, c->self, &t));
@@ -417,7 +417,7 @@ const cn_jbuiltin cn_jscalar_filters[] = {
     {"title", "", title},
     {"trim", "chars", trim},
     {"string", "", to_string},
-    {"replace", "old new count", replace},
+    {"replace", "old new count", replace_all},
     {"indent", "width first blank", indent},
     {"center", "width", center},
     {"escape", "", escape},
@@ -427,7 +427,7 @@ const cn_jbuiltin cn_jscalar_filters[] = {
     {"urlencode", "", urlencode},
     {"wordcount", "", wordcount},
     {"truncate", "length killwords end leeway", truncate},
-    {"format", "*", format},
+    {"format", "*", format_percent},
     {"int", "default base", to_int},
     {"float", "default", to_float},
     {"abs", "", absolute},

@@ -136,7 +136,7 @@ static cn_status fold(cn_jrun *run, cn_jvalue v, bool cased, cn_jvalue *out)
     return cn_jbuiltin_call(run, lower, v, &(cn_jargs){0}, out);
 }
 
-static cn_status join(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
+static cn_status join_items(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jlist *items;
     cn_jtext between = {0};
@@ -384,7 +384,7 @@ const cn_jbuiltin cn_jseq_filters[] = {
     {"items", "", pairs},
     {"batch", "linecount fill_with", divide_seq},
     {"slice", "slices fill_with", divide_seq},
-    {"join", "d attribute", join},
+    {"join", "d attribute", join_items},
     {"sum", "attribute start", sum},
     {"map", "*", map},
     {"select", "*", choose_items},
