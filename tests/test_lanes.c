@@ -1,5 +1,6 @@
 /* test_lanes.c - several engines that share the lines of a run: who gets what, engines that fail or
  * hang, cancellation, busy engines. The engines are scripted and run on the lanes' threads. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -45,7 +46,14 @@ struct cn_engine {
 static cn_engine fakes[MAX_ENGINES];
 static cn_engine *const engines[MAX_ENGINES] = {&fakes[0], &fakes[1], &fakes[2], &fakes[3]};
 static volatile int signals;
+static pthread_t run_thread;
 static atomic_uint signal_after; /* requests of all engines; 0: never */
+
+static void on_signal(int number)
+{
+    (void)number;
+    signals = 1;
+}
 
 static uint32_t live_samples(const cn_engine *e)
 {
@@ -97,7 +105,7 @@ static cn_status submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn
     snprintf(r->text, sizeof r->text, "echo %s", p->custom_id);
     e->most_live = cn_max_u32(e->most_live, live_samples(e));
     const uint32_t after = atomic_load(&signal_after);
-    if (after && atomic_fetch_sub(&signal_after, 1) == 1) signals = 1;
+    if (after && atomic_fetch_sub(&signal_after, 1) == 1) pthread_kill(run_thread, SIGUSR1);
     return CN_OK;
 }
 
@@ -180,6 +188,8 @@ static int set_up(void **state)
     for (int i = 0; i < MAX_ENGINES; i++) fakes[i].max_queue = 1000;
     atomic_store(&signal_after, 0);
     signals = 0;
+    run_thread = pthread_self();
+    signal(SIGUSR1, on_signal);
     cn_log_set_level(CN_LOG_ERROR);
     return 0;
 }
@@ -360,7 +370,7 @@ static void lines_of_many_samples_share_an_engine(void **state)
     char id[16];
     for (int i = 0; i < 20; i++) {
         snprintf(id, sizeof id, "r%d", i);
-        add_line_of(id, "hi", 20, 30);
+        add_line_of(id, "hi", 20, 150);
     }
     for (int i = 0; i < 2; i++) fakes[i].step_us = 1000;
     assert_int_equal(run_seats(2, 64, 0, 0).n_answered, 20);
