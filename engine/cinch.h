@@ -443,6 +443,7 @@ typedef struct cn_stats {
     uint64_t prefix_queries; /* prompt tokens looked up in the prefix cache; cached_tokens hit */
     uint64_t holder_preemptions; /* preemptions of a request with a query slot or reservation */
     uint32_t running, waiting;   /* samples */
+    uint32_t waiting_interactive; /* of those that wait */
     uint32_t blocked; /* running, but without the query slot or block that the next token needs */
     uint32_t blocks_total;
     uint32_t blocks_used, blocks_cached; /* used: in a request's table; cached: only cached */

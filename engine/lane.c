@@ -1,10 +1,18 @@
 /* lane.c - see lane.h. */
 #include "engine/lane.h"
 
+#include <malloc.h>
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
-enum { INBOX_MAILS = 1 << 20 }; /* the owner bounds what it posts */
+#include "compress/away.h"
+
+enum {
+    INBOX_MAILS = 1 << 20, /* the owner bounds what it posts */
+    MAILS_PER_STEP = 64,   /* limits how long a burst of arrivals delays decoding */
+    TRIM_AFTER_MS = 1000
+};
 
 static unsigned long long now_ms(void) { return (unsigned long long)(cn_now_s() * 1e3); }
 
@@ -14,6 +22,7 @@ static void keep_failure(cn_lane *lane, cn_status status)
 {
     lane->status = status;
     snprintf(lane->why, sizeof lane->why, "%s", cn_last_error());
+    atomic_store(&lane->failed, true);
 }
 
 static void open_loaded(cn_mail *mail)
@@ -43,41 +52,87 @@ static void keep_stats(cn_lane *lane)
     atomic_store(&lane->n_waiting, stats.waiting + stats.swapped);
 }
 
+static void set_turn(cn_lane *lane, unsigned long long began_ms)
+{
+    atomic_store_explicit(&lane->turn_began_ms, began_ms, memory_order_relaxed);
+}
+
 static cn_status step(cn_lane *lane)
 {
-    atomic_store_explicit(&lane->step_began_ms, now_ms(), memory_order_relaxed);
+    const double began_s = cn_now_s();
     const cn_status status = cn_engine_step(lane->engine, &lane->idle);
-    atomic_store_explicit(&lane->step_began_ms, 0, memory_order_relaxed);
+    if (lane->outbox) keep_stats(lane);
+    if (lane->on_step) lane->on_step(lane, cn_now_s() - began_s);
     return status;
+}
+
+/* A step failed: the engine is used no more. */
+static void fail(cn_lane *lane, cn_status status)
+{
+    keep_failure(lane, status);
+    lane->idle = true;
+    lane->failed_mail.open = open_failed;
+    if (lane->on_end) lane->on_end(lane, status);
+    if (lane->on_failed) cn_mailbox_post(lane->outbox, CN_MAIL_NORMAL, &lane->failed_mail);
+}
+
+/* Waits for mail. After a second without any, returns the memory of ended requests. */
+static void rest(cn_lane *lane)
+{
+    set_turn(lane, 0);
+    cn_mailbox_wait(lane->inbox, lane->untrimmed ? TRIM_AFTER_MS : -1);
+    if (!lane->untrimmed || cn_mailbox_length(lane->inbox) > 0) return;
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+    lane->untrimmed = false;
+}
+
+static void open_mails(cn_lane *lane)
+{
+    cn_mail *mail;
+    for (int i = 0; i < MAILS_PER_STEP && (mail = cn_mailbox_take(lane->inbox)); i++)
+        mail->open(mail);
+}
+
+/* False: the thread ends. */
+static bool take_turn(cn_lane *lane)
+{
+    if (lane->idle) rest(lane);
+    set_turn(lane, now_ms());
+    open_mails(lane);
+    if (lane->stopping) return false;
+    if (lane->idle) return true;
+    const cn_status status = step(lane);
+    if (status != CN_OK) fail(lane, status);
+    return status == CN_OK || lane->on_end;
 }
 
 static void *run(void *context)
 {
     cn_lane *lane = context;
     const cn_status loaded = lane->load ? lane->load(lane->engine) : CN_OK;
-    if (loaded != CN_OK) keep_failure(lane, loaded);
+    if (loaded == CN_OK)
+        keep_stats(lane);
+    else
+        keep_failure(lane, loaded);
     lane->loaded_mail.open = open_loaded;
     cn_mailbox_post(lane->outbox, CN_MAIL_NORMAL, &lane->loaded_mail);
     if (loaded != CN_OK) return NULL;
     lane->idle = true;
-    for (;;) {
-        if (lane->idle) cn_mailbox_wait(lane->inbox, -1);
-        cn_mailbox_open_all(lane->inbox);
-        if (lane->stopping) return NULL;
-        if (lane->idle) continue;
-        const cn_status status = step(lane);
-        keep_stats(lane);
-        if (status == CN_OK) continue;
-        keep_failure(lane, status);
-        lane->failed_mail.open = open_failed;
-        cn_mailbox_post(lane->outbox, CN_MAIL_NORMAL, &lane->failed_mail);
-        return NULL;
-    }
+    while (take_turn(lane)) continue;
+    set_turn(lane, 0);
+    if (!lane->on_end) return NULL;
+    cn_fail(CN_ERR_CANCELLED, "stopped");
+    lane->on_end(lane, CN_ERR_CANCELLED);
+    for (cn_mail *mail; (mail = cn_mailbox_take(lane->inbox));) mail->open(mail);
+    return NULL;
 }
 
 void cn_lane_wake(cn_lane *lane, uint32_t n)
 {
     lane->idle = false;
+    lane->untrimmed = true;
     atomic_fetch_add(&lane->n_waiting, n);
 }
 
@@ -113,14 +168,24 @@ void cn_lane_stop(cn_lane *lane)
     cn_mailbox_post(lane->inbox, CN_MAIL_EXPRESS, &lane->stop_mail);
 }
 
-bool cn_lane_close(cn_lane *lane, double wait_s)
+/* Waits for the end of the thread. */
+static bool try_join(cn_lane *lane, double until_s)
 {
     struct timespec until;
+    const double left_s = fmax(until_s - cn_now_s(), 0), whole_s = floor(left_s);
+    if (isinf(left_s)) return pthread_join(lane->thread, NULL) == 0;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)whole_s;
+    until.tv_nsec += (long)(1e9 * (left_s - whole_s));
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    return pthread_timedjoin_np(lane->thread, NULL, &until) == 0;
+}
+
+bool cn_lane_close(cn_lane *lane, double until_s)
+{
     if (!lane->is_running) return true;
     cn_lane_stop(lane);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)wait_s + 1;
-    if (pthread_timedjoin_np(lane->thread, NULL, &until) != 0) return false;
+    if (!try_join(lane, until_s)) return false;
     lane->is_running = false;
     while (cn_mailbox_take(lane->inbox)) continue;
     cn_mailbox_free(lane->inbox);
@@ -129,10 +194,10 @@ bool cn_lane_close(cn_lane *lane, double wait_s)
     return true;
 }
 
-void cn_lane_post(cn_lane *lane, cn_mail *mail)
+void cn_lane_post(cn_lane *lane, cn_mail_queue queue, cn_mail *mail)
 {
     if (lane->outbox)
-        cn_mailbox_post(lane->inbox, CN_MAIL_NORMAL, mail);
+        cn_mailbox_post(lane->inbox, queue, mail);
     else
         mail->open(mail);
 }
@@ -143,14 +208,19 @@ cn_status cn_lane_step(cn_lane *lane)
     return step(lane);
 }
 
-double cn_lane_step_s(const cn_lane *lane)
+double cn_lane_turn_s(const cn_lane *lane, double now_s)
 {
     const unsigned long long began =
-        atomic_load_explicit(&lane->step_began_ms, memory_order_relaxed);
-    return began ? (double)(now_ms() - began) / 1e3 : 0;
+        atomic_load_explicit(&lane->turn_began_ms, memory_order_relaxed);
+    return began ? fmax(now_s - (double)began / 1e3, 0) : 0;
 }
 
 uint32_t cn_lane_n_waiting(const cn_lane *lane) { return atomic_load(&lane->n_waiting); }
+
+const char *cn_lane_failure(const cn_lane *lane)
+{
+    return atomic_load(&lane->failed) ? lane->why : NULL;
+}
 
 void cn_lane_stats(cn_lane *lane, cn_stats *out)
 {
@@ -161,4 +231,78 @@ void cn_lane_stats(cn_lane *lane, cn_stats *out)
     if (lane->is_running) pthread_mutex_lock(&lane->lock);
     *out = lane->stats;
     if (lane->is_running) pthread_mutex_unlock(&lane->lock);
+}
+
+/* ---- sums ---- */
+
+static void add_homes(cn_stats *to, const cn_stats *s)
+{
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        to->auto_admissions[h] += s->auto_admissions[h];
+        to->home_link_bytes_per_s[h] += s->home_link_bytes_per_s[h];
+    }
+    to->auto_moves += s->auto_moves;
+    to->home_blocks_total += s->home_blocks_total;
+    to->home_blocks_used += s->home_blocks_used;
+    to->exchanges += s->exchanges;
+    to->fetched_entries += s->fetched_entries;
+    to->missed_entries += s->missed_entries;
+    to->fetched_bytes += s->fetched_bytes;
+    to->put_bytes += s->put_bytes;
+    to->stall_s += s->stall_s;
+}
+
+static void add_swap(cn_stats *to, const cn_stats *s)
+{
+    to->swapped += s->swapped;
+    to->swap_blocks_total += s->swap_blocks_total;
+    to->swap_blocks_used += s->swap_blocks_used;
+    to->swap_windows_total += s->swap_windows_total;
+    to->swap_windows_used += s->swap_windows_used;
+    to->swap_outs += s->swap_outs;
+    to->swap_ins += s->swap_ins;
+    to->swapped_out_blocks += s->swapped_out_blocks;
+    to->swapped_in_blocks += s->swapped_in_blocks;
+    to->swapped_out_bytes += s->swapped_out_bytes;
+    to->swapped_in_bytes += s->swapped_in_bytes;
+}
+
+static void add_kv(cn_stats *to, const cn_stats *s)
+{
+    to->block_tokens = s->block_tokens;
+    to->block_bytes = s->block_bytes;
+    to->blocks_total += s->blocks_total;
+    to->blocks_used += s->blocks_used;
+    to->blocks_cached += s->blocks_cached;
+    to->blocks_spared += s->blocks_spared;
+    to->slots_total += s->slots_total;
+    to->slots_used += s->slots_used;
+    to->compressing += s->compressing;
+    to->compressions += s->compressions;
+    to->compression_s += s->compression_s;
+    to->evicted_tokens += s->evicted_tokens;
+    to->freed_bytes += s->freed_bytes;
+    to->selected_steps += s->selected_steps;
+    to->selected_tokens += s->selected_tokens;
+    to->candidate_tokens += s->candidate_tokens;
+}
+
+void cn_stats_add(cn_stats *to, const cn_stats *s)
+{
+    to->steps += s->steps;
+    to->generation_tokens += s->generation_tokens;
+    to->prompt_tokens += s->prompt_tokens;
+    to->cached_tokens += s->cached_tokens;
+    to->prefix_queries += s->prefix_queries;
+    to->requests_done += s->requests_done;
+    to->preemptions += s->preemptions;
+    to->holder_preemptions += s->holder_preemptions;
+    to->recomputed_tokens += s->recomputed_tokens;
+    to->running += s->running;
+    to->waiting += s->waiting;
+    to->waiting_interactive += s->waiting_interactive;
+    to->blocked += s->blocked;
+    add_kv(to, s);
+    add_homes(to, s);
+    add_swap(to, s);
 }

@@ -552,8 +552,8 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     const cn_swap_room left = cn_sched_swap_room(s);
     *out = s->stats;
     out->running = s->running.n;
-    out->waiting = cn_scheduler_waiting_of(s, CN_CLASS_INTERACTIVE) +
-                   cn_scheduler_waiting_of(s, CN_CLASS_BATCH);
+    out->waiting_interactive = cn_scheduler_waiting_of(s, CN_CLASS_INTERACTIVE);
+    out->waiting = out->waiting_interactive + cn_scheduler_waiting_of(s, CN_CLASS_BATCH);
     out->blocked = s->n_blocked;
     out->compressing = s->n_compressing;
     out->blocks_used = out->blocks_total - cn_pool_available(s->device.blocks);

@@ -17,9 +17,10 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
+#include "engine/lane_engines.h"
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/done_files.h"
-#include "engine/offline/lane_engines.h"
+#include "engine/offline/lanes.h"
 
 /* ---- signals ---- */
 
@@ -114,6 +115,20 @@ static void warn_of_network(const cn_config *c, const cn_batch_run *run)
                c->output_file, fs.f_type == NFS ? "NFS" : "Lustre");
 }
 
+/* Loads the engines, each on its thread. */
+static cn_status start_lanes(cn_lanes **out, const cn_lane_engines *engines, const cn_config *c)
+{
+    const cn_lanes_opts o = {
+        .engines = engines->at,
+        .n = engines->n,
+        .n_seats = c->max_num_seqs,
+        .stall_s = cn_lane_engines_stall_s(engines, c),
+        .by_priority = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
+        .load = cn_engine_load,
+    };
+    return cn_lanes_create(out, &o);
+}
+
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_lane_engines *engines,
                           cn_config *c)
 {
@@ -135,7 +150,7 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_lane_engi
     char backend[96];
     cn_engine_backend_text(engines->at[0], backend, sizeof backend);
     CN_TRY(cn_done_files_check_backend(c, backend));
-    CN_TRY(cn_lane_engines_start(&drive->lanes, engines, c));
+    CN_TRY(start_lanes(&drive->lanes, engines, c));
     if (!cn_batch_output_is_file(run->output)) return CN_OK;
     return cn_run_record_backend(c->output_file, backend);
 }

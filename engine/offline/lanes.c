@@ -17,7 +17,8 @@ enum {
     ROOM_WAIT_MS = 10,
     /* The run's thread looks at the engines every 200 ms. After so long the process was stopped. */
     STOPPED_S = 2,
-    STOP_WAIT_S = 30
+    STOP_WAIT_S = 30, /* for all engines */
+    LOST_WAIT_S = 1
 };
 
 typedef struct lane_state {
@@ -38,7 +39,7 @@ struct cn_lanes {
     cn_mailbox *outbox; /* of the run's thread; NULL: there is one engine, without a thread */
     lane_state *at;     /* [opts.n] */
     cn_list ready;      /* calls without a lane */
-    cn_list ended;      /* calls whose cancellation is on its way back */
+    cn_list ended;      /* calls that are cancelled, and whose mail is on its way */
     uint32_t n_loaded, n_lost;
     uint32_t next; /* of equal lanes, the first to look at */
     double looked_s, awake_s; /* cn_now_s: the last look at the steps; the process is not stopped */
@@ -193,7 +194,7 @@ static void dispatch(cn_lanes *l)
         assign(s, call);
         call->mail.open = open_begin;
         atomic_fetch_add(&s->n_unopened, call->n_samples);
-        cn_lane_post(&s->lane, &call->mail);
+        cn_lane_post(&s->lane, CN_MAIL_NORMAL, &call->mail);
     }
 }
 
@@ -255,6 +256,7 @@ static void open_returned(cn_mail *mail)
     cn_lanes *l = call->all;
     if (call->at && call->at->is_lost) return; /* kept until the lanes are freed */
     if (is_kept_waiting(call)) return;
+    if (call->ended) cn_list_remove(&l->ended, &call->node);
     leave_lane(call);
     if (call->status == CN_ERR_BUSY) /* nothing that ends would make room */
         call->status = call->cancel_posted ? CN_ERR_CANCELLED : CN_ERR_MEMORY;
@@ -313,10 +315,12 @@ void cn_lanes_cancel(cn_lanes *l, cn_batch_job *job)
         call->cancel_posted = true;
         call->cancel_at = &call->at->lane;
         call->cancel_mail.open = open_cancel;
-        cn_lane_post(call->cancel_at, &call->cancel_mail);
+        cn_lane_post(call->cancel_at, CN_MAIL_NORMAL, &call->cancel_mail);
     } else if (!call->at && call->mail.open != open_returned) {
         /* By mail, because the caller may be walking over its jobs. */
         cn_list_remove(&l->ready, &call->node);
+        cn_list_append(&l->ended, &call->node);
+        call->ended = true;
         call->status = CN_ERR_CANCELLED;
         call->mail.open = open_returned;
         cn_mailbox_post(l->outbox, CN_MAIL_NORMAL, &call->mail);
@@ -367,7 +371,7 @@ static void check_stalls(cn_lanes *l)
     if (now_s - l->awake_s < l->opts.stall_s) return;
     for (uint32_t i = 0; i < l->opts.n && l->opts.stall_s > 0; i++) {
         lane_state *s = &l->at[i];
-        if (s->is_lost || cn_lane_step_s(&s->lane) < l->opts.stall_s) continue;
+        if (s->is_lost || cn_lane_turn_s(&s->lane, now_s) < l->opts.stall_s) continue;
         snprintf(why, sizeof why, "a step has not ended for %.0f s (--health-stall)",
                  l->opts.stall_s);
         lose(s, why);
@@ -451,10 +455,11 @@ cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o)
 bool cn_lanes_stop(cn_lanes *l)
 {
     bool all = true;
+    const double until_s = cn_now_s() + STOP_WAIT_S, lost_until_s = cn_now_s() + LOST_WAIT_S;
     for (uint32_t i = 0; i < l->opts.n; i++) cn_lane_stop(&l->at[i].lane);
     for (uint32_t i = 0; i < l->opts.n; i++) {
         lane_state *s = &l->at[i];
-        all &= cn_lane_close(&s->lane, s->is_lost ? 0 : STOP_WAIT_S);
+        all &= cn_lane_close(&s->lane, s->is_lost ? lost_until_s : until_s);
     }
     return all;
 }
@@ -494,42 +499,13 @@ const char *cn_lanes_stats_of(cn_lanes *l, uint32_t i, cn_stats *out)
     return l->at[i].is_lost ? l->at[i].why : NULL;
 }
 
-static void add_stats(cn_stats *to, const cn_stats *s)
-{
-    to->steps += s->steps;
-    to->generation_tokens += s->generation_tokens;
-    to->prompt_tokens += s->prompt_tokens;
-    to->cached_tokens += s->cached_tokens;
-    to->requests_done += s->requests_done;
-    to->preemptions += s->preemptions;
-    to->recomputed_tokens += s->recomputed_tokens;
-    to->running += s->running;
-    to->waiting += s->waiting;
-    to->blocks_total += s->blocks_total;
-    to->blocks_used += s->blocks_used;
-    to->compressions += s->compressions;
-    to->evicted_tokens += s->evicted_tokens;
-    to->freed_bytes += s->freed_bytes;
-    to->selected_steps += s->selected_steps;
-    to->selected_tokens += s->selected_tokens;
-    to->candidate_tokens += s->candidate_tokens;
-    to->exchanges += s->exchanges;
-    to->fetched_entries += s->fetched_entries;
-    to->missed_entries += s->missed_entries;
-    to->fetched_bytes += s->fetched_bytes;
-    to->put_bytes += s->put_bytes;
-    to->stall_s += s->stall_s;
-    for (int h = 0; h < CN_N_HOMES; h++) to->auto_admissions[h] += s->auto_admissions[h];
-    to->auto_moves += s->auto_moves;
-}
-
 void cn_lanes_stats(cn_lanes *l, cn_stats *out)
 {
     *out = (cn_stats){0};
     for (uint32_t i = 0; i < l->opts.n; i++) {
         cn_stats s;
         cn_lanes_stats_of(l, i, &s);
-        add_stats(out, &s);
+        cn_stats_add(out, &s);
     }
     for (const cn_list_node *at = l->ready.head; at; at = at->next)
         out->waiting += CN_CONTAINER_OF((cn_list_node *)at, lane_call, node)->n_samples;

@@ -1,10 +1,9 @@
 /* lane_engines.c - see lane_engines.h. */
-#include "engine/offline/lane_engines.h"
+#include "engine/lane_engines.h"
 
 #include <string.h>
 
 #include "engine/cpu/cpu_pool.h"
-#include "engine/engine.h"
 #include "engine/engine_probe.h"
 #include "engine/start/host_memory.h"
 
@@ -88,25 +87,11 @@ cn_status cn_lane_engines_plan(cn_lane_engines *engines, const cn_config *c)
 }
 
 /* A step of a large model takes minutes on a CPU, which does not hang. */
-static double stall_s(const cn_config *c, const cn_engine *engine)
+double cn_lane_engines_stall_s(const cn_lane_engines *engines, const cn_config *c)
 {
     const bool counts =
-        cn_config_is_given(c, &c->health_stall_s) || !cn_engine_is_on_cpu(engine);
+        cn_config_is_given(c, &c->health_stall_s) || !cn_engine_is_on_cpu(engines->at[0]);
     return counts ? c->health_stall_s : 0;
-}
-
-cn_status cn_lane_engines_start(cn_lanes **out, const cn_lane_engines *engines,
-                                const cn_config *c)
-{
-    const cn_lanes_opts o = {
-        .engines = engines->at,
-        .n = engines->n,
-        .n_seats = c->max_num_seqs,
-        .stall_s = stall_s(c, engines->at[0]),
-        .by_priority = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
-        .load = cn_engine_load,
-    };
-    return cn_lanes_create(out, &o);
 }
 
 void cn_lane_engines_free(cn_lane_engines *engines)
