@@ -60,6 +60,9 @@ refused() {
         >"$dir/log" 2>&1 || fail "$* is taken"
     grep -qF -e "$text" "$dir/log" || fail "$*: another text"
 }
+! "$cinch" serve --model examples/tiny-reasoner --devices cuda:1,1 >"$dir/log" 2>&1 ||
+    fail "serve takes a GPU twice"
+grep -q 'cuda:1 is named twice' "$dir/log" || fail "serve: another text"
 refused 'cuda:1 is named twice' --devices cuda:0-1,1
 refused 'expected GPUs, as cuda:0-3' --devices cpu
 refused 'leave out one' --devices cuda:0-1 --device cuda:0
@@ -67,7 +70,7 @@ refused 'list their GPUs with --devices' --device cuda:1 --data-parallel-size 2
 refused 'names 2' --devices cuda:0-1 --data-parallel-size 3
 refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device cpu \
     --kv-homes peer --home-space 0.01 --kv-selectors spade
-for command in serve compare bench plan; do
+for command in compare bench plan; do
     ! "$cinch" $command --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
         fail "$command takes engines"
     grep -q 'data-parallel-size' "$dir/log" || fail "$command does not name the option"

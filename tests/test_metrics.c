@@ -25,7 +25,11 @@ static void expect_line(const cn_buf *text, const char *line)
 static cn_metrics some_metrics(const cn_config *c)
 {
     cn_metrics m = {.model_name = "a \"quoted\\\n\" name", .config = c, .started_s = 1700000000};
-    m.engine = (cn_stats){.running = 3, .waiting = 7, .blocked = 2, .blocks_total = 8,
+    static cn_engine_figures engine;
+    engine = (cn_engine_figures){.device = "cpu", .is_up = true};
+    m.engines = &engine;
+    m.n_engines = 1;
+    engine.stats = m.sums = (cn_stats){.running = 3, .waiting = 7, .blocked = 2, .blocks_total = 8,
                           .blocks_used = 2, .blocks_spared = 40, .block_tokens = 64,
                           .generation_tokens = 12345678901, .compressions = 5,
                           .freed_bytes = 1 << 20, .compression_s = 0.5, .swapped = 2,
@@ -73,11 +77,31 @@ static void the_text_has_every_series_with_its_labels(void **state)
     cn_config_free(c);
 }
 
+static void each_engine_has_its_lines(void **state)
+{
+    (void)state;
+    cn_config *c = cn_config_create();
+    const cn_engine_figures two[] = {
+        {.device = "cuda:0", .is_up = true, .stats = {.running = 3, .steps = 8}},
+        {.device = "cuda:1", .failure = "lost", .stats = {.running = 1, .steps = 5}}};
+    const cn_metrics m = {.model_name = "m", .config = c, .engines = two, .n_engines = 2};
+    cn_buf text = {0};
+    assert_int_equal(cn_metrics_text(&m, &text), CN_OK);
+    expect_line(&text, "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3\n"
+                       "vllm:num_requests_running{model_name=\"m\",engine=\"1\"} 1");
+    expect_line(&text, "cinch_steps_total{model_name=\"m\",engine=\"1\"} 5");
+    expect_line(&text, "cinch_engine_up{model_name=\"m\",engine=\"0\"} 1\n"
+                       "cinch_engine_up{model_name=\"m\",engine=\"1\"} 0");
+    cn_buf_free(&text);
+    cn_config_free(c);
+}
+
 static void metrics_without_an_engine_have_no_nan(void **state)
 {
     (void)state;
     cn_config *c = cn_config_create();
-    const cn_metrics m = {.model_name = "m", .config = c};
+    const cn_engine_figures idle = {.device = "cpu"};
+    const cn_metrics m = {.model_name = "m", .config = c, .engines = &idle, .n_engines = 1};
     cn_buf text = {0};
     assert_int_equal(cn_metrics_text(&m, &text), CN_OK);
     expect_line(&text, "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0");
@@ -237,6 +261,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_text_has_every_series_with_its_labels),
+        cmocka_unit_test(each_engine_has_its_lines),
         cmocka_unit_test(metrics_without_an_engine_have_no_nan),
         cmocka_unit_test(the_last_bucket_counts_all_values),
         cmocka_unit_test(quantiles_are_interpolated),

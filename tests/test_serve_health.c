@@ -35,7 +35,7 @@ static void begin_hang(serve_rig *rig)
     sem_init(&hang.began, 0, 0);
     sem_init(&hang.end, 0, 0);
     hang.mail.open = open_hang;
-    cn_mailbox_post(cn_server_service(rig->server)->engine_box, CN_MAIL_NORMAL, &hang.mail);
+    cn_lane_post(&cn_server_service(rig->server)->lanes[0].lane, CN_MAIL_NORMAL, &hang.mail);
     sem_wait(&hang.began);
 }
 

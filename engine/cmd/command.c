@@ -24,7 +24,7 @@ static const cn_command commands[] = {
      cn_cmd_merge},
     {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_SHARING |
-         CN_SECTION_PROCESS | CN_SECTION_SERVE,
+         CN_SECTION_LANES | CN_SECTION_PROCESS | CN_SECTION_SERVE,
      cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
      "compare compressed KV and selectors with full KV: quality, agreement, speed, memory",

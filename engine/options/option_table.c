@@ -355,7 +355,7 @@ static const cn_option options[] = {
     ROW(LANES, "data-parallel-size", U32, n_lanes, "1", .min = 1, .max = CN_MAX_DEVICES,
         .flags = USUAL,
         .help = "engines in this process, on the first GPUs or with --device cpu on the CPU; they "
-                "share the lines of the input"),
+                "share the requests"),
     ROW(LANES, "devices", STRING, devices, NULL,
         .help = "GPUs of the engines, one for each, as CUDA numbers them: cuda:0-3 or cuda:0,2"),
     ROW(PROCESS, "check-options", BOOL, check_options, "false",
@@ -485,9 +485,10 @@ static const cn_option options[] = {
         .help = "maximum requests of one batch"),
     ROW(SERVE, "max-batches", U32, max_batches, "100", .min = 1, .max = 10000,
         .help = "maximum batches that have not finished"),
-    ROW(SERVE, "max-batch-inflight", U32, max_batch_inflight, "1024", .min = 1, .max = 65536,
-        .help = "maximum requests of all batches in the engine at once; each batch gets the "
-                "same share"),
+    ROW(SERVE, "max-batch-inflight", U32, max_batch_inflight, "0", .min = 1, .max = 65536,
+        .flags = ZERO_OK,
+        .help = "maximum requests of all batches in the engines at once; each batch gets the same "
+                "share; 0 is the larger of 1024 and 4 times --max-num-seqs of all engines"),
 
     ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED | USUAL,
         .help = "what to compare with full KV: a comma-separated list of "

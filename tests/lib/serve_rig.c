@@ -32,7 +32,7 @@ cn_config *serve_rig_config(const char *const *options)
     cn_config *c = cn_config_create();
     while (options && *options && n < MAX_ARGS - 1) args[n++] = *options++;
     const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_BODIES |
-                              CN_SECTION_PROCESS | CN_SECTION_SERVE;
+                              CN_SECTION_LANES | CN_SECTION_PROCESS | CN_SECTION_SERVE;
     char **argv = (char **)(uintptr_t)args;
     must(cn_config_parse_args(c, sections, n, argv, NULL));
     return c;

@@ -120,8 +120,11 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
 void cn_call_cancel(cn_call *call)
 {
     if (atomic_exchange(&call->cancelled, true) || cn_call_is_over(call)) return;
+    /* Without an engine, the intake or the engine that gets it sees the mark. */
+    call->cancel_at = atomic_load(&call->at);
+    if (!call->cancel_at) return;
     call_ref(call);
-    cn_mailbox_post(call->service->engine_box, CN_MAIL_EXPRESS, &call->cancel_mail);
+    cn_lane_post(&call->cancel_at->lane, CN_MAIL_EXPRESS, &call->cancel_mail);
 }
 
 void cn_call_release(cn_call *call)
@@ -155,7 +158,10 @@ const cn_api_request *cn_call_request(const cn_call *call) { return call->reques
 cn_api_result *cn_call_lock(cn_call *call)
 {
     pthread_mutex_lock(&call->lock);
-    if (call->result) return call->result;
+    if (call->result) {
+        call->was_read = true;
+        return call->result;
+    }
     pthread_mutex_unlock(&call->lock);
     return NULL;
 }

@@ -1,14 +1,12 @@
-/* engine_thread.c - the thread that owns cn_engine: takes requests and cancels, steps, delivers.
- * See service.h. */
-#include <malloc.h>
+/* engine_thread.c - what runs on the thread of an engine (engine/lane.h): takes requests and
+ * cancels, delivers, and gives the requests of an engine that failed to the others. See service.h.
+ */
 #include <string.h>
 
 #include "engine/serve/calls/service_state.h"
 
-enum {
-    MAILS_PER_STEP = 64, /* limits how long a burst of arrivals delays decoding */
-    TRIM_AFTER_MS = 1000
-};
+/* As CN_BATCH_MOST_LOST: a request that so many engines failed with may be the cause. */
+enum { MOST_LOST = 3 };
 
 /* ---- calls in the engine ---- */
 
@@ -18,16 +16,18 @@ static void count_active(cn_call *call, uint32_t change)
     cn_serve_stats_unlock(call->service->serve_stats);
 }
 
-static void link_call(cn_service *s, cn_call *call)
+static cn_service_lane *lane_of(const cn_call *call) { return atomic_load(&call->at); }
+
+static void link_call(cn_call *call)
 {
     count_active(call, 1);
-    cn_list_append(&s->active, &call->node);
+    cn_list_append(&lane_of(call)->active, &call->node);
 }
 
-static void unlink_call(cn_service *s, cn_call *call)
+static void unlink_call(cn_call *call)
 {
     count_active(call, UINT32_MAX); /* less one */
-    cn_list_remove(&s->active, &call->node);
+    cn_list_remove(&lane_of(call)->active, &call->node);
 }
 
 /* ---- delivery ---- */
@@ -96,7 +96,7 @@ static cn_status end_status(const cn_call *call)
 static void cancel_all(cn_call *call)
 {
     for (uint32_t i = 0; i < call->request->n_prompts; i++)
-        cn_engine_cancel(call->service->engine, call->engine_request + i);
+        cn_engine_cancel(lane_of(call)->lane.engine, call->engine_request + i);
 }
 
 /* The first of several prompts to have a token may not be the first that was admitted. */
@@ -112,7 +112,10 @@ static void note_times(call_times *t, const cn_event *ev, double now)
 static void on_call_event(void *user, const cn_event *event)
 {
     cn_call *call = user;
+    cn_lane_load *load = &lane_of(call)->load;
     const double now = cn_now_s();
+    call->load_tokens += event->n_tokens;
+    atomic_fetch_add(&load->tokens[call->klass], event->n_tokens);
     const cn_event e =
         cn_api_event_of(call->request, call->engine_request, &call->n_left, event), *ev = &e;
     observe_tokens(call, ev, now);
@@ -125,8 +128,10 @@ static void on_call_event(void *user, const cn_event *event)
     if (too_long && !call->too_long) cancel_all(call);
     call->too_long |= too_long;
     if (ev->finish != CN_FINISH_NONE) observe_end(call, ev);
+    if (ev->finish != CN_FINISH_NONE) cn_engine_unload_sample(call);
     if (ev->last) {
-        unlink_call(call->service, call);
+        unlink_call(call);
+        cn_engine_unload(call);
         cn_call_finish(call, end_status(call));
     } else if (call->request->stream) {
         cn_call_post_update(call);
@@ -136,7 +141,7 @@ static void on_call_event(void *user, const cn_event *event)
 /* ---- submit, cancel ---- */
 
 /* Submits the tokens of all prompts, or none. */
-static cn_status submit_prompts(cn_service *s, cn_call *call)
+static cn_status submit_prompts(cn_engine *engine, cn_call *call)
 {
     const uint32_t n = call->request->n_prompts;
     cn_request_params *all = cn_calloc(n, sizeof *all);
@@ -153,138 +158,147 @@ static cn_status submit_prompts(cn_service *s, cn_call *call)
     }
     call->n_left = n;
     const cn_status status =
-        cn_engine_submit_all(s->engine, all, n, on_call_event, call, &call->engine_request);
+        cn_engine_submit_all(engine, all, n, on_call_event, call, &call->engine_request);
     cn_free(all);
     return status;
 }
 
-static cn_status submit_call(cn_service *s, cn_call *call)
+static cn_status submit_call(cn_call *call)
 {
+    const cn_lane *lane = &lane_of(call)->lane;
     const uint32_t n = call->request->params.sampling.n * call->request->n_prompts;
     cn_api_result *result;
     if (atomic_load(&call->cancelled)) return cn_fail(CN_ERR_CANCELLED, "cancelled");
-    if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server is stopping");
-    if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
+    if (lane->stopping) return cn_fail(CN_ERR_CANCELLED, "the server is stopping");
+    if (lane->status != CN_OK)
+        return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", lane->why);
     call->last_s = cn_calloc(n, sizeof *call->last_s);
     if (!call->last_s) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
-    CN_TRY(cn_api_result_create(&result, call->request, cn_engine_token_bytes, s->engine));
+    CN_TRY(cn_api_result_create(&result, call->request, cn_engine_token_bytes, lane->engine));
     pthread_mutex_lock(&call->lock);
     call->result = result;
     call->times.submitted_s = cn_now_s();
     pthread_mutex_unlock(&call->lock);
-    return submit_prompts(s, call);
+    return submit_prompts(lane->engine, call);
 }
+
+/* ---- an engine that failed ---- */
+
+/* Ends a call that its engine does not have. */
+static void end_call(cn_call *call, cn_status status)
+{
+    cn_engine_unload(call);
+    cn_call_finish(call, status);
+}
+
+static bool others_work(const cn_call *call)
+{
+    const cn_service *s = call->service;
+    for (uint32_t i = 0; i < s->n_lanes; i++)
+        if (cn_engine_is_up(&s->lanes[i])) return !atomic_load(&s->intake_stop);
+    return false;
+}
+
+/* Takes back the output of a call. False: a part of it has been sent. */
+static bool try_take_back(cn_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    const bool sent = call->request->stream && call->was_read;
+    cn_api_result *result = sent ? NULL : call->result;
+    if (!sent) {
+        call->result = NULL;
+        call->times = (call_times){.started_s = call->times.started_s};
+    }
+    pthread_mutex_unlock(&call->lock);
+    cn_api_result_free(result);
+    return !sent;
+}
+
+/* Sends the call back to the intake, which makes its tokens again and chooses another engine.
+ * False, and nothing done: its client has a part of the answer, or there is no engine. */
+static bool try_move(cn_call *call)
+{
+    if (atomic_load(&call->cancelled) || !others_work(call) || !try_take_back(call)) return false;
+    cn_engine_unload(call);
+    cn_call_free_tokens(call);
+    cn_free(call->last_s);
+    call->last_s = NULL;
+    call->submitted = call->too_long = false;
+    atomic_store(&call->at, NULL);
+    call->mail.open = cn_intake_take;
+    cn_mailbox_post(call->service->intake_box,
+                    call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS, &call->mail);
+    return true;
+}
+
+static void log_failure(const cn_service_lane *at, uint32_t n_calls, uint32_t n_rescued)
+{
+    const cn_lane *lane = &at->lane;
+    if (at->service->n_lanes == 1)
+        cn_log(CN_LOG_ERROR, "the engine failed: %s", lane->why);
+    else
+        cn_log(CN_LOG_ERROR, "engine %u failed: %s; of its %u requests %u go to other engines",
+               lane->index, lane->why, n_calls, n_rescued);
+}
+
+void cn_engine_thread_end(cn_lane *lane, cn_status status)
+{
+    cn_service_lane *at = lane->owner;
+    const bool failed = status != CN_ERR_CANCELLED;
+    uint32_t n_rescued = 0;
+    const uint32_t n_calls = (uint32_t)at->active.n;
+    for (cn_call *call; (call = CN_CONTAINER_OF(at->active.head, cn_call, node));) {
+        unlink_call(call);
+        if (failed && ++call->n_lost < MOST_LOST && try_move(call)) {
+            n_rescued++;
+            continue;
+        }
+        cn_fail(status, "%s", failed ? lane->why : "the server is stopping");
+        end_call(call, status);
+    }
+    if (failed) log_failure(at, n_calls, n_rescued);
+}
+
+/* ---- mails, steps ---- */
 
 void cn_engine_thread_take(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
-    s->untrimmed = true;
-    cn_status status = submit_call(s, call);
+    cn_lane *lane = &lane_of(call)->lane;
+    lane->untrimmed = true;
+    if (lane->status != CN_OK && !lane->stopping && try_move(call)) return;
+    cn_status status = submit_call(call);
     cn_call_free_tokens(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
         cn_serve_stats_unlock(s->serve_stats);
-        cn_call_finish(call, status);
+        end_call(call, status);
         return;
     }
     call->submitted = true;
-    s->engine_idle = false;
-    link_call(s, call);
+    cn_lane_wake(lane, call->load_samples);
+    link_call(call);
 }
 
+/* A call that has moved on sees at its next engine that it is cancelled. */
 void cn_engine_thread_cancel(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, cancel_mail);
-    if (call->submitted && !cn_call_is_over(call))
+    CN_ASSERT(call);
+    if (lane_of(call) == call->cancel_at && call->submitted && !cn_call_is_over(call))
         cancel_all(call);
     cn_call_unref(call);
 }
 
-/* ---- the loop ---- */
-
-static void publish(cn_service *s)
+void cn_engine_thread_step(cn_lane *lane, double seconds)
 {
-    cn_stats now;
-    cn_engine_stats(s->engine, &now);
-    const uint64_t tokens = now.generation_tokens + now.prompt_tokens;
-    const uint64_t before = s->stats.generation_tokens + s->stats.prompt_tokens;
-    if (now.steps > s->stats.steps)
-        cn_serve_stats_observe(s->serve_stats, CN_HIST_ITERATION_TOKENS,
-                               (double)(tokens - before), 1);
-    pthread_mutex_lock(&s->lock);
-    s->stats = now;
-    pthread_mutex_unlock(&s->lock);
-}
-
-/* Ends every call in the engine, which delivers nothing more. */
-static void end_all(cn_service *s, cn_status status)
-{
-    for (cn_call *call; (call = CN_CONTAINER_OF(s->active.head, cn_call, node));) {
-        unlink_call(s, call);
-        cn_call_finish(call, status);
-    }
-    s->engine_idle = true;
-}
-
-static void step_engine(cn_service *s)
-{
-    const double began = cn_now_s();
-    cn_status status = cn_engine_step(s->engine, &s->engine_idle);
-    cn_serve_stats_observe(s->serve_stats, CN_HIST_STEP_S, cn_now_s() - began, 1);
-    if (status == CN_OK) return;
-    cn_log(CN_LOG_ERROR, "the engine failed: %s", cn_last_error());
-    pthread_mutex_lock(&s->lock);
-    s->failed = true;
-    if (cn_buf_addf(&s->failure, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&s->failure);
-    pthread_mutex_unlock(&s->lock);
-    end_all(s, status);
-}
-
-static void open_engine_stop(cn_mail *mail)
-{
-    cn_service *s = CN_CONTAINER_OF(mail, cn_service, engine_stop_mail);
-    s->engine_stop = true;
-}
-
-void cn_engine_thread_stop(cn_service *s)
-{
-    s->engine_stop_mail.open = open_engine_stop;
-    cn_mailbox_post(s->engine_box, CN_MAIL_NORMAL, &s->engine_stop_mail);
-}
-
-/* Waits for mail. After a second without any, returns the memory of ended requests. */
-static void rest(cn_service *s)
-{
-    atomic_store(&s->turn_began_s, 0);
-    cn_mailbox_wait(s->engine_box, s->untrimmed ? TRIM_AFTER_MS : -1);
-    if (!s->untrimmed || cn_mailbox_length(s->engine_box) > 0) return;
-#ifdef __GLIBC__
-    malloc_trim(0);
-#endif
-    s->untrimmed = false;
-}
-
-void *cn_engine_thread_main(void *service)
-{
-    cn_service *s = service;
-    s->engine_idle = true;
-    for (;;) {
-        cn_mail *mail;
-        atomic_store(&s->turn_began_s, cn_now_s());
-        for (int i = 0; i < MAILS_PER_STEP && (mail = cn_mailbox_take(s->engine_box)); i++)
-            mail->open(mail);
-        if (s->engine_stop) break;
-        if (s->engine_idle) {
-            publish(s);
-            rest(s);
-        } else {
-            step_engine(s);
-            publish(s);
-        }
-    }
-    cn_fail(CN_ERR_CANCELLED, "the server is stopping");
-    end_all(s, CN_ERR_CANCELLED);
-    for (cn_mail *mail; (mail = cn_mailbox_take(s->engine_box));) mail->open(mail);
-    return NULL;
+    cn_service_lane *at = lane->owner;
+    cn_serve_stats *stats = at->service->serve_stats;
+    const uint64_t n = lane->stats.generation_tokens + lane->stats.prompt_tokens;
+    cn_serve_stats_observe(stats, CN_HIST_STEP_S, seconds, 1);
+    if (lane->stats.steps > at->n_steps)
+        cn_serve_stats_observe(stats, CN_HIST_ITERATION_TOKENS, (double)(n - at->n_tokens), 1);
+    at->n_steps = lane->stats.steps;
+    at->n_tokens = n;
 }

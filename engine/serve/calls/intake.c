@@ -14,9 +14,9 @@ cn_status cn_intake_open(cn_service *s)
 {
     const cn_config *c = s->config;
     const char *dir = c->tokenizer ? c->tokenizer : c->model;
-    if (cn_engine_tokenizer(s->engine)) CN_TRY(cn_tokenizer_load(&s->tokenizer, dir));
+    if (cn_engine_tokenizer(s->engines.at[0])) CN_TRY(cn_tokenizer_load(&s->tokenizer, dir));
     CN_TRY(cn_chat_template_load(&s->chat, dir, c->chat_template));
-    s->vocab = cn_engine_model_config(s->engine)->vocab;
+    s->vocab = cn_engine_model_config(s->engines.at[0])->vocab;
     s->longest_token = cn_prompt_longest_token(s->tokenizer);
     s->json_limits = (cn_json_limits){.max_bytes = SIZE_MAX,
                                       .max_values = (size_t)s->max_model_len + OTHER_VALUES,
@@ -188,11 +188,11 @@ static void read_call(cn_call *call, bool is_long)
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
     if (status == CN_OK) status = check_intake_priority(call);
-    if (status == CN_OK)
+    if (status == CN_OK && !call->is_read)
         status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
     if (status == CN_OK) status = make_tokens(s, call, is_long);
     if (status == CN_OK) status = make_bad_words(s, call, is_long);
-    if (status == CN_OK) status = take_intake_memory(call);
+    if (status == CN_OK && !call->is_read) status = take_intake_memory(call);
     if (status != CN_OK) {
         cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
         cn_serve_stats_unlock(s->serve_stats);
@@ -200,8 +200,9 @@ static void read_call(cn_call *call, bool is_long)
         return;
     }
     call->mail.open = cn_engine_thread_take;
-    cn_mailbox_post(s->engine_box, call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS,
-                    &call->mail);
+    call->is_read = true;
+    cn_lane_post(&cn_engine_choose(s, call)->lane,
+                 call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS, &call->mail);
 }
 
 static void read_long_call(void *call) { read_call(call, true); }
@@ -222,7 +223,7 @@ void cn_intake_take(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     const cn_intake_long o = {call->owner, call->klass, call_bytes(call)};
-    if (o.bytes > CN_LARGE_BODY_BYTES)
+    if (o.bytes > CN_LARGE_BODY_BYTES && !atomic_load(&call->service->intake_stop))
         cn_intake_run_long(call->service, &o, read_long_call, call);
     else
         read_call(call, false);

@@ -1,5 +1,5 @@
-/* service.h - the engine behind the server: an intake thread that turns JSON into tokens, the
- * engine thread that owns and steps cn_engine, and their counters.
+/* service.h - the engines behind the server: an intake thread that turns JSON into tokens and
+ * chooses an engine, a thread for each engine (engine/lane.h), and their counters.
  *
  * Owner: cn_server. Thread: create, load and free on one thread at a time; calls (call.h) on any
  * thread that has a mailbox; statistics on any thread.
@@ -18,11 +18,11 @@
 
 /* Creates the service without its engine. Its counters exist, but no call may be started yet. */
 cn_status cn_service_create(cn_service **out, const cn_config *config);
-/* Loads the model, then starts both threads. Call it once. */
+/* Loads the model into all engines, then starts the intake. Call it once. */
 cn_status cn_service_load(cn_service *s);
-/* Cancels running requests and joins both threads. */
+/* Cancels running requests and joins the threads. */
 void cn_service_stop(cn_service *s);
-/* Stops the service and frees the engine. All calls must have been released, and their update
+/* Stops the service and frees the engines. All calls must have been released, and their update
  * messages opened. NULL is fine. */
 void cn_service_free(cn_service *s);
 
@@ -36,20 +36,31 @@ cn_step_cost cn_service_step_cost(const cn_service *s); /* of requests with the 
 /* The values of parameters that a request does not set. */
 const cn_api_defaults *cn_service_defaults(const cn_service *s);
 
-/* False after the engine has failed: every call then ends with an error. _failure appends the cause
- * to text. */
+/* ---- the engines ---- */
+
+/* False when every engine has failed: every call then ends with an error. _failure appends the
+ * causes to text. */
 bool cn_service_is_healthy(cn_service *s);
 void cn_service_failure(cn_service *s, cn_buf *text);
 
-/* Seconds since the engine began its turn, one step and the messages before it; 0 while it waits
- * for requests. now_s: cn_now_s(). */
-double cn_service_turn_s(const cn_service *s, double now_s);
-/* True when that exceeds --health-stall. _stall appends the reason to text. */
+/* True when the engines that have not failed stall: each makes a turn, one step and the messages
+ * before it, for longer than --health-stall. now_s: cn_now_s(). _stall appends the reason. */
 bool cn_service_is_stalled(const cn_service *s, double now_s);
 void cn_service_stall(const cn_service *s, double now_s, cn_buf *text);
 
-/* Copies the engine's statistics after its last step; returns the server's counters. */
+typedef struct cn_engine_figures {
+    const char *device; /* "cuda:2" */
+    cn_stats stats;     /* after the last step */
+    double turn_s;      /* since its turn began; 0 while it waits for requests */
+    bool is_up;         /* it has not failed and does not stall */
+    const char *failure; /* NULL, or why a step failed */
+} cn_engine_figures;
+uint32_t cn_service_n_engines(const cn_service *s);
+void cn_service_engine_figures(cn_service *s, uint32_t i, cn_engine_figures *out);
+/* The sums over all engines. */
 void cn_service_engine_stats(cn_service *s, cn_stats *out);
+
+/* The server's counters. */
 cn_serve_stats *cn_service_serve_stats(cn_service *s);
 /* --max-buffered-bytes: host memory of bodies and of the requests made from them. */
 cn_budget *cn_service_memory(cn_service *s);

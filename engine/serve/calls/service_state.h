@@ -1,5 +1,5 @@
 /* service_state.h - the internals of a call and of the service, shared by call.c, intake.c,
- * intake_tokens.c, engine_thread.c and service.c. Internal to these.
+ * intake_tokens.c, engine_choice.c, engine_thread.c and service.c. Internal to these.
  *
  * A call has a reference count. Its owner, its way through the threads, and each cancel or update
  * message in flight hold one reference. `lock` protects the fields that threads share. Every other
@@ -11,6 +11,8 @@
 #include <stdatomic.h>
 
 #include "engine/base/json.h"
+#include "engine/lane.h"
+#include "engine/lane_engines.h"
 #include "engine/serve/calls/service.h"
 #include "engine/serve/calls/turns.h"
 #include "engine/text/chat_template.h"
@@ -25,9 +27,27 @@ typedef struct call_times {
     double started_s, submitted_s, admitted_s, first_token_s, last_token_s;
 } call_times;
 
+/* What an engine has, and what is on its way there: added by who chooses the engine, and removed on
+ * the engine's thread. */
+typedef struct cn_lane_load {
+    atomic_uint samples[2];   /* not ended, by cn_class */
+    atomic_ullong tokens[2]; /* of the prompts and outputs of calls that have not ended */
+} cn_lane_load;
+
+/* An engine of the service, with its thread. */
+typedef struct cn_service_lane {
+    cn_lane lane;
+    cn_service *service;
+    cn_lane_load load;
+    /* its thread's */
+    cn_list active;    /* calls that the engine has accepted and not ended */
+    uint64_t n_steps, n_tokens; /* at the end of the last step */
+} cn_service_lane;
+
 struct cn_call {
     cn_mail mail;        /* to the intake, then to the engine */
     cn_mail cancel_mail; /* to the engine; posted at most once */
+    cn_service_lane *cancel_at;
     cn_mail update_mail; /* to the owner */
     atomic_uint refs;
     atomic_bool cancelled;
@@ -51,9 +71,15 @@ struct cn_call {
     cn_tokens *tokens;
     uint32_t n_tokens;
     cn_bad_words *bad_words;
+    bool is_read; /* it has taken its samples and memory; the intake sees it again if it moves */
+
+    _Atomic(cn_service_lane *) at; /* NULL: at the intake */
+    uint32_t load_samples;         /* what it adds to the load of `at` */
+    uint64_t load_tokens;
+    uint32_t n_lost; /* engines that have failed with it */
 
     /* the engine thread's */
-    cn_list_node node; /* of service->active */
+    cn_list_node node; /* of `active` */
     uint64_t engine_request; /* the first of n_prompts */
     uint32_t n_left;         /* engine requests that have not ended */
     bool submitted;
@@ -68,6 +94,7 @@ struct cn_call {
     pthread_mutex_t lock;  /* protects the fields below */
     cn_api_result *result; /* NULL before the engine has the request */
     bool over, update_in_flight;
+    bool was_read; /* the owner has looked at the output */
     cn_status status;
     cn_buf error, at_fault;
     call_times times;
@@ -75,18 +102,24 @@ struct cn_call {
 
 struct cn_service {
     cn_config *config;
-    cn_engine *engine;
+    cn_lane_engines engines;
+    cn_service_lane *lanes; /* [engines.n] */
+    uint32_t n_lanes;       /* opened; for the thread that loads */
+    atomic_uint n_ready;    /* for all others: 0, or n_lanes when all are loaded */
+    cn_mailbox *load_box;   /* of the thread that loads */
+    uint32_t n_loaded;
     cn_api_defaults defaults;
     cn_api_unknown unknown;
     cn_served_names names;
     uint32_t max_model_len;
     cn_step_cost step_cost;
-    double stall_s; /* a longer turn of the engine thread is a stall; 0: none is */
+    double stall_s; /* a longer turn of an engine's thread is a stall; 0: none is */
     cn_serve_stats *serve_stats;
     cn_budget memory;
 
     /* the intake thread's */
     pthread_t intake_thread;
+    bool has_intake;
     cn_mailbox *intake_box;
     cn_mail intake_stop_mail;
     bool intake_untrimmed; /* large requests have ended since memory was last returned */
@@ -102,20 +135,8 @@ struct cn_service {
     cn_json_limits json_limits; /* of a body */
     size_t longest_token;       /* bytes */
 
-    /* the engine thread's */
-    pthread_t engine_thread;
-    cn_mailbox *engine_box;
-    cn_mail engine_stop_mail;
-    bool engine_stop, engine_idle;
-    _Atomic double turn_began_s; /* cn_now_s; 0: it waits for mail */
-    bool untrimmed;     /* requests have come since memory was last returned to the system */
-    cn_list active;     /* calls that the engine has accepted and not ended */
-    uint32_t n_threads; /* started */
-
-    pthread_mutex_t lock; /* protects the fields below */
-    cn_stats stats;       /* after the last step */
-    bool failed;
-    cn_buf failure;
+    pthread_mutex_t choice_lock; /* protects the field below */
+    uint32_t next_lane;          /* of equal engines, the first to look at */
 };
 
 /* call.c */
@@ -162,10 +183,20 @@ cn_encode_opts cn_intake_encode_opts(const cn_intake_turn *turn);
 /* intake_tokens.c */
 cn_status cn_intake_token_job(cn_token_job *job, bool is_long);
 
+/* engine_choice.c */
+/* Chooses the engine of a call whose prompts are tokens, and adds the call to its load. Any thread
+ * that reads requests. */
+cn_service_lane *cn_engine_choose(cn_service *s, cn_call *call);
+/* Removes the call, or one of its samples, from the load of its engine. Engine thread. */
+void cn_engine_unload(cn_call *call);
+void cn_engine_unload_sample(cn_call *call);
+/* False: it has failed, or its step does not end. */
+bool cn_engine_is_up(const cn_service_lane *at);
+
 /* engine_thread.c */
-void *cn_engine_thread_main(void *service);
-void cn_engine_thread_stop(cn_service *s);
 void cn_engine_thread_take(cn_mail *mail);
 void cn_engine_thread_cancel(cn_mail *mail);
+void cn_engine_thread_step(cn_lane *lane, double seconds);
+void cn_engine_thread_end(cn_lane *lane, cn_status status);
 
 #endif

@@ -1,14 +1,17 @@
-/* metrics.c - see metrics.h. Most series are a row of a table. Series with more labels than the two
- * common ones are written by functions of their own. */
+/* metrics.c - see metrics.h. Most series are a row of a table: of the server, or of each engine.
+ * Series with more labels than the two common ones are written by functions of their own. */
 #include "engine/serve/routes/metrics.h"
 
 #include <math.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct writer {
     cn_buf *out;
-    cn_buf labels; /* model_name="...",engine="0" */
+    cn_buf model;  /* model_name="..." */
+    cn_buf labels; /* model_name="...",engine="0": of what belongs to the whole server */
+    const cn_metrics *metrics;
     cn_status status;
 } writer;
 
@@ -39,13 +42,44 @@ static void write_rows(writer *w, const char *type, const row *rows, size_t n)
 
 #define WRITE_ROWS(w, type, rows) write_rows(w, type, rows, sizeof(rows) / sizeof *(rows))
 
+enum { MAX_ROWS = 40 }; /* of an engine */
+typedef struct engine_rows {
+    row at[MAX_ROWS];
+    size_t n;
+} engine_rows;
+
+static void set_rows(engine_rows *out, const row *rows, size_t n)
+{
+    CN_ASSERT(n <= MAX_ROWS);
+    memcpy(out->at, rows, n * sizeof *rows);
+    out->n = n;
+}
+
+#define SET_ROWS(out, rows) set_rows(out, rows, sizeof(rows) / sizeof *(rows))
+
+/* Writes the rows that `of` makes of an engine, with a line for each engine. */
+static void write_engines(writer *w, const char *type,
+                          void (*of)(const cn_engine_figures *f, engine_rows *out))
+{
+    const cn_metrics *m = w->metrics;
+    engine_rows rows[CN_MAX_DEVICES];
+    for (uint32_t e = 0; e < m->n_engines; e++) of(&m->engines[e], &rows[e]);
+    for (size_t i = 0; m->n_engines > 0 && i < rows[0].n; i++) {
+        write_head(w, rows[0].at[i].name, type, rows[0].at[i].help);
+        for (uint32_t e = 0; e < m->n_engines; e++)
+            WRITE(w, "%s{%s,engine=\"%u\"} %.17g\n", rows[e].at[i].name, w->model.data, e,
+                  rows[e].at[i].value);
+    }
+}
+
 static double share_metrics(uint32_t part, uint32_t whole)
 {
     return whole ? (double)part / whole : 0;
 }
 
-static void write_engine_gauges(writer *w, const cn_stats *s)
+static void engine_gauges(const cn_engine_figures *f, engine_rows *out)
 {
+    const cn_stats *s = &f->stats;
     const row rows[] = {
         {"vllm:num_requests_running", "Requests in the running list.", s->running},
         {"vllm:num_requests_waiting", "Requests waiting for admission.", s->waiting},
@@ -73,21 +107,24 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
         {"cinch_home_blocks", "Blocks of kv home peer or host.", s->home_blocks_total},
         {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.", s->home_blocks_used},
     };
-    WRITE_ROWS(w, "gauge", rows);
+    SET_ROWS(out, rows);
 }
 
-static void write_turn(writer *w, double turn_s)
+static void engine_states(const cn_engine_figures *f, engine_rows *out)
 {
     const row rows[] = {
+        {"cinch_engine_up", "1 while the engine works; 0 when it failed or its step does not end.",
+         f->is_up},
         {"cinch_engine_step_age_seconds",
          "Seconds since the engine began the step that runs; 0 while it waits for requests.",
-         turn_s},
+         f->turn_s},
     };
-    WRITE_ROWS(w, "gauge", rows);
+    SET_ROWS(out, rows);
 }
 
-static void write_engine_counters(writer *w, const cn_stats *s)
+static void engine_counters(const cn_engine_figures *f, engine_rows *out)
 {
+    const cn_stats *s = &f->stats;
     const row rows[] = {
         {"vllm:num_preemptions_total", "Preemptions.", (double)s->preemptions},
         {"vllm:prompt_tokens_total", "Prompt tokens of admitted requests.",
@@ -142,7 +179,7 @@ static void write_engine_counters(writer *w, const cn_stats *s)
         {"cinch_swapped_in_bytes_total", "Bytes brought back from the swap space.",
          (double)s->swapped_in_bytes},
     };
-    WRITE_ROWS(w, "counter", rows);
+    SET_ROWS(out, rows);
 }
 
 static void write_serve(writer *w, const cn_serve_figures *f)
@@ -181,18 +218,27 @@ static void write_labelled(writer *w, const char *name, const char *label, const
     WRITE(w, "%s{%s,%s=\"%s\"} %llu\n", name, w->labels.data, label, value, (unsigned long long)n);
 }
 
-static void write_homes(writer *w, const cn_stats *s)
+static void write_home(writer *w, const char *name, uint32_t e, int h, uint64_t n)
 {
+    WRITE(w, "%s{%s,engine=\"%u\",home=\"%s\"} %llu\n", name, w->model.data, e,
+          cn_kv_home_name((cn_kv_home)h), (unsigned long long)n);
+}
+
+static void write_homes(writer *w)
+{
+    const cn_metrics *m = w->metrics;
     const char *name = "cinch_auto_admissions_total";
     write_head(w, name, "counter", "Admissions of samples with kv home auto, by chosen home.");
-    for (int h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++)
-        write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h), s->auto_admissions[h]);
+    for (uint32_t e = 0; e < m->n_engines; e++)
+        for (int h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++)
+            write_home(w, name, e, h, m->engines[e].stats.auto_admissions[h]);
     name = "cinch_home_link_bytes_per_second";
     write_head(w, name, "gauge", "Rate of copies to a kv home, measured at the start.");
-    for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
-        if (s->home_link_bytes_per_s[h] > 0)
-            write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h),
-                           (uint64_t)s->home_link_bytes_per_s[h]);
+    for (uint32_t e = 0; e < m->n_engines; e++) {
+        const double *rate = m->engines[e].stats.home_link_bytes_per_s;
+        for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
+            if (rate[h] > 0) write_home(w, name, e, h, (uint64_t)rate[h]);
+    }
 }
 
 static void write_ends(writer *w, const cn_serve_figures *f)
@@ -217,15 +263,17 @@ static void write_ends(writer *w, const cn_serve_figures *f)
         write_labelled(w, name, "status", codes[i], f->http_replies[i]);
 }
 
-static void write_info(writer *w, const cn_metrics *m)
+static void write_info(writer *w)
 {
+    const cn_metrics *m = w->metrics;
     const cn_config *c = m->config;
     write_head(w, "vllm:cache_config_info", "gauge", "Configuration of the KV cache.");
-    WRITE(w,
-          "vllm:cache_config_info{%s,block_size=\"%u\",num_gpu_blocks=\"%u\","
+    for (uint32_t e = 0; e < m->n_engines; e++)
+        WRITE(w,
+          "vllm:cache_config_info{%s,engine=\"%u\",block_size=\"%u\",num_gpu_blocks=\"%u\","
           "enable_prefix_caching=\"%s\",gpu_memory_utilization=\"%g\",kv_policy=\"%s\","
           "kv_budget=\"%u\"} 1\n",
-          w->labels.data, m->engine.block_tokens, m->engine.blocks_total,
+          w->model.data, e, m->engines[e].stats.block_tokens, m->engines[e].stats.blocks_total,
           c->enable_prefix_caching ? "True" : "False", (double)c->gpu_memory_utilization,
           cn_kv_policy_name(c->kv.policy), c->kv.budget_tokens);
     write_head(w, "cinch_build_info", "gauge", "The version of cinch.");
@@ -315,10 +363,11 @@ double cn_histogram_quantile(const cn_histogram *h, cn_histogram_id id, double q
 
 /* ---- all of it ---- */
 
-static cn_status make_labels(cn_buf *out, const char *model_name)
+static cn_status make_labels(writer *w)
 {
+    cn_buf *out = &w->model;
     CN_TRY(cn_buf_addf(out, "model_name=\""));
-    for (const char *c = model_name; *c; c++) {
+    for (const char *c = w->metrics->model_name; *c; c++) {
         if (*c == '\\' || *c == '"')
             CN_TRY(cn_buf_addf(out, "\\%c", *c));
         else if (*c == '\n')
@@ -326,25 +375,27 @@ static cn_status make_labels(cn_buf *out, const char *model_name)
         else
             CN_TRY(cn_buf_add(out, c, 1));
     }
-    return cn_buf_addf(out, "\",engine=\"0\"");
+    CN_TRY(cn_buf_addf(out, "\""));
+    return cn_buf_addf(&w->labels, "%s,engine=\"0\"", out->data);
 }
 
 cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
 {
-    writer w = {.out = out};
-    w.status = make_labels(&w.labels, m->model_name);
+    writer w = {.out = out, .metrics = m};
+    w.status = make_labels(&w);
     if (w.status == CN_OK) {
-        write_engine_gauges(&w, &m->engine);
-        write_turn(&w, m->turn_s);
-        write_engine_counters(&w, &m->engine);
-        write_homes(&w, &m->engine);
+        write_engines(&w, "gauge", engine_gauges);
+        write_engines(&w, "gauge", engine_states);
+        write_engines(&w, "counter", engine_counters);
+        write_homes(&w);
         write_ends(&w, &m->serve);
         for (int i = 0; i < CN_N_HISTOGRAMS; i++)
             write_histogram(&w, (cn_histogram_id)i, &m->serve.histograms[i]);
         write_serve(&w, &m->serve);
-        write_info(&w, m);
+        write_info(&w);
         write_process(&w, m);
     }
     cn_buf_free(&w.labels);
+    cn_buf_free(&w.model);
     return w.status;
 }

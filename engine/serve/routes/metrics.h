@@ -6,7 +6,7 @@
 #define CN_METRICS_H
 
 #include "engine/options/options.h"
-#include "engine/serve/calls/serve_stats.h"
+#include "engine/serve/calls/service.h"
 
 #define CN_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
@@ -14,8 +14,9 @@ typedef struct cn_metrics {
     const char *model_name;  /* label of every series except process_* */
     const cn_config *config; /* for cache_config_info */
     double started_s;        /* start of the server, seconds since the epoch */
-    cn_stats engine;
-    double turn_s; /* cn_service_turn_s */
+    cn_stats sums; /* of all engines */
+    const cn_engine_figures *engines; /* [n_engines] */
+    uint32_t n_engines;
     cn_serve_figures serve;
 } cn_metrics;
 

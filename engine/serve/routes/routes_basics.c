@@ -118,10 +118,25 @@ static bool is_well(cn_server *server, cn_exchange *x)
     return false;
 }
 
+static json_t *engines_health(cn_service *service)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < cn_service_n_engines(service); i++) {
+        cn_engine_figures f;
+        cn_service_engine_figures(service, i, &f);
+        json_array_append_new(all, json_pack("{s:i, s:s, s:b}", "engine", (int)i, "device",
+                                             f.device, "up", (int)f.is_up));
+    }
+    return all;
+}
+
 static void handle_health(void *user, cn_exchange *x)
 {
-    if (is_well(((basics_part *)user)->server, x))
-        cn_exchange_reply_json(x, CN_HTTP_OK, json_pack("{s:s}", "status", "ok"));
+    cn_server *server = ((basics_part *)user)->server;
+    if (is_well(server, x))
+        cn_exchange_reply_json(x, CN_HTTP_OK,
+                               json_pack("{s:s, s:o}", "status", "ok", "engines",
+                                         engines_health(cn_server_service(server))));
 }
 
 /* The check of load balancers that are given no path, such as haproxy. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/lane.h"
 #include "engine/serve/routes/assets.h"
 #include "engine/serve/routes/status_json.h"
 
@@ -19,6 +20,7 @@ typedef struct status_part {
     cn_server *server;
     cn_history *history;
     struct event *timer;
+    cn_engine_figures engines[CN_MAX_DEVICES]; /* as of the last reply */
 } status_part;
 
 /* ---- figures ---- */
@@ -37,9 +39,13 @@ static void take_metrics(status_part *p, cn_metrics *m)
         .model_name = cn_service_model_name(service),
         .config = cn_service_config(service),
         .started_s = cn_server_started_s(p->server),
-        .turn_s = cn_service_turn_s(service, cn_now_s()),
+        .engines = p->engines,
+        .n_engines = cn_service_n_engines(service),
     };
-    cn_service_engine_stats(service, &m->engine);
+    for (uint32_t i = 0; i < m->n_engines; i++) {
+        cn_service_engine_figures(service, i, &p->engines[i]);
+        cn_stats_add(&m->sums, &p->engines[i].stats);
+    }
     cn_serve_stats_copy(cn_service_serve_stats(service), &m->serve);
 }
 

@@ -239,6 +239,18 @@ static void *thread_main(void *part)
 
 /* ---- the part ---- */
 
+/* Lines of batches that the engines have at once. */
+static uint32_t max_inflight(const cn_spool_part *p)
+{
+    enum { LEAST = 1024, PER_SEAT = 4, MOST = 65536 };
+    const cn_config *c = cn_service_config(p->service);
+    const uint64_t seats = (uint64_t)cn_service_n_engines(p->service) * c->max_num_seqs;
+    if (c->max_batch_inflight > 0) return c->max_batch_inflight;
+    return (uint32_t)(seats * PER_SEAT > MOST    ? MOST
+                      : seats * PER_SEAT > LEAST ? seats * PER_SEAT
+                                                 : LEAST);
+}
+
 static cn_status open_batches(cn_spool_part *p)
 {
     const cn_config *c = cn_service_config(p->service);
@@ -250,7 +262,7 @@ static cn_status open_batches(cn_spool_part *p)
         .max_lines = c->max_batch_lines,
         .max_batches = c->max_batches,
         .max_kept = CN_BATCHES_KEPT,
-        .max_inflight = c->max_batch_inflight,
+        .max_inflight = max_inflight(p),
         .max_model_len = cn_service_max_model_len(p->service),
         .cost = cn_service_step_cost(p->service),
         .user = p,

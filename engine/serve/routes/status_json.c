@@ -10,7 +10,7 @@ static json_t *integer(uint64_t v) { return json_integer((json_int_t)v); }
 
 static json_t *engine_json(const cn_status_figures *f)
 {
-    const cn_stats *s = &f->metrics.engine;
+    const cn_stats *s = &f->metrics.sums;
     const cn_config *c = f->metrics.config;
     const uint32_t ten_seconds = 10 / CN_HISTORY_STEP_S;
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:o, s:o, s:o}", "running",
@@ -21,6 +21,24 @@ static json_t *engine_json(const cn_status_figures *f)
                      cn_history_rate(f->history, ten_seconds), "steps", integer(s->steps),
                      "prompt_tokens", integer(s->prompt_tokens), "output_tokens",
                      integer(s->generation_tokens));
+}
+
+/* Each engine; `engine` has their sums. */
+static json_t *engines_json(const cn_metrics *m)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < m->n_engines; i++) {
+        const cn_engine_figures *f = &m->engines[i];
+        const cn_stats *s = &f->stats;
+        json_array_append_new(
+            all, json_pack("{s:s, s:b, s:s?, s:i, s:i, s:i, s:i, s:o, s:o, s:o}", "device",
+                           f->device, "up", (int)f->is_up, "failure", f->failure, "running",
+                           (int)s->running, "waiting", (int)s->waiting, "blocks",
+                           (int)s->blocks_total, "used", (int)s->blocks_used, "steps",
+                           integer(s->steps), "prompt_tokens", integer(s->prompt_tokens),
+                           "output_tokens", integer(s->generation_tokens)));
+    }
+    return all;
 }
 
 /* Admissions of samples with home `auto`, by the home that was chosen. */
@@ -45,7 +63,7 @@ static json_t *links_json(const cn_stats *s)
 
 static json_t *kv_json(const cn_status_figures *f)
 {
-    const cn_stats *s = &f->metrics.engine;
+    const cn_stats *s = &f->metrics.sums;
     const cn_config *c = f->metrics.config;
     return json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
@@ -137,14 +155,14 @@ static json_t *whole_json(const cn_status_figures *f)
 {
     const cn_serve_figures *serve = &f->metrics.serve;
     const uint64_t now = (uint64_t)f->now_s, started = (uint64_t)f->metrics.started_s;
-    return json_pack("{s:s, s:s, s:o, s:o, s:b, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+    return json_pack("{s:s, s:s, s:o, s:o, s:b, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
                      "version", CINCH_VERSION, "model", f->metrics.model_name, "now", integer(now),
                      "started", integer(started), "batches", f->metrics.config->spool != NULL,
                      "draining", (int)f->draining, "failure", f->failure, "memory_bytes",
-                     integer(cn_resident_bytes()), "engine",
-                     engine_json(f), "kv", kv_json(f), "requests", requests_json(serve), "http",
-                     http_json(serve), "latency", latency_json(serve), "history",
-                     cn_history_json(f->history, f->span));
+                     integer(cn_resident_bytes()), "engine", engine_json(f), "engines",
+                     engines_json(&f->metrics), "kv", kv_json(f), "requests",
+                     requests_json(serve), "http", http_json(serve), "latency",
+                     latency_json(serve), "history", cn_history_json(f->history, f->span));
 }
 
 static int append(const char *text, size_t n, void *out)

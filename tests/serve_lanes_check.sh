@@ -1,0 +1,28 @@
+#!/bin/sh
+# serve_lanes_check.sh - the package openai against a server with three GPUs of the fake runtime, of
+# which one is lost while requests run. Needs build/tests/fake_cuda; without it, and without the
+# package, prints SKIPPED.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+
+fake=$(dirname "$cinch")/tests/fake_cuda/cinch-cuda.so
+[ -e "$fake" ] || skip "no fake CUDA runtime: make programs cuda"
+need_python clients openai==3.52.0 prometheus_client==0.26.0
+cp "$cinch" "$fake" "$dir"
+cinch=$dir/cinch
+export XDG_CACHE_HOME="$dir/cache" FAKE_PEERS=0 FAKE_GPUS=3
+lanes() {
+    serve --load-format dummy --block-size 64 --max-model-len 1024 --max-num-seqs 8 \
+        --data-parallel-size 3 "$@"
+}
+lanes # the products are timed: later launches are steps
+stop
+for at in 1500 2500; do
+    FAKE_LOST=1:$at lanes
+    "$python" tests/clients/openai_lanes.py "$url" 3
+    grep -q '^error: engine 1 failed: .* go to other engines$' "$dir/serve.log"
+    stop
+done
+echo "serve lanes: ok"

@@ -1,0 +1,269 @@
+/* test_serve_lanes.c - a server with several engines: which engine gets a request, results that do
+ * not depend on their number, an engine that does not come back from a step, and the drain.
+ * tests/serve_lanes_check.sh has engines that fail. */
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "engine/serve/calls/service_state.h"
+#include "tests/lib/http_client.h"
+#include "tests/lib/serve_ask.h"
+#include "tests/lib/serve_rig.h"
+
+enum { LONG = 2000, MAX_CLIENTS = 16 };
+
+static cn_stats stats_of(serve_rig *rig, uint32_t i)
+{
+    cn_engine_figures f;
+    cn_service_engine_figures(cn_server_service(rig->server), i, &f);
+    return f.stats;
+}
+
+static void open_two(serve_rig *rig, const char *name, const char *value)
+{
+    const char *const options[] = {"--data-parallel-size", "2", "--device", "cpu",
+                                   "--kv-cache-memory-bytes", "32M", "--max-num-seqs", "4",
+                                   name, value, NULL};
+    serve_rig_open(rig, options);
+}
+
+/* Requests that run until they are closed. */
+typedef struct clients {
+    int fd[MAX_CLIENTS], n;
+} clients;
+
+static void begin(clients *c, const serve_rig *rig, int n)
+{
+    for (int i = 0; i < n; i++) c->fd[c->n++] = serve_begin(rig->port, NULL, LONG, true);
+}
+
+static void end(clients *c)
+{
+    while (c->n > 0) close(c->fd[--c->n]);
+}
+
+static void expect_running(serve_rig *rig, uint32_t first, uint32_t second)
+{
+    assert_true(serve_rig_wait_running(rig, first + second));
+    const uint32_t a = stats_of(rig, 0).running, b = stats_of(rig, 1).running;
+    if (a != first || b != second)
+        fail_msg("%u and %u run, expected %u and %u", a, b, first, second);
+}
+
+/* ---- who gets a request ---- */
+
+static void engines_share_the_requests(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    clients c = {0};
+    open_two(&rig, NULL, NULL);
+    begin(&c, &rig, 8);
+    expect_running(&rig, 4, 4); /* all seats: nobody waits while the other engine has one */
+    assert_int_equal(stats_of(&rig, 0).waiting + stats_of(&rig, 1).waiting, 0);
+    end(&c);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    serve_rig_close(&rig);
+}
+
+static void samples_of_a_request_share_an_engine(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"prompt\": \"Compute\", \"max_tokens\": 2000, \"n\": 3, "
+                               "\"ignore_eos\": true, \"stream\": true}";
+    serve_rig rig;
+    open_two(&rig, NULL, NULL);
+    clients c = {.n = 2};
+    for (int i = 0; i < 2; i++) serve_send(c.fd[i] = http_connect(rig.port), NULL, body);
+    expect_running(&rig, 3, 3);
+    end(&c);
+    serve_rig_close(&rig);
+}
+
+static void ask(uint16_t port, const char *body, int status)
+{
+    http_reply r;
+    http_ask(port, "POST", "/v1/completions", NULL, body, &r);
+    if (r.status != status) fail_msg("%d: %s", r.status, r.body.data);
+    http_reply_free(&r);
+}
+
+/* A seat of an engine that has ended its requests is taken before one of a loaded engine. */
+static void the_idle_engine_is_next(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    clients c = {0};
+    open_two(&rig, NULL, NULL);
+    begin(&c, &rig, 1);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    const uint32_t busy = stats_of(&rig, 1).running;
+    const uint64_t before = stats_of(&rig, busy).prompt_tokens;
+    for (int i = 0; i < 3; i++) ask(rig.port, serve_long_body(4, false), 200);
+    assert_int_equal(stats_of(&rig, busy).prompt_tokens, before);
+    assert_true(stats_of(&rig, 1 - busy).prompt_tokens > 0);
+    end(&c);
+    serve_rig_close(&rig);
+}
+
+static void a_key_has_its_limit_over_all_engines(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--data-parallel-size", "2", "--device", "cpu",
+                                          "--max-requests-per-key", "3", "--api-key",
+                                          "ann:ann-secret-1,bob:bob-secret-2",
+                                          "--kv-cache-memory-bytes", "32M", NULL};
+    serve_rig rig;
+    http_reply r;
+    int fd[3];
+    serve_rig_open(&rig, options);
+    for (int i = 0; i < 3; i++) fd[i] = serve_begin(rig.port, "ann-secret-1", LONG, true);
+    assert_true(serve_rig_wait_running(&rig, 3));
+    for (int i = 0; i < 2; i++) {
+        http_ask(rig.port, "POST", "/v1/completions", i ? "bob-secret-2" : "ann-secret-1",
+                 serve_long_body(4, false), &r);
+        assert_int_equal(r.status, i ? 200 : 429);
+        http_reply_free(&r);
+    }
+    for (int i = 0; i < 3; i++) close(fd[i]);
+    serve_rig_close(&rig);
+}
+
+/* ---- results ---- */
+
+static char *answer_of(uint16_t port, int i)
+{
+    char body[256];
+    http_reply r;
+    snprintf(body, sizeof body, "{\"prompt\": \"Compute %d * 34\", \"max_tokens\": 24, "
+             "\"temperature\": 0.8, \"seed\": %d, \"n\": 2, \"logprobs\": 1}", i, i);
+    http_ask(port, "POST", "/v1/completions", NULL, body, &r);
+    assert_int_equal(r.status, 200);
+    json_t *json = json_loads(r.body.data, 0, NULL);
+    char *text = json_dumps(json_object_get(json, "choices"), JSON_COMPACT);
+    assert_non_null(text);
+    json_decref(json);
+    http_reply_free(&r);
+    return text;
+}
+
+static void answers_do_not_depend_on_the_engines(void **state)
+{
+    (void)state;
+    static const char *const one[] = {"--device", "cpu", NULL};
+    enum { N = 6 };
+    char *want[N];
+    serve_rig rig;
+    serve_rig_open(&rig, one);
+    for (int i = 0; i < N; i++) want[i] = answer_of(rig.port, i);
+    serve_rig_close(&rig);
+    open_two(&rig, NULL, NULL);
+    for (int i = 0; i < N; i++) {
+        char *got = answer_of(rig.port, i);
+        assert_string_equal(got, want[i]);
+        free(got);
+        free(want[i]);
+    }
+    for (uint32_t i = 0; i < 2; i++) assert_true(stats_of(&rig, i).generation_tokens > 0);
+    serve_rig_close(&rig);
+}
+
+/* ---- an engine whose step does not end ---- */
+
+static struct hang {
+    cn_mail mail;
+    sem_t began, end;
+} hangs[2];
+
+static void open_hang(cn_mail *mail)
+{
+    struct hang *h = CN_CONTAINER_OF(mail, struct hang, mail);
+    sem_post(&h->began);
+    sem_wait(&h->end);
+}
+
+static void begin_hang(serve_rig *rig, int i)
+{
+    sem_init(&hangs[i].began, 0, 0);
+    sem_init(&hangs[i].end, 0, 0);
+    hangs[i].mail.open = open_hang;
+    cn_lane_post(&cn_server_service(rig->server)->lanes[i].lane, CN_MAIL_NORMAL, &hangs[i].mail);
+    sem_wait(&hangs[i].began);
+}
+
+static void expect_up(const serve_rig *rig, int engine, bool up)
+{
+    json_t *health = http_ask_json(rig->port, "GET", "/health", NULL, 200);
+    const json_t *one = json_array_get(json_object_get(health, "engines"), (size_t)engine);
+    assert_string_equal(json_string_value(json_object_get(one, "device")), "cpu");
+    assert_int_equal(json_is_true(json_object_get(one, "up")), up);
+    json_decref(health);
+    char line[96];
+    http_reply metrics;
+    snprintf(line, sizeof line, "\ncinch_engine_up{model_name=\"tiny\",engine=\"%d\"} %d\n", engine,
+             up);
+    http_ask(rig->port, "GET", "/metrics", NULL, NULL, &metrics);
+    assert_non_null(strstr(metrics.body.data, line));
+    http_reply_free(&metrics);
+}
+
+static void a_stalled_engine_gets_no_requests(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    open_two(&rig, "--health-stall", "1");
+    begin_hang(&rig, 0);
+    serve_pause_ms(1300);
+    expect_up(&rig, 0, false);
+    expect_up(&rig, 1, true);
+    for (int i = 0; i < 4; i++) ask(rig.port, serve_long_body(4, false), 200);
+    begin_hang(&rig, 1);
+    serve_pause_ms(1300);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 503);
+    for (int i = 0; i < 2; i++) sem_post(&hangs[i].end);
+    serve_pause_ms(200);
+    expect_up(&rig, 0, true);
+    ask(rig.port, serve_long_body(4, false), 200);
+    serve_rig_close(&rig);
+}
+
+/* ---- the end ---- */
+
+static void a_drain_waits_for_all_engines(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    open_two(&rig, NULL, NULL);
+    int fd[4];
+    for (int i = 0; i < 4; i++) fd[i] = serve_begin(rig.port, NULL, 60, false);
+    assert_true(serve_rig_wait_running(&rig, 4));
+    serve_rig_stop(&rig);
+    for (int i = 0; i < 4; i++) {
+        http_reply r;
+        http_read(fd[i], false, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+        close(fd[i]);
+    }
+    serve_rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engines_share_the_requests),
+        cmocka_unit_test(samples_of_a_request_share_an_engine),
+        cmocka_unit_test(the_idle_engine_is_next),
+        cmocka_unit_test(a_key_has_its_limit_over_all_engines),
+        cmocka_unit_test(answers_do_not_depend_on_the_engines),
+        cmocka_unit_test(a_stalled_engine_gets_no_requests),
+        cmocka_unit_test(a_drain_waits_for_all_engines),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
