@@ -17,10 +17,12 @@
  * of 55 GB/s, 8 blocks pull 25 GB/s, 16 37 to 42, and 32 41 to 51 (2 and 13 tiles of each unit,
  * bench_host_cuda).
  *
- * Bytes of each token and kv head: 4 d of K and V, read and written, and 4 of P, written; in a tile
- * d / 8 of a label and 2 of a scale, read and written. The rows, and labels and scales of a run in
- * one tile of the layout, are multiples of 16 bytes; so are the addresses of all planes. CPU
+ * Bytes of each token and kv head: 4 d of K and V, in eight bits 2 d + 4, read and written, and 4
+ * of P, written; in a tile d / 8 of a label and 2 of a scale, read and written. The rows, and
+ * labels and scales of a run in one tile of the layout, are multiples of 16 bytes; so are the
+ * addresses of all planes. Scales of rows in eight bits are copied by the lane of their token. CPU
  * version: cpu_fetch.c. */
+#include "cuda/fp8.cuh"
 #include "cuda/select/select.cuh"
 
 enum {
@@ -67,9 +69,12 @@ typedef struct fetch_token {
     const char *from; /* row of K */
     char *to;
     size_t from_side, to_side; /* elements of side arrays */
+    const uint16_t *from_scale; /* of the row of K, in eight bits */
+    uint16_t *to_scale;
 } fetch_token;
 
 /* Finds a token of a unit, and writes its P. */
+template <bool FP8>
 __device__ static inline fetch_token token_of(const fetch_params &p, const fetch_unit &u,
                                               uint32_t token)
 {
@@ -84,6 +89,13 @@ __device__ static inline fetch_token token_of(const fetch_params &p, const fetch
     x.from = (const char *)a.home.kv +
              cn_kv_at(&from, u.layer, from_block, u.head, from_slot, CN_KV_K);
     x.to = (char *)a.local.kv + cn_kv_at(&to, u.layer, to_block, u.head, to_slot, CN_KV_K);
+    if (FP8) {
+        x.from_scale = (const uint16_t *)((const char *)a.home.kv +
+                                          cn_kv_at(&from, u.layer, from_block, u.head, from_slot,
+                                                   CN_KV_K_SCALE));
+        x.to_scale = (uint16_t *)((char *)a.local.kv + cn_kv_at(&to, u.layer, to_block, u.head,
+                                                                to_slot, CN_KV_K_SCALE));
+    }
     x.from_side = cn_kv_side(&from, u.layer, from_block, u.head, from_slot);
     x.to_side = cn_kv_side(&to, u.layer, to_block, u.head, to_slot);
     if (a.local.origin) a.local.origin[x.to_side] = position;
@@ -147,7 +159,17 @@ __device__ static inline void copy_labels(const cn_fetch_args &a, const fetch_to
     }
 }
 
+/* Copies the scales of K and V of a token in eight bits. */
+__device__ static inline void copy_row_scales(const fetch_params &p, const fetch_token &x)
+{
+    const uint32_t value = p.args.local.layout.tile_tokens;
+    const uint16_t scales[2] = {__ldcs(x.from_scale), __ldcs(x.from_scale + value)};
+    x.to_scale[0] = scales[0];
+    x.to_scale[value] = scales[1];
+}
+
 /* Copies the runs of a part of a unit. */
+template <bool FP8>
 __device__ static inline void copy_part(const fetch_params &p, uint32_t unit, uint32_t part,
                                         uint32_t lane)
 {
@@ -158,12 +180,14 @@ __device__ static inline void copy_part(const fetch_params &p, uint32_t unit, ui
     for (uint32_t first = part * CN_WARP; first < u.n_tokens; first += p.n_parts * CN_WARP) {
         const uint32_t n = min(u.n_tokens - first, (uint32_t)CN_WARP);
         fetch_token x = {};
-        if (lane < n) x = token_of(p, u, first + lane);
+        if (lane < n) x = token_of<FP8>(p, u, first + lane);
         copy_rows(p, x, n, lane);
+        if (FP8 && lane < n) copy_row_scales(p, x);
         if (labels) copy_labels(a, x, n, lane);
     }
 }
 
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     fetch_kernel(const __grid_constant__ fetch_params p)
 {
@@ -178,7 +202,7 @@ __global__ static void __launch_bounds__(THREADS)
             mine < n_items && unit_of(p, mine % p.n_units).n_tokens > mine / p.n_units * CN_WARP;
         for (uint32_t left = __ballot_sync(0xffffffffu, has_run); left; left &= left - 1) {
             const uint32_t item = first + (uint32_t)(__ffs((int)left) - 1) * n_warps;
-            copy_part(p, item % p.n_units, item / p.n_units, lane);
+            copy_part<FP8>(p, item % p.n_units, item / p.n_units, lane);
         }
     }
 }
@@ -188,10 +212,10 @@ __global__ static void __launch_bounds__(THREADS)
 static cn_status check(const cn_fetch_args *a)
 {
     const cn_kv_layout *l = &a->local.layout, *h = &a->home.layout;
-    if (!cn_kv_layout_is_uniform(l, CN_BF16) || l->head_dim % CN_VEC8 != 0)
-        return cn_fail(CN_ERR_SHAPE,
-                       "fetch: KV layout: expected K and V in bf16, rows of a multiple of 8 "
-                       "elements");
+    CN_TRY(cn_kv_check_form("fetch", l));
+    if (l->part[CN_KV_K].row_bytes % sizeof(uint4) != 0)
+        return cn_fail(CN_ERR_SHAPE, "fetch: rows of %u bytes: expected a multiple of 16",
+                       l->part[CN_KV_K].row_bytes);
     if (l->n_kv_heads != h->n_kv_heads || l->block_tokens != h->block_tokens ||
         l->head_dim != h->head_dim || l->block_bytes != h->block_bytes)
         return cn_fail(CN_ERR_SHAPE,
@@ -210,7 +234,7 @@ extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
     p.args = *a;
     p.n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
     if (p.n_units == 0) return CN_OK;
-    p.vecs = l->head_dim / CN_VEC8;
+    p.vecs = l->part[CN_KV_K].row_bytes / (uint32_t)sizeof(uint4);
     p.step_tokens = CN_WARP / (2 * p.vecs);
     p.step_pieces = CN_WARP % (2 * p.vecs);
     p.value_at = l->part[CN_KV_V].tile_at - l->part[CN_KV_K].tile_at;
@@ -222,5 +246,7 @@ extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
         blocks = host_blocks ? host_blocks : (uint32_t)HOST_BLOCKS;
     p.n_parts = cn_max_u32((uint32_t)cn_ceil_div(blocks * WARPS * ITEMS_EACH, p.n_units),
                            (uint32_t)cn_ceil_div(a->move_stride, CN_WARP));
-    return cn_cuda_launch(s, "fetch", fetch_kernel, {dim3(blocks), THREADS}, p);
+    const cn_launch how = {dim3(blocks), THREADS};
+    return cn_kv_form_of(l) == CN_KV_FP8 ? cn_cuda_launch(s, "fetch", fetch_kernel<true>, how, p)
+                                         : cn_cuda_launch(s, "fetch", fetch_kernel<false>, how, p);
 }
