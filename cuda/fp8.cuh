@@ -10,10 +10,17 @@
 #include "engine/base/base.h"
 #include "paged/kv_fp8.h"
 
+/* Returns bytes 1 and 3 of w, each an e4m3, as two bf16 of 2^-120 of their values, some of them
+ * subnormal. The other bytes have no effect. */
+__device__ static inline uint32_t cn_fp8_small(uint32_t w)
+{
+    return (w & 0x80008000u) | (w >> 4 & 0x07f007f0u);
+}
+
 /* Returns bytes 1 and 3 of w, each an e4m3, as two bf16. The other bytes have no effect. */
 __device__ static inline uint32_t cn_fp8_pair(uint32_t w)
 {
-    const uint32_t bits = (w & 0x80008000u) | (w >> 4 & 0x07f007f0u);
+    const uint32_t bits = cn_fp8_small(w);
     uint32_t out;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" /* 2^120, -0 */
         : "=r"(out)

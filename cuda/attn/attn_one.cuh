@@ -29,7 +29,7 @@
 /* ---- the kernel ---- */
 
 template <int D, bool BULK, bool LIST, bool FP8>
-__global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
+__global__ static void __launch_bounds__(cn_one_threads<LIST, FP8>(), 1)
     attn_one_kernel(const __grid_constant__ cn_one_params p,
                     const __grid_constant__ CUtensorMap whole,
                     const __grid_constant__ CUtensorMap few)
@@ -40,9 +40,9 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     cn_one_shared<D, FP8> shared;
     shared.n_stages = p.n_stages;
     shared.base = dynamic + (0u - cn_shared_address(dynamic)) % cn_one_shared<D, FP8>::ALIGN;
-    const bool fetches = threadIdx.x >= CN_ONE_COMPUTE;
+    const bool fetches = threadIdx.x >= cn_one_computing<FP8>();
     cn_walk w;
-    if (BULK && !FP8 && threadIdx.x == CN_ONE_COMPUTE) {
+    if (BULK && !FP8 && threadIdx.x == cn_one_computing<FP8>()) {
         cn_map_prefetch(&whole);
         cn_map_prefetch(&few);
     }
@@ -50,11 +50,11 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     if (!p.early) cn_wait_previous();
     if (fetches) {
         const bool busy = cn_walk_begin(w, p.walk, blockIdx.x, gridDim.x);
-        if (threadIdx.x == CN_ONE_COMPUTE) {
+        if (threadIdx.x == cn_one_computing<FP8>()) {
             idle = !busy;
             for (uint32_t i = 0; i < p.n_stages; i++) {
                 cn_barrier_init(&fixed.full[i], BULK ? 1 : CN_WARP + 1);
-                cn_barrier_init(&fixed.empty[i], CN_ONE_WARPS);
+                cn_barrier_init(&fixed.empty[i], cn_one_warps<FP8>());
             }
             cn_barrier_init_done();
         }
@@ -68,7 +68,7 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
         cn_one_compute<D, FP8>(p, shared, &fixed);
     } else if (!BULK) {
         cn_one_fetch_rows<D, LIST, FP8>(p, shared, &fixed, w);
-    } else if (threadIdx.x == CN_ONE_COMPUTE) {
+    } else if (threadIdx.x % CN_WARP == 0) {
         const cn_one_fetch<D, FP8> f = {shared, &fixed, &whole, &few};
         cn_one_fetch_bulk<D, FP8>(p, f, w);
     }
@@ -117,7 +117,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
     return cn_cuda_launch(
         s, op, attn_one_kernel<D, BULK, LIST, FP8>,
-        {dim3(dev->n_sms), cn_one_threads<LIST>(),
+        {dim3(dev->n_sms), cn_one_threads<LIST, FP8>(),
          shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
         p, *whole, *few);
 }

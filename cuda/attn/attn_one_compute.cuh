@@ -16,6 +16,18 @@ template <int D> struct cn_one_state {
     float max[2], sum[2];
 };
 
+/* In eight bits keys and values are 2^-120 of the codes (cn_fp8_small), queries and weights 2^80 of
+ * theirs, and sums are multiplied by 2^40. All three are powers of two, so nothing is rounded. */
+static const float CN_ONE_LARGE = 0x1p40f;
+
+/* Multiplies two bf16 by 2^80. */
+__device__ static inline uint32_t cn_one_enlarge(uint32_t x)
+{
+    uint32_t out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(0x67806780u), "r"(0x80008000u));
+    return out;
+}
+
 /* In eight bits a lane reads 16 neighbouring bytes of a key, which are four steps of the product.
  * So the queries have the same order of dimensions: in step k those of lane t are from
  * k / 4 * 64 + t * 16 + k % 4 * 4 on, first the even ones of these four. */
@@ -31,8 +43,8 @@ __device__ static inline void cn_one_begin(cn_one_state<D> &x, const cn_bf16 *qu
         const uint32_t *row = (const uint32_t *)(queries + head * d + first);
         if (FP8) {
             const uint32_t low = valid ? row[0] : 0, high = valid ? row[1] : 0;
-            x.query[k][0] = __byte_perm(low, high, 0x5410);
-            x.query[k][1] = __byte_perm(low, high, 0x7632);
+            x.query[k][0] = cn_one_enlarge(__byte_perm(low, high, 0x5410));
+            x.query[k][1] = cn_one_enlarge(__byte_perm(low, high, 0x7632));
         } else {
             x.query[k][0] = valid ? row[t] : 0;
             x.query[k][1] = valid ? row[t + 4] : 0;
@@ -71,7 +83,8 @@ __device__ static inline void cn_one_scores_fp8(float scores[4], const cn_one_st
                                                 uint32_t slice, uint32_t d)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, row = slice + lane / 4, column = lane % 4 * 16;
-    const float scale[2] = {cn_fp8_half(scales[row]), cn_fp8_half(scales[row + 8])};
+    const float scale[2] = {cn_fp8_half(scales[row]) * CN_ONE_LARGE,
+                            cn_fp8_half(scales[row + 8]) * CN_ONE_LARGE};
     float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (uint32_t j = 0; j < D / 64; j++) {
@@ -84,8 +97,8 @@ __device__ static inline void cn_one_scores_fp8(float scores[4], const cn_one_st
         const uint32_t high[4] = {chunk[1].x, chunk[1].y, chunk[1].z, chunk[1].w};
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) {
-            const uint32_t a[4] = {cn_fp8_pair(low[k] << 8), cn_fp8_pair(high[k] << 8),
-                                   cn_fp8_pair(low[k]), cn_fp8_pair(high[k])};
+            const uint32_t a[4] = {cn_fp8_small(low[k] << 8), cn_fp8_small(high[k] << 8),
+                                   cn_fp8_small(low[k]), cn_fp8_small(high[k])};
             cn_mma(k % 2 ? odd : even, a, x.query[j * 4 + k][0], x.query[j * 4 + k][1]);
         }
     }
@@ -180,19 +193,20 @@ __device__ static inline void cn_one_values_fp8(cn_one_state<D> &x, const float 
     const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
     const float low = g < n ? cn_fp8_half(scales[slice + g]) : 0;
     const float high = g + 8 < n ? cn_fp8_half(scales[slice + g + 8]) : 0;
-    const uint32_t b0 = cn_movmatrix(cn_pack2(weights[0] * low, weights[1] * low));
-    const uint32_t b1 = cn_movmatrix(cn_pack2(weights[2] * high, weights[3] * high));
+    const uint32_t b0 = cn_movmatrix(cn_one_enlarge(cn_pack2(weights[0] * low, weights[1] * low)));
+    const uint32_t b1 =
+        cn_movmatrix(cn_one_enlarge(cn_pack2(weights[2] * high, weights[3] * high)));
     uint32_t w[4][D / 32];
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
         cn_one_load_value<D>(w[i], values + (slice + 2 * t + i % 2 + i / 2 * 8) * d + g * (D / 8));
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++) {
-        const uint32_t i = k / 2, even = k % 2 ? 0x6020 : 0x4000, odd = k % 2 ? 0x7030 : 0x5010;
-        const uint32_t a[4] = {cn_fp8_pair(__byte_perm(w[0][i], w[1][i], even)),
-                               cn_fp8_pair(__byte_perm(w[0][i], w[1][i], odd)),
-                               cn_fp8_pair(__byte_perm(w[2][i], w[3][i], even)),
-                               cn_fp8_pair(__byte_perm(w[2][i], w[3][i], odd))};
+        const uint32_t i = k / 2, both = k % 2 ? 0x6723 : 0x4501; /* the later byte is first */
+        const uint32_t low2 = __byte_perm(w[0][i], w[1][i], both);
+        const uint32_t high2 = __byte_perm(w[2][i], w[3][i], both);
+        const uint32_t a[4] = {cn_fp8_small(low2), cn_fp8_small(low2 << 8), cn_fp8_small(high2),
+                               cn_fp8_small(high2 << 8)};
         cn_mma(x.out[k], a, b0, b1);
     }
 }
@@ -213,7 +227,8 @@ __device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *e
     for (uint32_t k = 0; k < D / 16; k++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            own[i % 2 * HEAD_FLOATS + (FP8 ? 2 * k + i / 2 : k * 16 + i / 2 * 8)] = x.out[k][i];
+            own[i % 2 * HEAD_FLOATS + (FP8 ? 2 * k + i / 2 : k * 16 + i / 2 * 8)] =
+                FP8 ? x.out[k][i] * CN_ONE_LARGE : x.out[k][i];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float sum = cn_column_sum(x.sum[i]);
@@ -247,11 +262,11 @@ __device__ static inline void cn_one_store(cn_bf16 *out, float4 x, float sum)
 }
 
 /* Merges the few pieces of an item, in order. All their loads are issued together. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_one_note &note)
 {
     const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces;
-    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
         float2 sums[CN_ONE_FEW];
         float4 parts[CN_ONE_FEW];
@@ -274,22 +289,22 @@ __device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_
 
 /* Merges all pieces of an item, in order. The maxima and sums of many are first copied to the
  * exchange, so that the loads of their results do not wait for one another. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_note &note,
                                            float *exchange)
 {
     const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces, heads = note.n_heads;
     float2 *sums = (float2 *)exchange; /* [n, heads] */
     if (n <= CN_ONE_FEW) {
-        cn_one_merge_few<D>(p, note);
+        cn_one_merge_few<D, FP8>(p, note);
         return;
     }
-    for (uint32_t i = threadIdx.x; i < n * heads; i += CN_ONE_COMPUTE) {
+    for (uint32_t i = threadIdx.x; i < n * heads; i += cn_one_computing<FP8>()) {
         const uint32_t slot = cn_walk_slot(note.piece, i / heads);
         sums[i] = __ldcg(&p.partial_sums[slot * p.slot_heads + i % heads]);
     }
-    cn_sync_some(1, CN_ONE_COMPUTE);
-    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += CN_ONE_COMPUTE * 4) {
+    cn_sync_some(1, cn_one_computing<FP8>());
+    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += cn_one_computing<FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
         if (column >= d) continue;
         const float2 total = cn_one_total(sums + head, n, heads);
@@ -307,10 +322,11 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
 
 /* Counts the piece as done. Returns true, to all threads of the block, if it was the last piece of
  * its item. */
+template <bool FP8>
 __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one_note &note,
                                             cn_one_fixed *fixed)
 {
-    cn_sync_some(1, CN_ONE_COMPUTE);
+    cn_sync_some(1, cn_one_computing<FP8>());
     if (threadIdx.x == 0) {
         uint32_t *count = p.arrivals + note.piece.first_slot, before;
         /* Releases the stores of this block before the barrier, and acquires those of others. */
@@ -321,7 +337,7 @@ __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one
         fixed->is_last = before == note.piece.n_pieces - 1;
         if (fixed->is_last) *count = 0;
     }
-    cn_sync_some(1, CN_ONE_COMPUTE);
+    cn_sync_some(1, cn_one_computing<FP8>());
     return fixed->is_last;
 }
 
@@ -335,13 +351,13 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
     const uint32_t d = p.pool.head_dim;
     const bool whole = note.piece.n_pieces == 1;
     cn_one_lay_down<D, FP8>(x, exchange, fixed);
-    cn_sync_some(1, CN_ONE_COMPUTE);
-    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+    cn_sync_some(1, cn_one_computing<FP8>());
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
-        const float2 total = cn_one_total(&fixed->sums[0][head], CN_ONE_WARPS, CN_ONE_HEADS);
+        const float2 total = cn_one_total(&fixed->sums[0][head], cn_one_warps<FP8>(), CN_ONE_HEADS);
         float4 out = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (uint32_t w = 0; w < CN_ONE_WARPS; w++) {
+        for (uint32_t w = 0; w < cn_one_warps<FP8>(); w++) {
             const uint32_t at =
                 (w * CN_ONE_HEADS + head) * cn_one_shared<D, FP8>::HEAD_FLOATS + column;
             cn_one_add(out, *(const float4 *)(exchange + at),
@@ -353,8 +369,8 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
         *(float4 *)(p.partial_out + (size_t)at * D + column) = out;
         if (column == 0) p.partial_sums[at] = total;
     }
-    if (!whole && cn_one_arrive(p, note, fixed)) cn_one_merge<D>(p, note, exchange);
-    cn_sync_some(1, CN_ONE_COMPUTE); /* the exchange may be written again */
+    if (!whole && cn_one_arrive<FP8>(p, note, fixed)) cn_one_merge<D, FP8>(p, note, exchange);
+    cn_sync_some(1, cn_one_computing<FP8>()); /* the exchange may be written again */
 }
 
 /* Returns the note of a stage to all lanes of a warp. Only the lane that later arrives at the
@@ -380,7 +396,8 @@ __device__ static inline void cn_one_compute(const cn_one_params &p,
                                              const cn_one_shared<D, FP8> &shared,
                                              cn_one_fixed *fixed)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, slice = threadIdx.x / CN_WARP * CN_ONE_SLICE;
+    const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
+    const uint32_t slice = warp % CN_ONE_WARPS * CN_ONE_SLICE, team = warp / CN_ONE_WARPS;
     cn_one_state<D> x;
     bool end = false;
     for (uint32_t i = 0; !end; i++) {
@@ -389,7 +406,8 @@ __device__ static inline void cn_one_compute(const cn_one_params &p,
         const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
         if (note.first)
             cn_one_begin<D, FP8>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
-        if (slice >= note.first_slot && slice < note.last_slot) {
+        const bool own = !FP8 || note.odd == team;
+        if (own && slice >= note.first_slot && slice < note.last_slot) {
             const uint32_t n = note.last_slot - slice;
             float scores[4];
             if constexpr (FP8) {

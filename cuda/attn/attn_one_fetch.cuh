@@ -41,6 +41,7 @@ __device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_
     note->first = cn_walk_is_first(w);
     note->last = cn_walk_is_last(w);
     note->end = cn_walk_is_end(w);
+    note->odd = slots.tile % 2;
     if (note->last) note->piece = cn_walk_piece_of(w, blockIdx.x);
 }
 
@@ -97,15 +98,16 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
     }
 }
 
-/* Warps that fetch, and threads of a block. */
-template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_fetch_warps(void)
+/* Warps that fetch, and threads of a block. One thread starts 16 KiB of codes no faster than 32 KiB
+ * of bf16, so in eight bits two do it. */
+template <bool LIST, bool FP8> __host__ __device__ constexpr uint32_t cn_one_fetch_warps(void)
 {
-    return LIST ? CN_ONE_LIST_WARPS : 1;
+    return LIST ? CN_ONE_LIST_WARPS : FP8 ? 2 : 1;
 }
 
-template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_threads(void)
+template <bool LIST, bool FP8> __host__ __device__ constexpr uint32_t cn_one_threads(void)
 {
-    return CN_ONE_COMPUTE + cn_one_fetch_warps<LIST>() * CN_WARP;
+    return cn_one_computing<FP8>() + cn_one_fetch_warps<LIST, FP8>() * CN_WARP;
 }
 
 /* The rows of the pool that hold the keys of a tile's slots lane and lane + 32; in eight bits
@@ -272,34 +274,6 @@ __device__ static inline void cn_one_wait_and_overlap(void)
     cn_overlap_next();
 }
 
-/* Fetches this block's share by bulk copies. Called by one thread. If K and V of other steps are
- * final, the ring is filled before the wait for the previous kernel. Only the newest tile of a
- * sequence, which holds this step's token, and the queries are fetched after the wait. */
-template <int D, bool FP8>
-__device__ static inline void cn_one_fetch_bulk(const cn_one_params &p,
-                                                const cn_one_fetch<D, FP8> &f, cn_walk w)
-{
-    cn_walk late = w;
-    uint32_t n = 0;
-    bool more = true;
-    while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
-        cn_one_start<D, FP8>(p, f, w, n++);
-        more = !cn_walk_is_end(w);
-        if (more) cn_walk_next(w, p.walk);
-    }
-    cn_one_wait_and_overlap();
-    for (uint32_t i = 0; i < n; i++) {
-        cn_one_start_query<D, FP8>(p, f, late, i);
-        if (i + 1 < n) cn_walk_next(late, p.walk);
-    }
-    for (; more; n++) {
-        cn_one_start<D, FP8>(p, f, w, n);
-        cn_one_start_query<D, FP8>(p, f, w, n);
-        more = !cn_walk_is_end(w);
-        if (more) cn_walk_next(w, p.walk);
-    }
-}
-
 /* Moves n tiles on. Returns false when the share has fewer. */
 __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, uint32_t n)
 {
@@ -308,6 +282,37 @@ __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, ui
         cn_walk_next(w, s);
     }
     return true;
+}
+
+/* Fetches this block's share by bulk copies: tiles by turns, as in cn_one_fetch_rows. Called by one
+ * thread of each warp that fetches. If K and V of other steps are final, the ring is filled before
+ * the wait for the previous kernel. Only the newest tile of a sequence, which holds this step's
+ * token, and the queries are fetched after the wait. */
+template <int D, bool FP8>
+__device__ static inline void cn_one_fetch_bulk(const cn_one_params &p,
+                                                const cn_one_fetch<D, FP8> &f, cn_walk w)
+{
+    constexpr uint32_t MOST = cn_one_fetch_warps<false, FP8>();
+    const uint32_t n_warps = MOST > 1 ? min(MOST, p.n_stages) : 1;
+    const uint32_t warp = MOST > 1 ? (threadIdx.x - cn_one_computing<FP8>()) / CN_WARP : 0;
+    bool more = warp < n_warps && cn_one_skip(w, p.walk, warp);
+    cn_walk late = w;
+    uint32_t n = warp;
+    while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
+        cn_one_start<D, FP8>(p, f, w, n);
+        n += n_warps;
+        more = cn_one_skip(w, p.walk, n_warps);
+    }
+    cn_one_wait_and_overlap();
+    for (uint32_t i = warp; i < n; i += n_warps) {
+        cn_one_start_query<D, FP8>(p, f, late, i);
+        if (i + n_warps < n) cn_one_skip(late, p.walk, n_warps);
+    }
+    for (; more; n += n_warps) {
+        cn_one_start<D, FP8>(p, f, w, n);
+        cn_one_start_query<D, FP8>(p, f, w, n);
+        more = cn_one_skip(w, p.walk, n_warps);
+    }
 }
 
 /* Waits until `select` has finished the item's list. Called by a warp. */
@@ -333,8 +338,8 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D, FP8> &shared,
                                                 cn_one_fixed *fixed, cn_walk w)
 {
-    const uint32_t n_warps = min(cn_one_fetch_warps<LIST>(), p.n_stages);
-    const uint32_t warp = (threadIdx.x - CN_ONE_COMPUTE) / CN_WARP;
+    const uint32_t n_warps = min(cn_one_fetch_warps<LIST, FP8>(), p.n_stages);
+    const uint32_t warp = (threadIdx.x - cn_one_computing<FP8>()) / CN_WARP;
     const bool early = LIST && p.early && p.done;
     bool more = warp < n_warps && cn_one_skip(w, p.walk, warp);
     if (!early || !more) cn_one_wait_and_overlap();

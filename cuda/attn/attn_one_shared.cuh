@@ -7,8 +7,8 @@
 
 enum {
     CN_ONE_HEADS = 8, /* query heads at a time */
-    CN_ONE_WARPS = 4, /* warps that compute */
-    CN_ONE_COMPUTE = CN_ONE_WARPS * CN_WARP,
+    CN_ONE_WARPS = 4, /* warps that compute a tile: a team */
+    CN_ONE_MOST_WARPS = 2 * CN_ONE_WARPS,
     CN_ONE_LIST_WARPS = 6, /* warps that fetch the rows of a list */
     CN_ONE_SLICE = CN_WALK_TILE / CN_ONE_WARPS, /* slots of a tile that one warp computes */
     CN_ONE_MAX_STAGES = 12,
@@ -18,6 +18,18 @@ enum {
     CN_ONE_FEW = 4,            /* pieces whose results are loaded at once */
     CN_ONE_PAD = 4             /* floats between heads in the exchange, to use other banks */
 };
+
+/* Warps that compute. In eight bits two teams take the tiles of a sequence by turns: a tile takes
+ * half the time to fetch, and no less to compute. */
+template <bool FP8> __host__ __device__ constexpr uint32_t cn_one_warps(void)
+{
+    return FP8 ? CN_ONE_MOST_WARPS : CN_ONE_WARPS;
+}
+
+template <bool FP8> __host__ __device__ constexpr uint32_t cn_one_computing(void)
+{
+    return cn_one_warps<FP8>() * CN_WARP;
+}
 
 typedef struct cn_one_params {
     cn_bf16 *out;
@@ -44,6 +56,7 @@ typedef struct cn_one_note {
     uint16_t first_slot, last_slot; /* [first, last) of the tile's 64 */
     uint16_t n_heads;
     bool first, last, end; /* first and last tile of the piece; last tile of the block's share */
+    bool odd;              /* the tile's number in its sequence */
     cn_walk_piece piece;   /* valid if last */
 } cn_one_note;
 
@@ -61,7 +74,7 @@ template <int D, bool FP8> struct cn_one_shared {
     static constexpr uint32_t STAGE_BYTES = TILE_BYTES + QUERY_BYTES;
     static constexpr uint32_t HEAD_FLOATS = D + CN_ONE_PAD;
     static constexpr uint32_t WARPS_BYTES =
-        CN_ONE_WARPS * CN_ONE_HEADS * HEAD_FLOATS * (uint32_t)sizeof(float);
+        cn_one_warps<FP8>() * CN_ONE_HEADS * HEAD_FLOATS * (uint32_t)sizeof(float);
     static constexpr uint32_t PIECES_BYTES =
         CN_ONE_PIECES * CN_ONE_HEADS * (uint32_t)sizeof(float2);
     static constexpr uint32_t EXCHANGE_BYTES =
@@ -93,7 +106,7 @@ template <int D, bool FP8> struct cn_one_shared {
 typedef struct cn_one_fixed {
     uint64_t full[CN_ONE_MAX_STAGES], empty[CN_ONE_MAX_STAGES];
     cn_one_note notes[CN_ONE_MAX_STAGES];
-    float2 sums[CN_ONE_WARPS][CN_ONE_HEADS]; /* maximum, sum */
+    float2 sums[CN_ONE_MOST_WARPS][CN_ONE_HEADS]; /* maximum, sum */
     bool is_last;
 } cn_one_fixed;
 
