@@ -345,10 +345,26 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- redundancy ---- */
 
-/* inverse[r] = 1 / |key r| of a tile, 0 for a zero key. Two threads per row. */
-__device__ static inline void inverse_norms(float *inverse, const char *tile, uint32_t d)
+/* Returns NaN for slots whose scale is NaN, else 0. Codes as bf16 are finite. */
+template <bool FP8>
+__device__ static inline float key_fault(const cn_compress_chunk &c, const cn_compress_unit &u,
+                                         uint32_t v)
 {
-    const uint32_t row = threadIdx.x / 2;
+    if (!FP8 || v >= c.n) return 0;
+    const float scale =
+        cn_fp8_half(__ldg((const uint16_t *)cn_compress_row(c, u, v, CN_KV_K_SCALE)));
+    return isnan(scale) ? scale : 0;
+}
+
+/* inverse[r] = 1 / |key r| of a tile that begins at slot `first`, 0 for a zero key. Two threads per
+ * row. */
+template <bool FP8>
+__device__ static inline void inverse_norms(float *inverse, const char *tile,
+                                            const cn_compress_chunk &c, const cn_compress_unit &u,
+                                            uint32_t first)
+{
+    const uint32_t row = threadIdx.x / 2, d = c.pools.layout.head_dim;
+    const float fault = key_fault<FP8>(c, u, first + row);
     float sum = 0.0f;
     for (uint32_t chunk = threadIdx.x % 2; chunk < d / CN_VEC8; chunk += 2) {
         float x[CN_VEC8];
@@ -357,7 +373,7 @@ __device__ static inline void inverse_norms(float *inverse, const char *tile, ui
         for (int i = 0; i < CN_VEC8; i++) sum += x[i] * x[i];
     }
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (threadIdx.x % 2 == 0) inverse[row] = sum > 0.0f ? 1.0f / sqrtf(sum) : 0.0f;
+    if (threadIdx.x % 2 == 0) inverse[row] = (sum > 0.0f ? 1.0f / sqrtf(sum) : 0.0f) + fault;
 }
 
 /* The running result of a row of cosines in this lane. Columns are visited in ascending order. */
@@ -396,7 +412,7 @@ __device__ static inline uint2 partners(const cn_compress_chunk &c, uint32_t v)
     return make_uint2(v / b * b, v / b * b + b);
 }
 
-/* Cosines do not depend on the scales of keys. */
+/* Cosines do not depend on the scales of keys, except that a scale of NaN makes them NaN. */
 template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     cosine_kernel(const __grid_constant__ cn_compress_chunk c)
@@ -418,8 +434,8 @@ __global__ static void __launch_bounds__(THREADS)
     for (uint32_t column = from; column < to; column += TILE) {
         load_keys<FP8>(columns, c, u, column);
         tiles_arrived();
-        if (column == from) inverse_norms(row_inverse, tiles, d);
-        inverse_norms(column_inverse, tiles + tile_bytes(TILE, d), d);
+        if (column == from) inverse_norms<FP8>(row_inverse, tiles, c, u, first);
+        inverse_norms<FP8>(column_inverse, tiles + tile_bytes(TILE, d), c, u, column);
         __syncthreads();
         for (uint32_t at = 0; at < TILE; at += STEP) {
             float x[STEP / 8][4];
@@ -506,7 +522,7 @@ template <bool FP8> static cn_status score_portable(cn_stream *s, const cn_compr
 
 extern "C" cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c)
 {
-    if (cn_kv_form_of(&c->pools.layout) == CN_KV_FP8) return score_portable<true>(s, c);
-    return cn_compress_score_sm90_fits(s, c) ? cn_compress_score_sm90(s, c)
-                                             : score_portable<false>(s, c);
+    if (cn_compress_score_sm90_fits(s, c)) return cn_compress_score_sm90(s, c);
+    return cn_kv_form_of(&c->pools.layout) == CN_KV_FP8 ? score_portable<true>(s, c)
+                                                        : score_portable<false>(s, c);
 }

@@ -28,6 +28,9 @@
  * rounded up to a power of two. Padding heads repeat the last head, which does not change the
  * maximum.
  *
+ * Keys in eight bits are fetched as codes; the team makes a tile of bf16 from them, without loss,
+ * and the scales multiply the logits.
+ *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
  * read (F), 8*n written. Operations: 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Example:
  * nine blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads. That is 178 MB
@@ -77,9 +80,27 @@ __device__ static inline uint32_t ring_row_of(const score_params &p, uint32_t ro
 
 /* ---- fetching ---- */
 
+/* Starts the copies of a lane's tile of codes, and of its scales. */
+template <int D>
+__device__ static inline void copy_codes(const score_params &p, const team_place<D> &t,
+                                         const score_span &x, uint32_t at)
+{
+    const cn_kv_layout &l = p.c.pools.layout;
+    const uint32_t slot = x.first + at, block = x.job->source[slot / l.block_tokens];
+    const char *kv = (const char *)p.c.pools.kv;
+    const size_t key = cn_kv_at(&l, x.layer, block, x.kv_head, slot % l.block_tokens, CN_KV_K);
+    const size_t scale =
+        cn_kv_at(&l, x.layer, block, x.kv_head, slot % l.block_tokens, CN_KV_K_SCALE);
+    uint64_t *full = &t.shared->keys_full;
+    cn_bulk_copy(cn_shared_address(t.keys) + at * l.head_dim, kv + key, l.tile_tokens * l.head_dim,
+                 full);
+    cn_bulk_copy(cn_shared_address(&t.shared->key_scales[at]), kv + scale,
+                 l.tile_tokens * (uint32_t)sizeof(uint16_t), full);
+}
+
 /* Fetches the keys of a span. Slots past the end of the sequence keep the old content of shared
  * memory. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void fetch_keys(const score_params &p, const team_place<D> &t,
                                          const CUtensorMap *pool, const score_span &x,
                                          uint32_t turn)
@@ -88,19 +109,21 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
     const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
     const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* one tile per lane */
     uint32_t row = 0;
-    if (at < n)
+    if (!FP8 && at < n)
         row = x.layer * p.rows.layer + x.job->source[slot / l.block_tokens] * p.rows.block +
               x.kv_head * p.rows.head + slot % l.block_tokens / l.tile_tokens * p.rows.tile;
     uint64_t *full = &t.shared->keys_full;
     cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
     if (lane == 0) {
         t.shared->span[turn % 2] = x;
-        cn_barrier_expect(full, score_plan<D>::BOXES * n * CN_ROW_BYTES);
+        cn_barrier_expect(full, n * (FP8 ? l.head_dim + (uint32_t)sizeof(uint16_t)
+                                         : score_plan<D>::BOXES * CN_ROW_BYTES));
     }
     __syncwarp();
     if (at >= n) return;
+    if (FP8) copy_codes<D>(p, t, x, at);
 #pragma unroll
-    for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
+    for (uint32_t box = 0; !FP8 && box < score_plan<D>::BOXES; box++)
         cn_box_copy(cn_shared_address(t.keys + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
                     pool, box * CN_BOX_COLS, row, full);
 }
@@ -133,14 +156,14 @@ template <int D> __device__ static inline uint32_t span_number(uint32_t team, ui
 }
 
 /* Fetches the keys of a team's spans, or the queries. Called by a warp. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void fetch(const score_params &p, const team_place<D> &t, uint32_t team,
                                     bool keys, const CUtensorMap *map)
 {
     const uint32_t n_spans = n_spans_of(p);
     for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
         const score_span span = span_of(p, span_number<D>(team, turn));
-        if (keys) fetch_keys(p, t, map, span, turn);
+        if (keys) fetch_keys<D, FP8>(p, t, map, span, turn);
         for (uint32_t round = 0; !keys && round < p.n_rounds; round++)
             fetch_queries(p, t, map, span, round, turn * p.n_rounds + round);
     }
@@ -160,8 +183,22 @@ __device__ static __forceinline__ void begin_logits(float x[OWN][SUMS], const te
                                   score_plan<D>::KEY_BOX, t.queries, score_plan<D>::QUERY_BOX);
 }
 
-/* Waits for the products. Sets the logits of slots that a query must not see to -inf. */
+/* Multiplies logits by the scales of their keys. */
 template <int D>
+__device__ static __forceinline__ void scale_logits(float x[OWN][SUMS], const team_place<D> &t)
+{
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+            const float scale = cn_fp8_half(t.shared->key_scales[row_of(s, h)]);
+#pragma unroll
+            for (uint32_t i = 0; i < VALUES; i++) x[s][VALUE(i, h)] *= scale;
+        }
+}
+
+/* Waits for the products. Sets the logits of slots that a query must not see to -inf. */
+template <int D, bool FP8>
 __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const score_params &p,
                                                   const score_span &span, const team_place<D> &t,
                                                   uint32_t round)
@@ -169,6 +206,7 @@ __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const scor
     const uint32_t n_early = p.c.n - p.c.window; /* slots that all queries see */
     cn_wgmma_wait<0>();
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->queries_empty);
+    if (FP8) scale_logits(x, t);
     if (span.first + SPAN <= n_early) return;
     const uint32_t ring_start = span.job->ring_start;
 #pragma unroll
@@ -418,14 +456,15 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
 }
 
 /* Steps 2 and 3 together, for a window of one round, whose logits stay in registers. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void attend(const score_params &p, const score_span &span,
                                      const team_place<D> &t, uint32_t turn)
 {
     float x[OWN][SUMS], sum[OWN][2] = {};
     begin_logits(x, t, turn);
     const float history = history_of(p, span, span.first + own_row());
-    end_logits(x, p, span, t, 0);
+    end_logits<D, FP8>(x, p, span, t, 0);
+    if (FP8) __syncwarp(); /* all lanes have read their scales */
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     measure(p, span, x, t.shared, 0);
     find_bases(p, span, t.shared, 0);
@@ -437,7 +476,7 @@ __device__ static inline void attend(const score_params &p, const score_span &sp
 }
 
 /* Step 2 or step 3, by p.steps, for a window of any number of rounds. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void attend_in_rounds(const score_params &p, const score_span &span,
                                                const team_place<D> &t, uint32_t turn)
 {
@@ -446,7 +485,7 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
         team_sync(); /* the previous round has been measured or weighed */
         if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
         begin_logits(x, t, turn * p.n_rounds + round);
-        end_logits(x, p, span, t, round);
+        end_logits<D, FP8>(x, p, span, t, round);
         if (p.steps == WEIGH && p.c.peak)
             weigh<true>(sum, x, p, t.shared->base, round);
         else if (p.steps == WEIGH)
@@ -454,30 +493,32 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
         else
             measure(p, span, x, t.shared, round);
     }
+    if (FP8) __syncwarp();
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     if (p.steps == WEIGH) store_scores(p, span, sum, history_of(p, span, span.first + own_row()));
 }
 
 /* Computes the spans of a team. */
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void compute(const score_params &p, const team_place<D> &t, uint32_t team)
 {
     const uint32_t n_spans = n_spans_of(p);
     for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
         const score_span &span = t.shared->span[turn % 2];
         cn_barrier_wait(&t.shared->keys_full, turn & 1);
+        if (FP8) expand_keys(t, p.c.pools.layout.head_dim);
         if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
-            compare(p, span, t, team, turn);
+            compare<D, FP8>(p, span, t, team, turn);
         if (p.steps == (MEASURE | WEIGH))
-            attend(p, span, t, turn);
+            attend<D, FP8>(p, span, t, turn);
         else
-            attend_in_rounds(p, span, t, turn);
+            attend_in_rounds<D, FP8>(p, span, t, turn);
     }
 }
 
 #endif
 
-template <int D>
+template <int D, bool FP8>
 __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     compress_score_kernel(const __grid_constant__ score_params p,
                           const __grid_constant__ CUtensorMap pool,
@@ -508,11 +549,11 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
         const uint32_t warp = thread % CN_WARPGROUP / CN_WARP, team = warp % plan::TEAMS;
         const team_place<D> t(tiles, teams, team, 0);
         if (warp < 2 * plan::TEAMS)
-            fetch(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
+            fetch<D, FP8>(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(plan::COMPUTE_REGISTERS));
         const team_place<D> t(tiles, teams, thread / TEAM, first_strip(thread));
-        compute(p, t, thread / TEAM);
+        compute<D, FP8>(p, t, thread / TEAM);
     }
 #endif
 }
@@ -541,7 +582,7 @@ typedef struct score_maps {
     CUtensorMap pool, windows;
 } score_maps;
 
-template <int D>
+template <int D, bool FP8>
 static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const score_maps &maps)
 {
     using plan = score_plan<D>;
@@ -552,42 +593,50 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
      * deadlock: a kernel of the model that waits for room prevents the remaining blocks from
      * starting, while the blocks that run hold that room. */
     how.model_priority = steps == (MEASURE | WEIGH);
-    return cn_cuda_launch(s, "compress_score", compress_score_kernel<D>, how, p, maps.pool,
+    return cn_cuda_launch(s, "compress_score", compress_score_kernel<D, FP8>, how, p, maps.pool,
                           maps.windows);
 }
 
-template <int D> static cn_status launch(cn_stream *s, const score_params &p)
+template <int D, bool FP8> static cn_status launch(cn_stream *s, const score_params &p)
 {
-    score_maps maps;
+    score_maps maps = {};
     const cn_pools *pools = &p.c.pools;
-    CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
+    if (!FP8)
+        CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
     CN_TRY(map_windows(&maps.windows, pools));
     if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
-        return launch_steps<D>(s, p, MEASURE | WEIGH, maps);
-    CN_TRY(launch_steps<D>(s, p, MEASURE, maps));
-    return launch_steps<D>(s, p, WEIGH, maps);
+        return launch_steps<D, FP8>(s, p, MEASURE | WEIGH, maps);
+    CN_TRY((launch_steps<D, FP8>(s, p, MEASURE, maps)));
+    return launch_steps<D, FP8>(s, p, WEIGH, maps);
 }
 
 extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c)
 {
     const cn_kv_layout *l = &c->pools.layout;
-    return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
-           c->ring == c->window && c->group <= MAX_GROUP &&
+    const bool fp8 = cn_kv_form_of(l) == CN_KV_FP8;
+    return cn_attn_has_bulk(s) && l->head_dim % (fp8 ? 2 * CN_VEC8 : CN_VEC8) == 0 &&
+           l->head_dim <= MAX_HEAD_DIM && c->ring == c->window && c->group <= MAX_GROUP &&
            c->redundancy_kind != CN_REDUNDANCY_FLASH &&
-           cn_kv_rows_of(l).total <= INT32_MAX;
+           (fp8 || cn_kv_rows_of(l).total <= INT32_MAX);
+}
+
+template <bool FP8> static cn_status launch_any(cn_stream *s, const score_params &p)
+{
+    const uint32_t d = p.c.pools.layout.head_dim;
+    if (d <= 64) return launch<64, FP8>(s, p);
+    return d <= 128 ? launch<128, FP8>(s, p) : launch<256, FP8>(s, p);
 }
 
 extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c)
 {
-    const uint32_t d = c->pools.layout.head_dim;
+    const bool fp8 = cn_kv_form_of(&c->pools.layout) == CN_KV_FP8;
     score_params p = {};
     p.c = *c;
-    p.rows = cn_kv_rows_of(&c->pools.layout);
+    if (!fp8) p.rows = cn_kv_rows_of(&c->pools.layout);
     while (1u << p.group_shift < c->group) p.group_shift++;
     p.n_rounds = (uint32_t)cn_ceil_div(c->window, COLUMNS >> p.group_shift);
-    p.scale = CN_LOG2E / sqrtf((float)d);
+    p.scale = CN_LOG2E / sqrtf((float)c->pools.layout.head_dim);
     p.measures = (float2 *)c->work;
     CN_CUDA(cudaMemsetAsync(p.measures, 0xff, measure_bytes(c), s->handle));
-    if (d <= 64) return launch<64>(s, p);
-    return d <= 128 ? launch<128>(s, p) : launch<256>(s, p);
+    return fp8 ? launch_any<true>(s, p) : launch_any<false>(s, p);
 }

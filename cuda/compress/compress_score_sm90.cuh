@@ -46,7 +46,7 @@ enum { MEASURE = 1, WEIGH = 2 };
 
 typedef struct score_params {
     cn_compress_chunk c;
-    cn_kv_rows rows; /* of the pool */
+    cn_kv_rows rows; /* of the pool, unless it is in eight bits */
     uint32_t steps;
     uint32_t group_shift; /* log2 of G */
     uint32_t n_rounds;    /* of the window */
@@ -81,6 +81,7 @@ typedef struct team_shared {
     float base[COLUMNS];                  /* logit - base = log2 of its weight */
     __align__(16) float inv_norm[SPAN / PANEL][4][PANEL_VALUES + 4]; /* ordered by lane % 4 */
     int32_t twins[SPAN]; /* what is subtracted from sums of cosines, in steps */
+    __align__(16) uint16_t key_scales[SPAN]; /* in eight bits */
     score_span span[2];  /* the current span and the next, which is written with its keys */
 } team_shared;
 
@@ -141,6 +142,36 @@ __device__ static inline uint32_t own_row(void)
 /* The register of value i in row half h of a product: column i / 2 * 8 + lane % 4 * 2 + i % 2. */
 #define VALUE(i, h) ((i) / 2 * 4 + (h)*2 + (i) % 2)
 
+/* ---- keys in eight bits ---- */
+
+/* Makes a tile of bf16 from the codes of a span, which are at the front of its memory, [SPAN, d]. A
+ * thread has a row. Neighbouring threads read and write other pieces of their rows at the same
+ * time, in other banks. */
+template <int D> __device__ static inline void expand_keys(const team_place<D> &t, uint32_t d)
+{
+    static_assert(TEAM == SPAN, "a thread has a row");
+    constexpr uint32_t PIECES = D / sizeof(uint4);
+    const uint32_t row = threadIdx.x % TEAM;
+    uint4 codes[PIECES];
+#pragma unroll
+    for (uint32_t i = 0; i < PIECES; i++) {
+        const uint32_t at = (i ^ row % PIECES) * sizeof(uint4);
+        codes[i] = make_uint4(0, 0, 0, 0);
+        if (at < d) codes[i] = *(const uint4 *)(t.keys + row * d + at);
+    }
+    team_sync();
+#pragma unroll
+    for (uint32_t i = 0; i < PIECES; i++) {
+        const uint32_t chunk = 2 * (i ^ row % PIECES);
+        *(uint4 *)(t.keys + cn_chunk_at(SPAN, row, chunk)) =
+            cn_fp8_chunk(make_uint2(codes[i].x, codes[i].y));
+        *(uint4 *)(t.keys + cn_chunk_at(SPAN, row, chunk + 1)) =
+            cn_fp8_chunk(make_uint2(codes[i].z, codes[i].w));
+    }
+    cn_async_fence();
+    team_sync();
+}
+
 /* ---- cosines ---- */
 
 /* Returns the address of 1 / |key| of a slot; the value is 0 for a zero key. */
@@ -149,9 +180,10 @@ __device__ static inline float *inv_norm_of(team_shared *team, uint32_t slot)
     return &team->inv_norm[slot / PANEL][slot % 8 / 2][slot % PANEL / 8 * 2 + slot % 2];
 }
 
-/* Computes 1 / |key| of the thread's own key. The pieces of sixteen bytes of a row may be read in
+/* Computes 1 / |key| of the thread's own key; cosines of codes are those of their keys, but a scale
+ * may be NaN. The pieces of sixteen bytes of a row may be read in
  * any order; in this order any eight lanes read from all banks. */
-template <int D> __device__ static inline void find_norms(const team_place<D> &t)
+template <int D, bool FP8> __device__ static inline void find_norms(const team_place<D> &t)
 {
     static_assert(TEAM == SPAN, "a thread has a row");
     const uint32_t row = threadIdx.x % TEAM;
@@ -166,7 +198,9 @@ template <int D> __device__ static inline void find_norms(const team_place<D> &t
         for (uint32_t j = 0; j < CN_VEC8; j++) square[j % 2] = fmaf(x[j], x[j], square[j % 2]);
     }
     const float sum = square[0] + square[1];
-    *inv_norm_of(t.shared, row) = sum > 0 ? rsqrtf(sum) : 0;
+    float inv = sum > 0 ? rsqrtf(sum) : 0;
+    if (FP8 && isnan(cn_fp8_half(t.shared->key_scales[row]))) inv = CUDART_NAN_F;
+    *inv_norm_of(t.shared, row) = inv;
     t.shared->twins[row] = 0;
     team_sync();
 }
@@ -322,7 +356,7 @@ __device__ static inline void wait_turn(const team_place<D> &t, uint32_t team, u
     if (team == 0 && turn > 0) cn_barrier_wait(&t.shared[1].compared, (turn & 1) ^ 1);
 }
 
-template <int D>
+template <int D, bool FP8>
 __device__ static inline void compare(const score_params &p, const score_span &span,
                                       const team_place<D> &t, uint32_t team, uint32_t turn)
 {
@@ -330,7 +364,7 @@ __device__ static inline void compare(const score_params &p, const score_span &s
     const float twin_p = span.job->redundancy_p;
     float own_sum = 0;
     wait_turn(t, team, turn);
-    find_norms<D>(t);
+    find_norms<D, FP8>(t);
     if (block_tokens >= PANEL)
         compare_rows<D, PANEL>(t, block_tokens, twin_p, &own_sum);
     else
