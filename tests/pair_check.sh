@@ -85,6 +85,8 @@ export FAKE_GPUS=2
     works "cache device: GPU 0" $peer --cache-device cuda:0 --enforce-eager \
         --select-dense-layers 0 --packs 1
     works "cache device: GPU 1" $peer --cache-device cuda:1 --kv-select tls --select-tiles 4
+    works "cache device: GPU 1" $peer --cache-device cuda:1 --kv-select tls --select-tiles 4 \
+        --kv-cache-dtype fp8
     FAKE_REPORT=1 works "kv home host" --kv-home host --device cuda
     grep -q '^info: host memory: 0.25 GiB pinned in ' "$dir/err" || fail "home host is not pinned"
     # The copy engine copies to host memory.
@@ -142,7 +144,10 @@ export FAKE_GPUS=2
 
 # `auto` does not leave a GPU that lacks what the options ask for; it does leave one that fails.
 model=$dense home=
-refused "--kv-cache-dtype fp8: the cuda backend does not support it" --kv-cache-dtype fp8
+refused "--kv-cache-dtype fp8: the cuda backend does not support it with selectors that can rank" \
+    --kv-cache-dtype fp8
+refused "the cuda backend does not support it with selectors that can rank" --kv-cache-dtype fp8 \
+    --kv-home peer --home-space 0.25 --cache-device auto
 FAKE_GPUS=0 run --kv-cache-dtype fp8
 [ "$got" = 0 ] || fail "auto without a GPU failed"
 got=0

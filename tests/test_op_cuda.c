@@ -271,17 +271,30 @@ static double run_draft_store(op_env *e, uint32_t seed)
 
 /* ---- copy_blocks, count_reset ---- */
 
-/* Pools with the same content on both backends. */
+/* Pools with the same content on both backends; in eight bits also with the same bytes. */
 typedef struct twin_pools {
     op_tensor kv, score, origin, window;
     cn_pools cpu, cuda;
 } twin_pools;
 
+static cn_kv_layout fp8_layout_as(const cn_kv_layout *l, cn_dtype act)
+{
+    return cn_kv_layout_form(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
+                             act, CN_KV_FP8);
+}
+
+/* Random codes and scales. */
+static op_tensor random_codes(op_env *e, const cn_kv_layout *l)
+{
+    const cn_kv_layout codes = fp8_layout_as(l, CN_BF16);
+    return random_ids(e, (uint32_t)(cn_kv_pool_bytes(&codes) / sizeof(uint32_t)), UINT32_MAX);
+}
+
 static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n_slots, uint32_t w,
                                     uint32_t n_heads)
 {
     twin_pools p = {
-        .kv = op_random(e, cn_kv_pool_elems(l)),
+        .kv = e->fp8 ? random_codes(e, l) : op_random(e, cn_kv_pool_elems(l)),
         .score = op_random_f32(e, cn_kv_side_elems(l)),
         .origin = random_ids(e, (uint32_t)cn_kv_side_elems(l), 1000),
         .window = op_random(e, (size_t)l->n_layers * n_slots * w * n_heads * l->head_dim)};
@@ -289,13 +302,18 @@ static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n
                        CN_F32, {0}, NULL, NULL};
     p.cuda = (cn_pools){op_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
                         p.window.cuda, n_slots, w, n_heads, CN_BF16, {0}, NULL, NULL};
+    if (e->fp8) {
+        p.cpu.layout = fp8_layout_as(l, CN_F32);
+        p.cuda.layout = fp8_layout_as(l, CN_BF16);
+    }
     return p;
 }
 
 /* Returns the largest difference between the two, and frees both. */
 static double twin_pools_end(op_env *e, twin_pools *p)
 {
-    double error = fmax(op_error(e, &p->kv), op_error(e, &p->score));
+    double error = e->fp8 ? op_words_error(e, &p->kv) : op_error(e, &p->kv);
+    error = fmax(error, op_error(e, &p->score));
     error = fmax(error, fmax(op_words_error(e, &p->origin), op_error(e, &p->window)));
     op_tensor_free(e, &p->window);
     op_tensor_free(e, &p->origin);
@@ -500,7 +518,10 @@ static const op_case cases[] = {
     {"rope_store, fp8", 24, 2e-2, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
     {"copy_blocks", 12, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST},
     {"copy_blocks, put", 12, 0, run_put, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"copy_blocks, fp8", 4, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
+    {"copy_blocks, put, fp8", 12, 0, run_put, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
     {"swap", 12, 0, run_swap, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"swap, fp8", 12, 0, run_swap, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
     {"count_reset", 8, 0, run_count_reset, .gemm = CN_CUDA_GEMM_FASTEST},
 };
 

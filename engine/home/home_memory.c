@@ -133,10 +133,15 @@ typedef struct cache_sizes {
     const cn_model_config *model;
 } cache_sizes;
 
+static cn_status check_cache(const void *ctx, const cn_backend *be)
+{
+    const cache_sizes *s = ctx;
+    return cn_backend_check_kv(be, s->config);
+}
+
 static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
     const cache_sizes *s = ctx;
-    CN_TRY(cn_backend_check_kv(be, s->config));
     return cn_home_cache_bytes(bytes, s->config, s->model, be);
 }
 
@@ -144,6 +149,7 @@ cn_status cn_home_open_cache(cn_backend **out, const cn_config *c, const cn_mode
 {
     const cache_sizes sizes = {c, m};
     const cn_device_needs needs = {
+        .check = check_cache,
         .bytes = cache_bytes,
         .ctx = &sizes,
         .score_layers = cn_pack_most_layers(c, m),

@@ -96,8 +96,8 @@ static const cn_option options[] = {
     ROW(ENGINE, "kv-cache-dtype", ENUM, kv_cache_dtype, "auto", .values = "auto|fp8|fp8_e4m3",
         .flags = RESULT | USUAL,
         .help = "type of K and V in the cache: auto is that of activations; fp8 is e4m3 with a "
-                "scale for each token and kv head, and holds almost twice the tokens of bfloat16, "
-                "on a CPU only so far"),
+                "scale for each token and kv head, and holds almost twice the tokens of bfloat16; "
+                "on a GPU not with selectors that can rank rows of K"),
     ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
         .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK | USUAL,
         .help = "memory of the KV cache, such as 512M or 4G; 0 is 4G (at most a quarter of RAM) "

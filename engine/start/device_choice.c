@@ -441,11 +441,13 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
     *out = NULL;
     CN_TRY(choose_cache(&p, c));
     if (p.kind == DEVICE_CPU) return open_cpu_cache(out);
+    bool lacks = false;
+    const cuda_needs cuda = {needs, &lacks};
     const cn_cuda_backend_opts o = {
         .device = p.ordinal,
         .beside = p.model_ordinal + 1,
-        .wanted_bytes = needs->bytes,
-        .wanted_ctx = needs->ctx,
+        .wanted_bytes = check_and_size,
+        .wanted_ctx = &cuda,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
@@ -457,7 +459,7 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
     };
     const cn_status status = cn_backend_cuda_load(out, o);
     const bool may_be_cpu = p.model_kind == DEVICE_AUTO && p.ordinal == CN_CUDA_ANY_PEER;
-    if (status == CN_OK || !may_be_cpu) return status;
+    if (status == CN_OK || lacks || !may_be_cpu) return status;
     cn_log(CN_LOG_DEBUG, "--cache-device auto uses the CPU: %s", cn_last_error());
     return open_cpu_cache(out);
 }

@@ -21,7 +21,7 @@ typedef struct cn_device_choice {
 /* What a device has to hold, from those who know it. */
 typedef struct cn_device_needs {
     /* CN_ERR_DEVICE names what the model or the options need and be lacks. It is called before
-     * bytes. For cn_backend_open only. */
+     * bytes. */
     cn_status (*check)(const void *ctx, const cn_backend *be);
     /* Sets *bytes to the device memory that the options need; 0: as much as allowed. be has no
      * memory yet. */
@@ -54,7 +54,8 @@ void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
 /* Opens the backend of --cache-device, with exactly the device memory of needs->bytes. Call before
  * cn_backend_open: where both use one GPU, the model gets its share of what is left. `auto` takes
- * the first peer of the model's GPU. On a CPU it is a second, threaded backend.
+ * the first peer of the model's GPU. On a CPU it is a second, threaded backend. With --device auto,
+ * `auto` leaves a GPU that cannot be opened, but not one that lacks what the options need.
  *
  * CN_ERR_ARG when --cache-device is not a valid name beside --device; CN_ERR_DEVICE when there is
  * no such GPU or no peer, with one line that says so. */
