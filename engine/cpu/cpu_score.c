@@ -1,4 +1,4 @@
-/* cpu_score.c - the CPU functions of the table of scores (engine/cpu/score.h).
+/* cpu_score.c - the table of scores (engine/cpu/score.h) and its functions.
  *
  * sgemm computes two kinds of products: the window's queries times all keys, and the keys times
  * themselves in square panels. Keys are transposed and products stay below PRODUCT_MAX. OpenBLAS
@@ -128,7 +128,11 @@ static void query_product(const cn_score_job *job, const float *queries, uint32_
                     (int)n, 0, logits + v, (int)n);
 }
 
-void cn_cpu_score_attention(const cn_score_job *job)
+/* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
+ * group's query heads. Causal inside the last w slots. With CN_FORM_PEAK (compress/rule.h) the
+ * largest of them instead, each times 2^(cn_rule_decay_log2 * age), where the newest query has age
+ * 0. */
+static void score_attention(const cn_score_job *job)
 {
     const cn_pools *p = job->pools;
     const uint32_t n = job->n, d = p->layout.head_dim;
@@ -163,7 +167,9 @@ void cn_cpu_score_attention(const cn_score_job *job)
     for (uint32_t v = 0; v < n && !peak; v++) job->score[v] /= (float)w;
 }
 
-void cn_cpu_score_global(const cn_score_job *job)
+/* C.3. S = max(f * F, S) on the slots [0, n_history), except at the first event; F = S. The factor
+ * f is cn_rule_history_factor of n - n_history tokens: alpha with CN_FORM_MEAN. */
+static void score_global(const cn_score_job *job)
 {
     const cn_kv_layout *l = &job->pools->layout;
     const uint32_t b = l->block_tokens;
@@ -179,7 +185,8 @@ void cn_cpu_score_global(const cn_score_job *job)
     }
 }
 
-void cn_cpu_score_pooling(const cn_score_job *job)
+/* C.4. S[v] = max of S[v-2 .. v+2]. */
+static void score_pooling(const cn_score_job *job)
 {
     const uint32_t n = job->n;
     float *in = job->work;
@@ -193,7 +200,8 @@ void cn_cpu_score_pooling(const cn_score_job *job)
     }
 }
 
-void cn_cpu_score_scale(const cn_score_job *job)
+/* S = S * (cn_rule_scale / sum of S over the n slots). 0 if the sum is not above 0. */
+static void score_scale(const cn_score_job *job)
 {
     const uint32_t n = job->n;
     float *s = job->score, sum = 0;
@@ -316,18 +324,65 @@ static void redundancy(const cn_score_job *job, uint32_t span)
     for (uint32_t i = 0; i < n; i++) c.sum[i] *= inv;
 }
 
-void cn_cpu_score_lightning(const cn_score_job *job)
+/* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block. The diagonal is 0,
+ * and in each column the last row above p is set to 0: of similar keys the newest is kept. */
+static void score_lightning(const cn_score_job *job)
 {
     redundancy(job, job->pools->layout.block_tokens);
 }
 
-void cn_cpu_score_flash(const cn_score_job *job) { redundancy(job, job->n); }
+/* C.5. The same over all pairs of the sequence, row sums divided by n. O(n^2) time, O(n) memory. */
+static void score_flash(const cn_score_job *job) { redundancy(job, job->n); }
 
-void cn_cpu_score_combine(const cn_score_job *job)
+/* C.5, eq. 4. S = lambda * S - (1 - lambda) * R (convex) or S - lambda * R (subtract). Does not
+ * apply without a redundancy score: S is then unchanged. */
+static void score_combine(const cn_score_job *job)
 {
     const float lambda = job->req->params.lambda;
     const bool convex = job->req->params.combine == CN_COMBINE_CONVEX;
     const float s_weight = convex ? lambda : 1, r_weight = convex ? 1 - lambda : lambda;
     for (uint32_t v = 0; v < job->n; v++)
         job->score[v] = s_weight * job->score[v] - r_weight * job->redundancy[v];
+}
+
+/* ---- the table ---- */
+
+static bool uses_attention(const cn_compress_req *req)
+{
+    (void)req;
+    return true;
+}
+
+static bool uses_global(const cn_compress_req *req) { return req->params.global_score; }
+
+static bool uses_pooling(const cn_compress_req *req)
+{
+    return req->params.pooling == CN_POOLING_ALWAYS ||
+           (req->params.pooling == CN_POOLING_FIRST && req->first_event);
+}
+
+static bool uses_scale(const cn_compress_req *req) { return cn_rule_scale(&req->params) > 0; }
+
+static bool uses_lightning(const cn_compress_req *req)
+{
+    return req->params.redundancy == CN_REDUNDANCY_LIGHTNING;
+}
+
+static bool uses_flash(const cn_compress_req *req)
+{
+    return req->params.redundancy == CN_REDUNDANCY_FLASH;
+}
+
+static bool uses_combine(const cn_compress_req *req)
+{
+    return req->params.redundancy != CN_REDUNDANCY_NONE;
+}
+
+#define SCORE_ROW(KIND, name) {#name, uses_##name, score_##name},
+static const cn_score table[CN_N_SCORES] = {CN_SCORES(SCORE_ROW)};
+
+const cn_score *cn_score_table(size_t *n_rows)
+{
+    *n_rows = sizeof table / sizeof *table;
+    return table;
 }

@@ -39,27 +39,4 @@ const cn_score *cn_score_table(size_t *n_rows);
 /* Returns the floats of job->work that any row needs for n slots. */
 size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);
 
-/* The CPU functions (engine/cpu/cpu_score.c). */
-
-/* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
- * group's query heads. Causal inside the last w slots. With CN_FORM_PEAK (compress/rule.h) the
- * largest of them instead, each times 2^(cn_rule_decay_log2 * age), where the newest query has age
- * 0. */
-void cn_cpu_score_attention(const cn_score_job *job);
-/* C.3. S = max(f * F, S) on the slots [0, n_history), except at the first event; F = S. The factor
- * f is cn_rule_history_factor of n - n_history tokens: alpha with CN_FORM_MEAN. */
-void cn_cpu_score_global(const cn_score_job *job);
-/* C.4. S[v] = max of S[v-2 .. v+2]. */
-void cn_cpu_score_pooling(const cn_score_job *job);
-/* S = S * (cn_rule_scale / sum of S over the n slots). 0 if the sum is not above 0. */
-void cn_cpu_score_scale(const cn_score_job *job);
-/* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block. The diagonal is 0,
- * and in each column the last row above p is set to 0: of similar keys the newest is kept. */
-void cn_cpu_score_lightning(const cn_score_job *job);
-/* C.5. The same over all pairs of the sequence, row sums divided by n. O(n^2) time, O(n) memory. */
-void cn_cpu_score_flash(const cn_score_job *job);
-/* C.5, eq. 4. S = lambda * S - (1 - lambda) * R (convex) or S - lambda * R (subtract). Does not
- * apply without a redundancy score: S is then unchanged. */
-void cn_cpu_score_combine(const cn_score_job *job);
-
 #endif
