@@ -10,7 +10,7 @@
 #include "cuda/attn/attn_one.cuh"
 
 template <int D>
-static cn_status launch(cn_stream *s, const cn_attn_args *a, const cn_one_params &p)
+static cn_status launch_attn_decode(cn_stream *s, const cn_attn_args *a, const cn_one_params &p)
 {
     CUtensorMap whole = {}, few = {};
     const bool fp8 = cn_kv_form_of(&a->layout) == CN_KV_FP8, bulk = cn_attn_has_bulk(s);
@@ -41,8 +41,8 @@ extern "C" cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a)
     /* No kernel starts before the attention of the previous layer has waited for all kernels before
      * it. Then this step's lengths and tables, and all older keys and values, are final. */
     p.early = a->layer > 0;
-    if (a->layout.head_dim <= 64) return launch<64>(s, a, p);
-    if (a->layout.head_dim <= 128) return launch<128>(s, a, p);
-    if (a->layout.head_dim <= 192) return launch<192>(s, a, p);
-    return launch<256>(s, a, p);
+    if (a->layout.head_dim <= 64) return launch_attn_decode<64>(s, a, p);
+    if (a->layout.head_dim <= 128) return launch_attn_decode<128>(s, a, p);
+    if (a->layout.head_dim <= 192) return launch_attn_decode<192>(s, a, p);
+    return launch_attn_decode<256>(s, a, p);
 }

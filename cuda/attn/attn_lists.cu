@@ -9,7 +9,7 @@
  * CPU version: cpu_attn.c. Part of attend_selected. */
 #include "cuda/attn/attn_one.cuh"
 
-template <int D> static cn_status launch(cn_stream *s, const cn_one_params &p)
+template <int D> static cn_status launch_attn_lists(cn_stream *s, const cn_one_params &p)
 {
     const CUtensorMap none = {};
     if (p.pool.fp8.kv)
@@ -31,8 +31,8 @@ extern "C" cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a
     p.index_stride = a->index_stride;
     p.early = a->attn.layer > 0; /* as in attn_decode */
     const uint32_t d = a->attn.layout.head_dim;
-    if (d <= 64) return launch<64>(s, p);
-    if (d <= 128) return launch<128>(s, p);
-    if (d <= 192) return launch<192>(s, p);
-    return launch<256>(s, p);
+    if (d <= 64) return launch_attn_lists<64>(s, p);
+    if (d <= 128) return launch_attn_lists<128>(s, p);
+    if (d <= 192) return launch_attn_lists<192>(s, p);
+    return launch_attn_lists<256>(s, p);
 }

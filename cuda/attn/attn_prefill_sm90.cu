@@ -205,7 +205,7 @@ __device__ static inline void clear_values(const prefill_shared<D> &shared, uint
     cn_sync_some(VALUES_BARRIER, CONSUMERS * CN_WARPGROUP);
 }
 
-__device__ static inline void take_turn(uint32_t group)
+__device__ static inline void take_product_turn(uint32_t group)
 {
     cn_sync_some(TURN_BARRIER + group, CONSUMERS * CN_WARPGROUP);
 }
@@ -277,7 +277,7 @@ __device__ static inline void compute_prefill(const cn_prefill_params &p, const 
         const uint32_t tile = n_tiles - 1 - i, stage = i % STAGES;
         const uint32_t last = (i - 1) % STAGES; /* the stage whose values are multiplied next */
         cn_barrier_wait(&barriers->keys_full[stage], i / STAGES & 1);
-        take_turn(group);
+        take_product_turn(group);
         cn_wgmma_begin();
         start_scores<D>(scores, queries, shared.keys(stage));
         cn_barrier_wait(&barriers->values_full[last], (i - 1) / STAGES & 1);

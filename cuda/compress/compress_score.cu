@@ -112,8 +112,8 @@ __device__ static inline void tiles_arrived(void)
 
 /* x = the products of this warp's 16 rows of tile `a` (TILE rows) with rows [first, first + STEP)
  * of tile `b` (b_rows rows). x[j] has the columns from 8 j on. */
-__device__ static inline void multiply(float x[STEP / 8][4], uint32_t a, uint32_t b,
-                                       uint32_t b_rows, uint32_t first, uint32_t d)
+__device__ static inline void multiply_tile_rows(float x[STEP / 8][4], uint32_t a, uint32_t b,
+                                                 uint32_t b_rows, uint32_t first, uint32_t d)
 {
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     const uint32_t a_row = warp * 16 + lane % 16, b_row = first + lane / 16 * 8 + lane % 8;
@@ -143,7 +143,7 @@ __device__ static inline uint32_t n_visible(const score_params &p, uint32_t row)
 /* ---- sums of the softmax ---- */
 
 /* Merges (max, sum) of one query over more slots into *total. */
-__device__ static inline void merge(float2 *total, float2 more)
+__device__ static inline void merge_softmax(float2 *total, float2 more)
 {
     const float top = fmaxf(total->x, more.x);
     if (top == -CUDART_INF_F) return;
@@ -160,7 +160,7 @@ __device__ static inline void add_column(float2 *total, float low, float high, u
     const float top = cn_column_max(fmaxf(low, high));
     const float from = top == -CUDART_INF_F ? 0.0f : top;
     const float sum = cn_column_sum(cn_exp2(low - from) + cn_exp2(high - from));
-    if (threadIdx.x % CN_WARP < 4) merge(total, make_float2(top, sum));
+    if (threadIdx.x % CN_WARP < 4) merge_softmax(total, make_float2(top, sum));
 }
 
 template <bool FP8>
@@ -191,7 +191,7 @@ __global__ static void __launch_bounds__(THREADS)
             tiles_arrived();
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {
                 float x[STEP / 8][4];
-                multiply(x, keys, queries, QUERY_TILE, r, d);
+                multiply_tile_rows(x, keys, queries, QUERY_TILE, r, d);
 #pragma unroll
                 for (int i = 0; i < STEP / 4; i++) {
                     const uint32_t row = r + i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -204,7 +204,7 @@ __global__ static void __launch_bounds__(THREADS)
         for (uint32_t r = threadIdx.x; r < QUERY_TILE; r += THREADS) {
             if (n_visible(p, first + r) == 0) continue;
             float2 total = sums[0][r];
-            for (uint32_t i = 1; i < WARPS; i++) merge(&total, sums[i][r]);
+            for (uint32_t i = 1; i < WARPS; i++) merge_softmax(&total, sums[i][r]);
             out[(first + r) / p.padded * p.c.group + (first + r) % p.padded] = total;
         }
         __syncthreads();
@@ -222,7 +222,8 @@ __global__ static void __launch_bounds__(THREADS)
     cn_wait_previous();
     for (uint32_t r = threadIdx.x; r < n_rows; r += THREADS) {
         float2 total = sums[r];
-        for (uint32_t i = 1; i < p.c.n_spans; i++) merge(&total, sums[(size_t)i * n_rows + r]);
+        for (uint32_t i = 1; i < p.c.n_spans; i++)
+            merge_softmax(&total, sums[(size_t)i * n_rows + r]);
         sums[r].x = total.x + log2f(total.y);
     }
 }
@@ -230,7 +231,7 @@ __global__ static void __launch_bounds__(THREADS)
 /* ---- weights ---- */
 
 /* Returns the weight of slot v for a query row. */
-__device__ static inline float weight(float logit, float total, uint32_t v, uint32_t visible)
+__device__ static inline float slot_weight(float logit, float total, uint32_t v, uint32_t visible)
 {
     if (visible == 0) return 0.0f;
     return cn_exp2(v < visible ? fmaxf(logit - total, FLOOR_LOG2) : FLOOR_LOG2);
@@ -265,9 +266,10 @@ __device__ static inline void add_weights(float sum[2], float best[2], const sco
         const uint32_t left = n_visible(p, row + at), right = n_visible(p, row + at + 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
-            const float a = weight(x[j][2 * half] * factor[half], totals[at], v + 8 * half, left);
+            const float a =
+                slot_weight(x[j][2 * half] * factor[half], totals[at], v + 8 * half, left);
             const float b =
-                weight(x[j][2 * half + 1] * factor[half], totals[at + 1], v + 8 * half, right);
+                slot_weight(x[j][2 * half + 1] * factor[half], totals[at + 1], v + 8 * half, right);
             if (p.padded == 1) {
                 sum[half] = counted(p, counted(p, sum[half], a), b);
                 continue;
@@ -333,7 +335,7 @@ __global__ static void __launch_bounds__(THREADS)
             tiles_arrived();
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {
                 float x[STEP / 8][4];
-                multiply(x, keys, queries, QUERY_TILE, r, d);
+                multiply_tile_rows(x, keys, queries, QUERY_TILE, r, d);
                 add_weights(sum, best, p, x, factor, totals + r, first + r, v);
             }
             __syncthreads();
@@ -439,7 +441,7 @@ __global__ static void __launch_bounds__(THREADS)
         __syncthreads();
         for (uint32_t at = 0; at < TILE; at += STEP) {
             float x[STEP / 8][4];
-            multiply(x, rows, columns, TILE, at, d);
+            multiply_tile_rows(x, rows, columns, TILE, at, d);
 #pragma unroll
             for (int i = 0; i < STEP / 2; i++) {
                 const uint32_t half = i % 4 / 2, r = in_tile + 8 * half;

@@ -191,7 +191,7 @@ __device__ static __forceinline__ void scale_logits(float x[OWN][SUMS], const te
     for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
-            const float scale = cn_fp8_half(t.shared->key_scales[row_of(s, h)]);
+            const float scale = cn_fp8_half(t.shared->key_scales[strip_row_of(s, h)]);
 #pragma unroll
             for (uint32_t i = 0; i < VALUES; i++) x[s][VALUE(i, h)] *= scale;
         }
@@ -218,7 +218,7 @@ __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const scor
         for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++)
-                if (span.first + row_of(s, h) >= min(n_visible, p.c.n))
+                if (span.first + strip_row_of(s, h) >= min(n_visible, p.c.n))
                     x[s][VALUE(i, h)] = -CUDART_INF_F;
     }
 }
@@ -457,8 +457,8 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
 
 /* Steps 2 and 3 together, for a window of one round, whose logits stay in registers. */
 template <int D, bool FP8>
-__device__ static inline void attend(const score_params &p, const score_span &span,
-                                     const team_place<D> &t, uint32_t turn)
+__device__ static inline void attend_one_round(const score_params &p, const score_span &span,
+                                               const team_place<D> &t, uint32_t turn)
 {
     float x[OWN][SUMS], sum[OWN][2] = {};
     begin_logits(x, t, turn);
@@ -510,7 +510,7 @@ __device__ static inline void compute(const score_params &p, const team_place<D>
         if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
             compare<D, FP8>(p, span, t, team, turn);
         if (p.steps == (MEASURE | WEIGH))
-            attend<D, FP8>(p, span, t, turn);
+            attend_one_round<D, FP8>(p, span, t, turn);
         else
             attend_in_rounds<D, FP8>(p, span, t, turn);
     }
@@ -597,7 +597,7 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
                           maps.windows);
 }
 
-template <int D, bool FP8> static cn_status launch(cn_stream *s, const score_params &p)
+template <int D, bool FP8> static cn_status launch_score_sm90(cn_stream *s, const score_params &p)
 {
     score_maps maps = {};
     const cn_pools *pools = &p.c.pools;
@@ -623,8 +623,8 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
 template <bool FP8> static cn_status launch_any(cn_stream *s, const score_params &p)
 {
     const uint32_t d = p.c.pools.layout.head_dim;
-    if (d <= 64) return launch<64, FP8>(s, p);
-    return d <= 128 ? launch<128, FP8>(s, p) : launch<256, FP8>(s, p);
+    if (d <= 64) return launch_score_sm90<64, FP8>(s, p);
+    return d <= 128 ? launch_score_sm90<128, FP8>(s, p) : launch_score_sm90<256, FP8>(s, p);
 }
 
 extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c)

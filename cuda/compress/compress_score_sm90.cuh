@@ -125,7 +125,7 @@ __device__ static inline uint32_t first_strip(uint32_t thread)
 }
 
 /* Returns the row, a slot of the span, that the thread has in half h of its warpgroup's strip s. */
-__device__ static inline uint32_t row_of(uint32_t s, uint32_t h)
+__device__ static inline uint32_t strip_row_of(uint32_t s, uint32_t h)
 {
     const uint32_t warp = threadIdx.x % CN_WARPGROUP / CN_WARP, lane = threadIdx.x % CN_WARP;
     return (first_strip(threadIdx.x) + s) * STRIP + warp * 16 + lane / 4 + h * 8;
@@ -136,7 +136,7 @@ static_assert(OWN * 2 == 4, "a row for each lane of a quad");
 __device__ static inline bool owns(uint32_t s, uint32_t h) { return threadIdx.x % 4 == s * 2 + h; }
 __device__ static inline uint32_t own_row(void)
 {
-    return row_of(threadIdx.x % 4 / 2, threadIdx.x % 2);
+    return strip_row_of(threadIdx.x % 4 / 2, threadIdx.x % 2);
 }
 
 /* The register of value i in row half h of a product: column i / 2 * 8 + lane % 4 * 2 + i % 2. */
@@ -219,7 +219,7 @@ __device__ static __forceinline__ void begin_rows(row_pair &r, team_shared *team
 {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        const float inv = *inv_norm_of(team, r.row[h] = row_of(strip, h));
+        const float inv = *inv_norm_of(team, r.row[h] = strip_row_of(strip, h));
         r.threshold[h] = inv > 0 ? __fdividef(p, inv) : 0;
         r.sum[h] = r.twin[h] = 0;
         r.last[h] = -1;

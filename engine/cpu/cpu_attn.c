@@ -369,7 +369,7 @@ static attn_job make_job(cn_stream *s, const cn_attn_args *a)
 }
 
 /* Returns the block of work item `item`, a kv head and a part of its group, of a sequence. */
-static query_block make_block(const attn_job *job, uint32_t seq, uint32_t item)
+static query_block make_query_block(const attn_job *job, uint32_t seq, uint32_t item)
 {
     query_block b = {.seq = seq, .kv_head = item / job->head_parts, .tokens = 1};
     b.member = item % job->head_parts * job->heads;
@@ -383,7 +383,7 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     const cn_batch_view *v = job->args->batch;
     uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
     uint32_t seq = v->n_decode + task / (items * job->n_blocks);
-    query_block b = make_block(job, seq, task % items);
+    query_block b = make_query_block(job, seq, task % items);
     /* Last blocks first, because they see the most slots and take longest. */
     uint32_t block = job->n_blocks - 1 - task / items % job->n_blocks;
     uint32_t n_q = v->q_start[seq + 1] - v->q_start[seq];
@@ -424,7 +424,7 @@ cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
 static query_block make_decode_block(const attn_job *job, uint32_t item)
 {
     uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
-    query_block b = make_block(job, item / items, item % items);
+    query_block b = make_query_block(job, item / items, item % items);
     b.limit = (job->args->lengths ? job->args->lengths : job->args->batch->kv_len)[b.seq];
     return b;
 }

@@ -16,8 +16,8 @@ static size_t bytes_to(const cn_kv_layout *l, cn_cpu_place at, cn_kv_part part)
 }
 
 /* out[n, d] = codes[n, d] times the scale of each row. */
-static void read_fp8(float *out, const uint8_t *codes, const uint16_t *scales, uint32_t n,
-                     uint32_t d)
+static void read_row_fp8(float *out, const uint8_t *codes, const uint16_t *scales, uint32_t n,
+                         uint32_t d)
 {
     for (uint32_t t = 0; t < n; t++, codes += d, out += d) {
         const float scale = cn_fp8_scale_value(scales[t]);
@@ -33,7 +33,8 @@ const float *cn_cpu_rows(const cn_kv_layout *l, const void *kv, cn_cpu_place at,
     const char *rows = (const char *)kv + bytes_to(l, at, part);
     if (cn_kv_form_of(l) == CN_KV_PLAIN) return (const float *)(const void *)rows;
     const char *scales = (const char *)kv + bytes_to(l, at, scale_part(part));
-    read_fp8(room, (const uint8_t *)rows, (const uint16_t *)(const void *)scales, n, l->head_dim);
+    read_row_fp8(room, (const uint8_t *)rows, (const uint16_t *)(const void *)scales, n,
+                 l->head_dim);
     return room;
 }
 

@@ -154,7 +154,7 @@ static cn_status create_fences(const cn_homes *hs, cn_home *h)
 static cn_kv_home kind_of(const cn_homes *hs, const cn_home *h) { return (cn_kv_home)(h - hs->at); }
 
 /* Describes a home space; its memory is allocated. */
-static void describe(const cn_homes *hs, cn_home *h)
+static void describe_space(const cn_homes *hs, cn_home *h)
 {
     const cn_home_plan *plan = &hs->o.plan->homes[kind_of(hs, h)];
     const cn_kv_layout *l = &hs->o.local.layout;
@@ -214,7 +214,7 @@ static cn_status create_home(cn_homes *hs, cn_home *h)
         cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true);
     CN_TRY(check_chosen(hs, h, z.move_stride));
     CN_TRY(cn_exchange_rows_init(&h->fill_rows, &z, b));
-    describe(hs, h);
+    describe_space(hs, h);
     h->fill_arrays = cn_calloc_aligned((size_t)h->env.n_slots * cn_exchange_bytes(&z), 1);
     if (!h->fill_arrays)
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home",

@@ -40,7 +40,7 @@ static void declare_exchange(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_hom
 }
 
 /* Adds what exchanges with one home need, if it is declared. */
-static void declare_home(cn_start_plan *p, cn_home *h, cn_kv_home home)
+static void declare_home_exchanges(cn_start_plan *p, cn_home *h, cn_kv_home home)
 {
     if (!(cn_config_away(p->config) >> home & 1)) return;
     const cn_config *c = p->config;
@@ -59,7 +59,7 @@ static void declare_home(cn_start_plan *p, cn_home *h, cn_kv_home home)
 
 void cn_homes_declare(cn_start_plan *p, cn_homes *hs)
 {
-    for (int h = 0; h < CN_N_HOMES; h++) declare_home(p, &hs->at[h], (cn_kv_home)h);
+    for (int h = 0; h < CN_N_HOMES; h++) declare_home_exchanges(p, &hs->at[h], (cn_kv_home)h);
 }
 
 void cn_home_flight_declare(cn_start_plan *p, cn_home_flight *f)
@@ -120,7 +120,7 @@ cn_status cn_home_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_mode
     cn_home h = {0}; /* has the addresses of slots */
     cn_start_plan p = cn_start_plan_begin(c, m, be);
     CN_TRY(cn_home_plan_make(&p.kv.homes[CN_HOME_PEER], c, m, be));
-    declare_home(&p, &h, CN_HOME_PEER);
+    declare_home_exchanges(&p, &h, CN_HOME_PEER);
     declare_space(&p, &h, CN_HOME_PEER);
     *bytes = cn_start_part_bytes(&p, CN_PART_CACHE);
     return CN_OK;

@@ -144,7 +144,7 @@ static void show_drive_progress(cn_batch_drive *d, const cn_batch_run *run)
 }
 
 /* The larger of READ_AHEAD and four times the samples that all engines run at once. */
-static uint32_t max_inflight(const cn_batch_drive *d, const cn_config *c)
+static uint32_t max_jobs_inflight(const cn_batch_drive *d, const cn_config *c)
 {
     const uint64_t seats = (uint64_t)cn_lanes_n(d->lanes) * c->max_num_seqs;
     if (c->max_inflight > 0) return c->max_inflight;
@@ -173,7 +173,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         cn_batch_run_stop(run, true, cn_last_error());
     open_port(d, run->config);
     run->port = &d->port;
-    run->max_inflight = max_inflight(d, run->config);
+    run->max_inflight = max_jobs_inflight(d, run->config);
     d->tokens_earlier = run->totals.completion_tokens;
     for (;;) {
         check_stop_requests(d, run);

@@ -81,7 +81,7 @@ static connection *find_slowest(const cn_http_server *s, double now)
 /* Seconds for which the client of an answered request has neither read its reply nor closed, or has
  * sent requests without waiting for replies, which its kernel may take unread. Negative when
  * neither is so. */
-static double stalled_s(const connection *c, double now)
+static double peer_stalled_s(const connection *c, double now)
 {
     const bool unsent = evbuffer_get_length(bufferevent_get_output(c->bev)) > 0;
     if (c->state == CONN_LINGER) return now - c->since_s;
@@ -96,9 +96,9 @@ static connection *find_stalled(const cn_http_server *s, bool long_only, double 
     connection *stalled = NULL;
     for (const cn_list_node *at = s->replying.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
-        const double this_s = stalled_s(c, now);
+        const double this_s = peer_stalled_s(c, now);
         if (long_only && !(c->exchange && c->exchange->counted_long)) continue;
-        if (this_s >= 0 && (!stalled || this_s > stalled_s(stalled, now))) stalled = c;
+        if (this_s >= 0 && (!stalled || this_s > peer_stalled_s(stalled, now))) stalled = c;
     }
     return stalled;
 }
@@ -123,7 +123,7 @@ static double make_accept_room(cn_http_server *s)
     if (s->n_connections < s->o.max_connections) return 0;
     connection *slowest = find_slowest(s, now), *stalled = find_stalled(s, false, now);
     const double slowest_s = slowest ? GRACE_S - http_connection_slow_s(slowest, now) : INFINITY;
-    const double stalled_left_s = stalled ? GRACE_S - stalled_s(stalled, now) : INFINITY;
+    const double stalled_left_s = stalled ? GRACE_S - peer_stalled_s(stalled, now) : INFINITY;
     connection *last = stalled_left_s <= 0 ? stalled : slowest_s <= 0 ? slowest : find_surplus(s);
     if (!last) return fmin(slowest_s, stalled_left_s);
     http_connection_close(last, "closed to make room");
@@ -135,7 +135,7 @@ static bool make_room_for_long(cn_http_server *s)
     const double now = cn_now_s();
     if (s->n_long < s->o.max_connections - s->o.max_connections / 8) return true;
     connection *stalled = find_stalled(s, true, now);
-    if (!stalled || stalled_s(stalled, now) < GRACE_S) return false;
+    if (!stalled || peer_stalled_s(stalled, now) < GRACE_S) return false;
     http_connection_close(stalled, "closed to make room");
     return true;
 }

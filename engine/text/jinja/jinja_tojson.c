@@ -67,7 +67,7 @@ static cn_status put_scalar(cn_jrun *run, cn_jvalue v)
     return cn_jput(run, word, strlen(word));
 }
 
-static bool is_scalar(cn_jvalue v)
+static bool is_json_scalar(cn_jvalue v)
 {
     return v.kind == CN_J_NONE || v.kind == CN_J_BOOL || v.kind == CN_J_INT || v.kind == CN_J_FLOAT;
 }
@@ -92,7 +92,7 @@ static cn_status put_array(cn_jrun *run, const cn_jlist *list, const cn_json_sty
 static cn_status put_key(cn_jrun *run, cn_jvalue key, const cn_json_style *style)
 {
     if (key.kind == CN_J_STRING) return put_json_text(run, key.text, style->ascii);
-    if (!is_scalar(key))
+    if (!is_json_scalar(key))
         return cn_fail(CN_ERR_ARG, "tojson: a %s cannot be a key", cn_jtype_name(key));
     CN_TRY(cn_jput(run, "\"", 1));
     CN_TRY(put_scalar(run, key));
@@ -133,7 +133,7 @@ static cn_status put_tojson_value(cn_jrun *run, cn_jvalue v, const cn_json_style
                                   size_t level)
 {
     if (v.kind == CN_J_STRING) return put_json_text(run, v.text, style->ascii);
-    if (is_scalar(v)) return put_scalar(run, v);
+    if (is_json_scalar(v)) return put_scalar(run, v);
     bool list = v.kind == CN_J_LIST || v.kind == CN_J_TUPLE;
     if (!list && v.kind != CN_J_DICT)
         return cn_fail(CN_ERR_ARG, "tojson: a %s is no JSON value", cn_jtype_name(v));
