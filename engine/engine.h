@@ -8,6 +8,7 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
+#include "paged/prefix_marks.h"
 
 /* The two halves of cn_engine_create. The first reads the checkpoint without its tensors, opens the
  * devices, plans the memory and takes that of GPUs. The second, on any thread, allocates and reads
@@ -31,6 +32,9 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
 const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special);
 uint32_t cn_engine_max_model_len(const cn_engine *e);
 uint32_t cn_engine_block_tokens(const cn_engine *e);
+/* As those of the scheduler (scheduler/scheduler.h); any thread. */
+const cn_prefix_marks *cn_engine_prefix_marks(const cn_engine *e);
+uint64_t cn_engine_prefix_root(const cn_engine *e, uint32_t owner);
 /* "cpu" or "cuda:2". */
 const char *cn_engine_device(const cn_engine *e);
 /* Writes what the choice of a device changes in results: "cpu, float32, blocks of 64 tokens". */

@@ -498,6 +498,16 @@ const cn_model_config *cn_engine_model_config(const cn_engine *e) { return &e->m
 const cn_config *cn_engine_config(const cn_engine *e) { return e->config; }
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
 uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }
+const cn_prefix_marks *cn_engine_prefix_marks(const cn_engine *e)
+{
+    return cn_scheduler_prefix_marks(e->scheduler);
+}
+
+uint64_t cn_engine_prefix_root(const cn_engine *e, uint32_t owner)
+{
+    return cn_scheduler_prefix_root(e->scheduler, owner);
+}
+
 uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.block_tokens; }
 
 const char *cn_engine_device(const cn_engine *e)

@@ -8,6 +8,7 @@
 typedef struct entry {
     cn_prefix_key parent, key; /* key CN_PREFIX_ROOT: the block has no entry */
     uint64_t hash;
+    uint64_t mark; /* 0: none */
     uint32_t next; /* in its bucket */
 } entry;
 
@@ -20,6 +21,7 @@ struct cn_prefix_cache {
     uint32_t *buckets;  /* [n_buckets] first block */
     entry *entries;     /* [n_blocks] */
     uint32_t *tokens;   /* [n_blocks, block_tokens] */
+    cn_prefix_marks *marks;
 };
 
 static void forget_reclaimed(void *ctx, uint32_t block) { cn_prefix_cache_forget(ctx, block); }
@@ -45,6 +47,11 @@ cn_status cn_prefix_cache_create(cn_prefix_cache **out, cn_pool *pool, uint32_t 
         return cn_fail(CN_ERR_MEMORY, "out of memory for a prefix cache of %u blocks of %u tokens",
                        n_blocks, block_tokens);
     }
+    const cn_status status = cn_prefix_marks_create(&c->marks, n_blocks);
+    if (status != CN_OK) {
+        cn_prefix_cache_free(c);
+        return status;
+    }
     for (uint32_t i = 0; i < n_buckets; i++) c->buckets[i] = CN_NO_BLOCK;
     cn_pool_on_reclaim(pool, forget_reclaimed, c);
     *out = c;
@@ -54,6 +61,7 @@ cn_status cn_prefix_cache_create(cn_prefix_cache **out, cn_pool *pool, uint32_t 
 void cn_prefix_cache_free(cn_prefix_cache *c)
 {
     if (!c) return;
+    cn_prefix_marks_free(c->marks);
     cn_free(c->buckets);
     cn_free(c->entries);
     cn_free(c->tokens);
@@ -102,12 +110,22 @@ cn_prefix_key cn_prefix_cache_insert(cn_prefix_cache *c, cn_prefix_key parent,
     if (known != CN_NO_BLOCK) return c->entries[known].key;
     CN_ASSERT(cn_pool_refs(c->pool, block) > 0 && !cn_pool_is_cached(c->pool, block));
     uint32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)];
-    c->entries[block] = (entry){parent, ++c->last_key, hash, *bucket};
+    c->entries[block] = (entry){parent, ++c->last_key, hash, 0, *bucket};
     *bucket = block;
     memcpy(c->tokens + (size_t)block * c->block_tokens, tokens, c->block_tokens * sizeof *tokens);
     cn_pool_set_cached(c->pool, block, true);
     return c->last_key;
 }
+
+void cn_prefix_cache_mark(cn_prefix_cache *c, uint32_t block, uint64_t hash)
+{
+    entry *e = &c->entries[block];
+    if (e->key == CN_PREFIX_ROOT || e->mark) return;
+    e->mark = hash;
+    cn_prefix_marks_set(c->marks, hash);
+}
+
+const cn_prefix_marks *cn_prefix_cache_marks(const cn_prefix_cache *c) { return c->marks; }
 
 void cn_prefix_cache_forget(cn_prefix_cache *c, uint32_t block)
 {
@@ -116,6 +134,7 @@ void cn_prefix_cache_forget(cn_prefix_cache *c, uint32_t block)
     uint32_t *link = &c->buckets[e->hash & (c->n_buckets - 1)];
     while (*link != block) link = &c->entries[*link].next;
     *link = e->next;
+    if (e->mark) cn_prefix_marks_clear(c->marks, e->mark);
     *e = (entry){0};
     cn_pool_set_cached(c->pool, block, false);
 }

@@ -17,6 +17,7 @@
 #define CN_PREFIX_CACHE_H
 
 #include "paged/pool.h"
+#include "paged/prefix_marks.h"
 
 typedef struct cn_prefix_cache cn_prefix_cache;
 typedef uint64_t cn_prefix_key;
@@ -37,6 +38,11 @@ uint32_t cn_prefix_cache_find(const cn_prefix_cache *c, cn_prefix_key parent,
  * returns the key of that entry and changes nothing. */
 cn_prefix_key cn_prefix_cache_insert(cn_prefix_cache *c, cn_prefix_key parent,
                                      const uint32_t *tokens, uint32_t block);
+
+/* Shows other threads the entry of a block, if it has one, as the prefix with this hash, while the
+ * entry lives. */
+void cn_prefix_cache_mark(cn_prefix_cache *c, uint32_t block, uint64_t hash);
+const cn_prefix_marks *cn_prefix_cache_marks(const cn_prefix_cache *c);
 
 /* Removes the entry of a block, if any. Call before the content of the block changes. */
 void cn_prefix_cache_forget(cn_prefix_cache *c, uint32_t block);

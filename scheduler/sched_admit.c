@@ -272,6 +272,8 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     q->n_cached_tokens = leader->n_cached_tokens;
     st->n_registered = leader->sched->n_registered;
     st->chain = leader->sched->chain;
+    st->n_hashed = leader->sched->n_hashed;
+    st->mark = leader->sched->mark;
     st->admitted_at = cn_pool_n_released(s->device.blocks);
     cn_sched_count_choice(s, q);
     return true;

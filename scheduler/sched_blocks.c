@@ -26,6 +26,20 @@ uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q)
     return cn_seq_is_due(q, s->o.block_tokens) ? q->n_computed : end;
 }
 
+/* Marks the entry of block i. The hash goes on from the blocks before it. */
+static void mark_block(cn_scheduler *s, cn_seq *q, uint32_t i)
+{
+    cn_seq_sched *st = q->sched;
+    const uint32_t b = s->o.block_tokens;
+    if (st->n_hashed == 0 || st->n_hashed > i) {
+        st->n_hashed = 0;
+        st->mark = cn_sched_root(&s->o, q->owner);
+    }
+    for (; st->n_hashed <= i; st->n_hashed++)
+        st->mark = cn_prefix_hash(st->mark, q->tokens + (size_t)st->n_hashed * b, b);
+    cn_prefix_cache_mark(s->prefix, q->table[i], st->mark);
+}
+
 void cn_sched_register(cn_scheduler *s, cn_seq *q)
 {
     if (!s->prefix || q->state != CN_SEQ_RUNNING || q->usage_kv.compressions > 0) return;
@@ -40,6 +54,7 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
         uint32_t i = st->n_registered;
         st->chain =
             cn_prefix_cache_insert(s->prefix, st->chain, q->tokens + (size_t)i * b, q->table[i]);
+        mark_block(s, q, i);
     }
 }
 

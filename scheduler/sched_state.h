@@ -87,6 +87,8 @@ typedef struct cn_seq_sched {
 
     uint32_t n_registered; /* leading blocks known to the prefix cache */
     cn_prefix_key chain;   /* key of the last of them */
+    uint32_t n_hashed;     /* leading blocks whose tokens `mark` is the hash of */
+    uint64_t mark;
     uint32_t lost_tokens;  /* n_computed when it was preempted */
     uint64_t admitted_at;  /* cn_pool_n_released of the device at its last admission */
     bool was_admitted;

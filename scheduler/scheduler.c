@@ -531,6 +531,16 @@ static uint64_t count_spared(const cn_scheduler *s)
     return spared;
 }
 
+const cn_prefix_marks *cn_scheduler_prefix_marks(const cn_scheduler *s)
+{
+    return s->prefix ? cn_prefix_cache_marks(s->prefix) : NULL;
+}
+
+uint64_t cn_scheduler_prefix_root(const cn_scheduler *s, uint32_t owner)
+{
+    return cn_sched_root(&s->o, owner);
+}
+
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass)
 {
     return s->waiting[klass].n + s->n_forking[klass] + s->n_unready[klass];

@@ -19,6 +19,7 @@
 
 #include "compress/selector.h"
 #include "engine/ops.h"
+#include "paged/prefix_marks.h"
 #include "scheduler/request.h"
 
 typedef struct cn_scheduler cn_scheduler;
@@ -189,6 +190,11 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);
  * of a sequence. */
 void cn_scheduler_sum_mask_steps(cn_scheduler *s);
 uint64_t cn_scheduler_mask_steps(const cn_scheduler *s, const cn_seq *q);
+
+/* The marks of the prefix cache, which any thread may ask; NULL: there is no cache. _prefix_root:
+ * the hash of the empty prefix of an owner. Any thread. */
+const cn_prefix_marks *cn_scheduler_prefix_marks(const cn_scheduler *s);
+uint64_t cn_scheduler_prefix_root(const cn_scheduler *s, uint32_t owner);
 
 /* Sequences of a class that wait: unready, in its queue, or for their leader. O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);

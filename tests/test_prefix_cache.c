@@ -85,6 +85,25 @@ static void a_forgotten_block_is_not_found(void **state)
     done(f);
 }
 
+static void marks_follow_the_entries(void **state)
+{
+    (void)state;
+    fixture f = make(4);
+    const cn_prefix_marks *marks = cn_prefix_cache_marks(f.cache);
+    const uint64_t of_a = cn_prefix_hash(7, A, B), of_c = cn_prefix_hash(7, C, B);
+    const uint32_t block = take(f);
+    assert_true(of_a != of_c && of_a != cn_prefix_hash(8, A, B)); /* 7, 8: of two owners */
+    cn_prefix_cache_mark(f.cache, block, of_a);
+    assert_false(cn_prefix_marks_has(marks, of_a)); /* the block has no entry */
+    cn_prefix_cache_insert(f.cache, CN_PREFIX_ROOT, A, block);
+    cn_prefix_cache_mark(f.cache, block, of_a);
+    assert_true(cn_prefix_marks_has(marks, of_a));
+    assert_false(cn_prefix_marks_has(marks, of_c));
+    cn_prefix_cache_forget(f.cache, block);
+    assert_false(cn_prefix_marks_has(marks, of_a));
+    done(f);
+}
+
 static void a_reclaimed_block_loses_its_entry(void **state)
 {
     (void)state;
@@ -136,6 +155,7 @@ int main(void)
         cmocka_unit_test(a_hit_needs_parent_and_every_token),
         cmocka_unit_test(the_first_of_equal_blocks_stays),
         cmocka_unit_test(a_forgotten_block_is_not_found),
+        cmocka_unit_test(marks_follow_the_entries),
         cmocka_unit_test(a_reclaimed_block_loses_its_entry),
         cmocka_unit_test(many_entries_never_alias),
     };

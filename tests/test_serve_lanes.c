@@ -112,6 +112,39 @@ static void the_idle_engine_is_next(void **state)
     serve_rig_close(&rig);
 }
 
+/* Asks for the same long prompt again; returns the tokens of it that were cached. */
+static json_int_t ask_prompt(uint16_t port, char letter)
+{
+    enum { WORDS = 150 };
+    char body[WORDS * 3 + 64] = "{\"max_tokens\": 2, \"prompt\": \"";
+    size_t n = strlen(body);
+    for (int i = 0; i < WORDS; i++, n += 3) snprintf(body + n, 4, " %c%c", letter, letter);
+    strcpy(body + n, "\"}");
+    json_t *json = http_ask_json(port, "POST", "/v1/completions", body, 200);
+    const json_t *usage = json_object_get(json, "usage");
+    const json_t *details = json_object_get(usage, "prompt_tokens_details");
+    const json_int_t cached = json_integer_value(json_object_get(details, "cached_tokens"));
+    assert_true(json_integer_value(json_object_get(usage, "prompt_tokens")) >= WORDS);
+    json_decref(json);
+    return cached;
+}
+
+/* By turns, the third request and others would miss. */
+static void a_prompt_goes_to_the_engine_that_has_it(void **state)
+{
+    (void)state;
+    static const char order[] = "abaabbabba";
+    serve_rig rig;
+    open_two(&rig, "--block-size", "16");
+    for (int i = 0; order[i]; i++) {
+        const json_int_t cached = ask_prompt(rig.port, order[i]);
+        if (i < 2) assert_int_equal(cached, 0);
+        if (i >= 2 && cached < 128) fail_msg("request %d: %d tokens cached", i, (int)cached);
+    }
+    for (uint32_t i = 0; i < 2; i++) assert_true(stats_of(&rig, i).prompt_tokens > 500);
+    serve_rig_close(&rig);
+}
+
 static void a_key_has_its_limit_over_all_engines(void **state)
 {
     (void)state;
@@ -260,6 +293,7 @@ int main(void)
         cmocka_unit_test(engines_share_the_requests),
         cmocka_unit_test(samples_of_a_request_share_an_engine),
         cmocka_unit_test(the_idle_engine_is_next),
+        cmocka_unit_test(a_prompt_goes_to_the_engine_that_has_it),
         cmocka_unit_test(a_key_has_its_limit_over_all_engines),
         cmocka_unit_test(answers_do_not_depend_on_the_engines),
         cmocka_unit_test(a_stalled_engine_gets_no_requests),

@@ -3,13 +3,23 @@
  * 1. An engine that can seat the request now goes before one that would have to preempt a batch
  *    request for it, and that before one where it waits. An engine that failed, or whose step does
  *    not end, gets none.
- * 2. Of these the one with the least load: the tokens of its requests, and for each sample those
- *    that it will still make, as many as the mean answer. If batch requests can be preempted for
- *    this one, they do not count. Equal engines take turns.
- * Counts are exact: what is on its way to an engine is part of its load. */
+ * 2. Of these, the one whose prefix cache has the longest part of the prompt, if that is a third of
+ *    it and the engine has not much more to do than the others.
+ * 3. Else the one with the least load: the tokens of its requests, and for each sample those that
+ *    it will still make, as many as the mean answer. If batch requests can be preempted for this
+ *    one, they do not count. Equal engines take turns.
+ * Loads are exact: what is on its way to an engine is part of its load. What its cache has is not
+ * (paged/prefix_marks.h), which may cost time and never changes an answer. */
+#include <string.h>
+
 #include "engine/serve/calls/service_state.h"
 
-enum { FIRST_MEAN_TOKENS = 256 }; /* of an answer, before one has ended */
+enum {
+    FIRST_MEAN_TOKENS = 256, /* of an answer, before one has ended */
+    LEAST_PART = 3,          /* of the prompt: a third */
+    MORE_SAMPLES = 64        /* beside MORE_LOAD, what a prefix is worth */
+};
+static const double MORE_LOAD = 1.5;
 
 typedef enum rank { SEATED, PREEMPTS, WAITS, STALLED, FAILED } rank;
 
@@ -56,22 +66,68 @@ static double load_of(const cn_service_lane *at, bool interactive_only, double m
     return sum;
 }
 
-static cn_service_lane *find_best(cn_service *s, const cn_call *call)
+/* ---- prefixes ---- */
+
+/* Writes the leading blocks of the prompt that each engine has. Of several prompts, the first. */
+static void count_hits(const cn_service *s, const cn_call *call, uint32_t hits[CN_MAX_DEVICES])
+{
+    const cn_engine *first = s->engines.at[0];
+    const uint32_t b = cn_engine_block_tokens(first);
+    const cn_tokens *prompt = &call->tokens[0];
+    uint64_t hash = cn_engine_prefix_root(first, call->owner);
+    bool any = cn_engine_prefix_marks(first) != NULL;
+    memset(hits, 0, CN_MAX_DEVICES * sizeof *hits);
+    for (uint32_t n = 0; any && n < prompt->len / b; n++) {
+        hash = cn_prefix_hash(hash, prompt->ids + (size_t)n * b, b);
+        any = false;
+        for (uint32_t i = 0; i < s->n_lanes; i++) {
+            if (hits[i] < n || !cn_prefix_marks_has(cn_engine_prefix_marks(s->engines.at[i]), hash))
+                continue;
+            hits[i]++;
+            any = true;
+        }
+    }
+}
+
+/* ---- the choice ---- */
+
+typedef struct candidate {
+    cn_service_lane *at;
+    rank rank;
+    double load;
+    uint32_t hit; /* blocks */
+} candidate;
+
+static candidate candidate_of(cn_service_lane *at, const cn_call *call, double mean, uint32_t hit)
+{
+    const rank r = rank_of(at, call);
+    const bool before_batch = r != SEATED && call->klass == CN_CLASS_INTERACTIVE;
+    return (candidate){at, r, load_of(at, before_batch, mean), hit};
+}
+
+static cn_service_lane *find_best(cn_service *s, const cn_call *call,
+                                  const uint32_t hits[CN_MAX_DEVICES])
 {
     const double mean = mean_output(s);
-    cn_service_lane *best = NULL;
-    rank best_rank = FAILED;
-    double best_load = 0;
-    for (uint32_t i = 0; i < s->n_lanes; i++) {
-        cn_service_lane *at = &s->lanes[(s->next_lane + i) % s->n_lanes];
-        const rank r = rank_of(at, call);
-        const double load = load_of(at, r != SEATED && call->klass == CN_CLASS_INTERACTIVE, mean);
-        if (best && (r > best_rank || (r == best_rank && load >= best_load))) continue;
-        best = at;
-        best_rank = r;
-        best_load = load;
+    const uint32_t n = s->n_lanes;
+    candidate all[CN_MAX_DEVICES];
+    const candidate *least = NULL, *cached = NULL;
+    for (uint32_t k = 0; k < n; k++) {
+        const uint32_t i = (s->next_lane + k) % n;
+        all[k] = candidate_of(&s->lanes[i], call, mean, hits[i]);
+        if (!least || all[k].rank < least->rank ||
+            (all[k].rank == least->rank && all[k].load < least->load))
+            least = &all[k];
     }
-    return best;
+    const double most_load = MORE_LOAD * least->load + MORE_SAMPLES * mean;
+    const size_t part = call->tokens[0].len / LEAST_PART, least_hit = part ? part : 1;
+    for (const candidate *c = all; c < all + n; c++) {
+        const uint64_t hit = (uint64_t)c->hit * cn_engine_block_tokens(c->at->lane.engine);
+        if (c->rank != least->rank || c->load > most_load || hit < least_hit) continue;
+        if (!cached || c->hit > cached->hit || (c->hit == cached->hit && c->load < cached->load))
+            cached = c;
+    }
+    return cached ? cached->at : least->at;
 }
 
 static uint64_t prompt_tokens(const cn_call *call)
@@ -85,8 +141,10 @@ cn_service_lane *cn_engine_choose(cn_service *s, cn_call *call)
 {
     call->load_samples = call->request->params.sampling.n * call->request->n_prompts;
     call->load_tokens = prompt_tokens(call);
+    uint32_t hits[CN_MAX_DEVICES];
+    if (s->n_lanes > 1) count_hits(s, call, hits);
     pthread_mutex_lock(&s->choice_lock);
-    cn_service_lane *at = s->n_lanes == 1 ? &s->lanes[0] : find_best(s, call);
+    cn_service_lane *at = s->n_lanes == 1 ? &s->lanes[0] : find_best(s, call, hits);
     s->next_lane = at->lane.index + 1;
     atomic_fetch_add(&at->load.samples[call->klass], call->load_samples);
     atomic_fetch_add(&at->load.tokens[call->klass], call->load_tokens);
