@@ -73,7 +73,7 @@ refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device 
 for command in compare bench plan; do
     ! "$cinch" $command --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
         fail "$command takes engines"
-    grep -q 'data-parallel-size' "$dir/log" || fail "$command does not name the option"
+    grep -q 'data-parallel-size is for run-batch and serve;' "$dir/log" || fail "$command: another text"
 done
 [ ! -e "$dir/no" ] || fail "a refused run leaves an output"
 

@@ -213,11 +213,13 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
     return CN_OK;
 }
 
-/* The default of --kv-cache-memory-bytes on a CPU: 4 GiB, at most a quarter of host memory. */
+/* The default of --kv-cache-memory-bytes on a CPU: 4 GiB, at most a quarter of host memory for all
+ * engines. */
 static uint64_t host_kv_bytes(const cn_config *c)
 {
-    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = cn_host_bytes(c) / 4;
-    return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
+    const uint64_t default_bytes = UINT64_C(4) << 30;
+    const uint64_t share = cn_host_bytes(c) / 4 / cn_max_u32(c->n_lanes, 1);
+    return share > 0 && share < default_bytes ? share : default_bytes;
 }
 
 static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
