@@ -53,6 +53,9 @@ CUDA_OP(gemm, cn_gemm_args)
 CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
 CUDA_OP(rope_store, cn_rope_store_args)
 CUDA_OP(draft_store, cn_draft_store_args)
+CUDA_OP(draft_part, cn_draft_part_args)
+CUDA_OP(draft_before, cn_draft_before_args)
+CUDA_OP(draft_keep, cn_draft_keep_args)
 CUDA_OP(attn_decode, cn_attn_args)
 CUDA_OP(attn_prefill, cn_attn_args)
 CUDA_OP(digest, cn_digest_args)
@@ -190,6 +193,9 @@ static const cn_backend CUDA_TABLE = {
     .links_norm = links_norm,
     .rope_store = rope_store,
     .draft_store = draft_store,
+    .draft_part = draft_part,
+    .draft_before = draft_before,
+    .draft_keep = draft_keep,
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,
     .digest = digest,

@@ -188,6 +188,9 @@ cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
 bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *first,
                         const cn_product_shape *second);
 cn_status cn_cuda_draft_store(cn_stream *s, const cn_draft_store_args *a);
+cn_status cn_cuda_draft_part(cn_stream *s, const cn_draft_part_args *a);
+cn_status cn_cuda_draft_before(cn_stream *s, const cn_draft_before_args *a);
+cn_status cn_cuda_draft_keep(cn_stream *s, const cn_draft_keep_args *a);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
 /* Scratch that attn_decode and attend_selected need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);

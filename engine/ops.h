@@ -656,8 +656,8 @@ struct cn_backend {
     bool (*links_norm)(cn_backend *be, uint32_t n_tokens, const cn_product_shape *first,
                        const cn_product_shape *second);
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
-    cn_status (*draft_store)(cn_stream *s, const cn_draft_store_args *a); /* NULL: no `spec` */
-    /* NULL: no retrieval heads that read states of the model. */
+    /* NULL: no `spec`. The last three are for heads that read states of the model. */
+    cn_status (*draft_store)(cn_stream *s, const cn_draft_store_args *a);
     cn_status (*draft_part)(cn_stream *s, const cn_draft_part_args *a);
     cn_status (*draft_before)(cn_stream *s, const cn_draft_before_args *a);
     cn_status (*draft_keep)(cn_stream *s, const cn_draft_keep_args *a);

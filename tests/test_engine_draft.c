@@ -1,87 +1,33 @@
 /* test_engine_draft.c - selector `spec` with a retrieval head that reads states of the model, in
  * the engine: batches, chunks, preemption, prefix hits, forks and asynchronous scheduling give the
- * same bits. The head has random weights, so that its lists depend on every bit of the states. */
-#include <dirent.h>
-#include <inttypes.h>
+ * same bits. On the CPU, then, with --batch-invariant, on a GPU if there is one: there also with
+ * and without graphs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/checkpoint/file_sum.h"
-#include "engine/engine_probe.h"
 #include "engine/engine_state.h"
-#include "tests/lib/paged_batch.h"
+#include "tests/lib/draft_head.h"
 #include "tests/lib/run_engine.h"
-#include "tests/lib/scratch_dir.h"
-#include "tests/lib/tensor_file.h"
 
-/* The bundled checkpoint: hidden size, kv heads; and the head's query heads and head_dim. */
-enum { HIDDEN = 384, KV_HEADS = 2, HEADS = 4, DIM = 32, N_PROMPTS = 4, MAX_TOKENS = 100 };
+enum { N_PROMPTS = 4, MAX_TOKENS = 100 };
 
-static const char *const bundled = "examples/tiny-reasoner";
 static const char *prompts[N_PROMPTS];
 static scratch_dir folder;
+static bool on_gpu, no_gpu;
 
 /* Short lists and tails, so that the first decoded tokens rank, and soon are ranked. */
 static const char *const options[] = {
     "model", folder.path, "block-size", "64", "kv-select", "spec", "select-tokens", "16",
     "recent-tokens", "8", "select-dense-layers", "1", "enable-prefix-caching", "false", NULL};
-
-/* Links the files of the bundled checkpoint, but its head. */
-static void link_model(void)
-{
-    char root[256], from[640], to[640];
-    assert_non_null(getcwd(root, sizeof root));
-    DIR *d = opendir(bundled);
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
-        if (e->d_name[0] == '.' || strcmp(e->d_name, "retrieval.safetensors") == 0) continue;
-        snprintf(from, sizeof from, "%s/%s/%s", root, bundled, e->d_name);
-        snprintf(to, sizeof to, "%s/%s", folder.path, e->d_name);
-        assert_int_equal(symlink(from, to), 0);
-    }
-    closedir(d);
-}
-
-static void add_matrix(tensor_file *f, test_rng *r, const char *name, uint64_t rows, uint64_t cols,
-                       float scale)
-{
-    const size_t n = (rows ? rows : 1) * cols;
-    float *values = cn_calloc(n, sizeof *values);
-    assert_non_null(values);
-    for (size_t i = 0; i < n; i++) values[i] = rows ? test_rng_uniform(r) * scale : scale;
-    tensor_file_add(f, name, "F32", rows, cols, values, n * sizeof *values);
-    cn_free(values);
-}
-
-/* Writes a head whose fused states are multiplied by `states`. */
-static void write_head(float states)
-{
-    tensor_file f = {0};
-    test_rng r = {5};
-    char path[128];
-    uint64_t sum;
-    assert_int_equal(cn_file_sum_weights(&sum, folder.path), CN_OK);
-    assert_int_equal(cn_buf_addf(&f.header,
-                                 "\"__metadata__\":{\"hidden_layers\":\"[1, 3, 5]\",\"head_dim\":"
-                                 "\"%d\",\"rope_theta\":\"10000.0\",\"context\":\"8192\",\"base\":"
-                                 "\"%016" PRIx64 "\"}",
-                                 DIM, sum),
-                     CN_OK);
-    add_matrix(&f, &r, "norm.weight", 0, HIDDEN, 1);
-    add_matrix(&f, &r, "q_proj.weight", HEADS * DIM, 2 * HIDDEN, 0.2f);
-    add_matrix(&f, &r, "k_proj.weight", KV_HEADS * DIM, 2 * HIDDEN, 0.2f);
-    add_matrix(&f, &r, "fc.weight", HIDDEN, 3 * HIDDEN, 0.1f);
-    add_matrix(&f, &r, "hidden_norm.weight", 0, HIDDEN, states);
-    snprintf(path, sizeof path, "%s/retrieval.safetensors", folder.path);
-    tensor_file_write(&f, path);
-    tensor_file_free(&f);
-}
+/* A given size, so that two engines have room. */
+static const char *const gpu_options[] = {
+    "device", "cuda", "kv-cache-memory-bytes", "1G", "batch-invariant", "true", NULL};
+static const char *const cpu_options[] = {"device", "cpu", NULL};
 
 static uint32_t submit(run *r, uint32_t i, uint32_t n)
 {
@@ -98,9 +44,21 @@ static uint32_t submit(run *r, uint32_t i, uint32_t n)
     return run_submit(r, &p);
 }
 
+/* Opens an engine with `options`, those of the device, and `extra`. */
+static run *open_run(const char *const *extra)
+{
+    const char *all[64];
+    size_t n = 0;
+    for (const char *const *o = on_gpu ? gpu_options : cpu_options; *o; o++) all[n++] = *o;
+    for (const char *const *o = extra; o && *o; o++) all[n++] = *o;
+    assert_true(n < sizeof all / sizeof *all);
+    all[n] = NULL;
+    return run_new(options, all);
+}
+
 static run *run_all(const char *const *extra, uint32_t n)
 {
-    run *r = run_new(options, extra);
+    run *r = open_run(extra);
     for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, n);
     run_finish(r);
     return r;
@@ -108,13 +66,27 @@ static run *run_all(const char *const *extra, uint32_t n)
 
 static run *reference;
 
+static bool has_gpu(void)
+{
+    cn_engine *e = NULL;
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
+    for (const char *const *o = gpu_options; *o; o += 2) run_set_option(c, o[0], o[1]);
+    const cn_status status = cn_engine_create(&e, c);
+    if (status != CN_OK) print_message("SKIPPED: no GPU: %s\n", cn_last_error());
+    cn_engine_free(e);
+    cn_config_free(c);
+    return status == CN_OK;
+}
+
 static int setup(void **state)
 {
     (void)state;
+    no_gpu = on_gpu && !has_gpu();
+    if (no_gpu) return 0;
     assert_int_equal(run_load_prompts("story", prompts, NULL, N_PROMPTS), N_PROMPTS);
-    scratch_dir_open(&folder);
-    link_model();
-    write_head(1);
+    draft_head_open(&folder);
     reference = run_all(NULL, 1);
     for (uint32_t i = 0; i < N_PROMPTS; i++)
         assert_true(reference->samples[i][0].usage.kv.selected_steps > 0);
@@ -124,6 +96,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    if (no_gpu) return 0;
     run_free(reference);
     scratch_dir_close(&folder);
     return 0;
@@ -145,14 +118,17 @@ static void assert_same_with(const char *const *extra)
 static void batches_give_the_same_tokens(void **state)
 {
     (void)state;
+    if (no_gpu) skip();
     assert_same_with((const char *[]){"max-num-seqs", "1", NULL});
     assert_same_with((const char *[]){"async-scheduling", "on", NULL});
+    if (on_gpu) assert_same_with((const char *[]){"enforce-eager", "true", NULL});
 }
 
 /* Chunks end inside blocks and at their borders. */
 static void chunks_of_a_prompt_give_the_same_tokens(void **state)
 {
     (void)state;
+    if (no_gpu) skip();
     assert_same_with((const char *[]){"max-num-batched-tokens", "48", "max-num-seqs", "16", NULL});
     assert_same_with((const char *[]){"max-num-batched-tokens", "64", "max-num-seqs", "1", NULL});
 }
@@ -160,6 +136,7 @@ static void chunks_of_a_prompt_give_the_same_tokens(void **state)
 static void preemption_changes_nothing(void **state)
 {
     (void)state;
+    if (no_gpu) skip();
     run *r = run_all((const char *[]){"num-gpu-blocks-override", "16", NULL}, 1);
     assert_true(r->stats.preemptions > 0 && r->stats.recomputed_tokens > 0);
     assert_same(r, 0);
@@ -170,7 +147,8 @@ static void preemption_changes_nothing(void **state)
 static void a_prefix_hit_changes_nothing(void **state)
 {
     (void)state;
-    run *r = run_new(options, (const char *[]){"enable-prefix-caching", "true", NULL});
+    if (no_gpu) skip();
+    run *r = open_run((const char *[]){"enable-prefix-caching", "true", NULL});
     for (uint32_t turn = 0; turn < 2; turn++) {
         for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
         run_finish(r);
@@ -186,6 +164,7 @@ static void a_prefix_hit_changes_nothing(void **state)
 static void forks_give_the_same_tokens(void **state)
 {
     (void)state;
+    if (no_gpu) skip();
     run *together = run_all(NULL, 3);
     run *apart = run_all(
         (const char *[]){"max-num-seqs", "1", "num-gpu-blocks-override", "16", NULL}, 3);
@@ -199,9 +178,10 @@ static void forks_give_the_same_tokens(void **state)
 static void the_head_reads_the_states(void **state)
 {
     (void)state;
-    write_head(0);
+    if (no_gpu) skip();
+    draft_head_write(&folder, 0);
     run *r = run_all(NULL, 1);
-    write_head(1);
+    draft_head_write(&folder, 1);
     for (uint32_t i = 0; i < N_PROMPTS; i++)
         assert_true(r->samples[i][0].logprob_hash != reference->samples[i][0].logprob_hash);
     run_free(r);
@@ -211,16 +191,18 @@ static void the_head_reads_the_states(void **state)
 static void bytes_of_a_step_have_the_keys_of_the_head(void **state)
 {
     (void)state;
+    if (no_gpu) skip();
     enum { RESIDENT = 4096 };
     cn_engine *e = reference->engine;
     const cn_kv_params *kv = &e->config->kv;
     const uint32_t dim = e->pools.layout.draft_dim;
-    assert_int_equal(dim, DIM);
+    assert_int_equal(dim, DRAFT_HEAD_DIM);
     const double with = cn_engine_row_bytes(e, kv, RESIDENT);
     e->pools.layout.draft_dim = 0;
     const double without = cn_engine_row_bytes(e, kv, RESIDENT);
     e->pools.layout.draft_dim = dim;
-    const double rows = (with - without) / (KV_HEADS * DIM * 4);
+    const double elem = on_gpu ? 2 : 4;
+    const double rows = (with - without) / (DRAFT_HEAD_KV_HEADS * DRAFT_HEAD_DIM * elem);
     if (rows < 0.95 * RESIDENT || rows > RESIDENT) fail_msg("keys of %g tokens", rows);
 }
 
@@ -235,5 +217,7 @@ int main(void)
         cmocka_unit_test(the_head_reads_the_states),
         cmocka_unit_test(bytes_of_a_step_have_the_keys_of_the_head),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    const int failed = cmocka_run_group_tests_name("cpu", tests, setup, teardown);
+    on_gpu = true;
+    return failed + cmocka_run_group_tests_name("cuda", tests, setup, teardown);
 }

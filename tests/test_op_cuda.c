@@ -269,6 +269,54 @@ static double run_draft_store(op_env *e, uint32_t seed)
     return error;
 }
 
+/* The three ops that move states of a retrieval head: prompts and decode rows, some behind slots
+ * that earlier passes stored, and padding. draft_before leaves out the first sequences. */
+static double run_draft_rows(op_env *e, uint32_t seed)
+{
+    enum { BLOCKS = 24, MAX_SEQS = 6, STRIDE = 4, MAX_Q = 30 };
+    const uint32_t b = 16u << seed % 5, h = 8 * op_between(e, 1, seed % 3 ? 90 : 700);
+    const uint32_t n = op_between(e, 1, MAX_SEQS), from = op_between(e, 0, n - 1);
+    uint32_t q_start[MAX_SEQS + 1] = {0}, len[MAX_SEQS], tables[MAX_SEQS * STRIDE];
+    uint32_t slots[MAX_SEQS * MAX_Q];
+    for (uint32_t s = 0; s < n; s++) {
+        const uint32_t cached = seed % 7 ? op_between(e, 0, 2 * b) : b * (s % 3);
+        const bool padding = s + 1 == n && seed % 4 == 0;
+        const uint32_t n_q = padding || s % 2 ? 1 : op_between(e, 1, MAX_Q);
+        q_start[s + 1] = q_start[s] + n_q;
+        len[s] = padding ? 0 : cached + n_q;
+        for (uint32_t i = 0; i < STRIDE; i++)
+            tables[s * STRIDE + i] = (s * STRIDE + i) * 7 % BLOCKS;
+        for (uint32_t i = 0; i < n_q; i++) {
+            const uint32_t at = cached + i;
+            const uint32_t slot = tables[s * STRIDE + at / b] * b + at % b;
+            slots[q_start[s] + i] = padding ? CN_NO_SLOT : slot;
+        }
+    }
+    const uint32_t t = q_start[n], first = q_start[from];
+    OP_SHAPE(e, "T=%u h=%u block=%u sequences=%u from %u", t, h, b, n, from);
+    op_tensor fused = op_random(e, (size_t)t * h), out = op_random(e, (size_t)t * h);
+    op_tensor wide = op_random(e, (size_t)t * 3 * h), state = op_random(e, (size_t)BLOCKS * h);
+    op_tensor starts = op_words(e, q_start, n + 1), lens = op_words(e, len, n);
+    op_tensor table = op_words(e, tables, n * STRIDE), slot = op_words(e, slots, t);
+    cn_draft_before_args before = {out.cpu,   fused.cpu, state.cpu, starts.cpu, lens.cpu,
+                                   table.cpu, STRIDE,    b,         from,       n,
+                                   first,     t - first, h};
+    cn_draft_before_args before_cuda = {out.cuda,   fused.cuda, state.cuda, starts.cuda, lens.cuda,
+                                        table.cuda, STRIDE,     b,          from,        n,
+                                        first,      t - first,  h};
+    cn_draft_keep_args keep = {state.cpu, fused.cpu, slot.cpu, t, b, h};
+    cn_draft_keep_args keep_cuda = {state.cuda, fused.cuda, slot.cuda, t, b, h};
+    cn_draft_part_args part = {wide.cpu, fused.cpu, t, h, 3 * h, seed % 3 * h};
+    cn_draft_part_args part_cuda = {wide.cuda, fused.cuda, t, h, 3 * h, seed % 3 * h};
+    OP_RUN_BOTH(e, draft_before, &before, &before_cuda);
+    OP_RUN_BOTH(e, draft_keep, &keep, &keep_cuda);
+    OP_RUN_BOTH(e, draft_part, &part, &part_cuda);
+    const double error = fmax(op_error(e, &out), fmax(op_error(e, &state), op_error(e, &wide)));
+    op_tensor *const all[] = {&slot, &table, &lens, &starts, &state, &wide, &out, &fused};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    return error;
+}
+
 /* ---- copy_blocks, count_reset ---- */
 
 /* Pools with the same content on both backends; in eight bits also with the same bytes. */
@@ -514,6 +562,7 @@ static const op_case cases[] = {
     {"silu_mul", 12, 4e-3, run_silu_mul, .gemm = CN_CUDA_GEMM_FASTEST},
     {"rope_store", 24, 4e-3, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST},
     {"draft_store", 24, 4e-3, run_draft_store, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"draft_part, _before, _keep", 24, 0, run_draft_rows, .gemm = CN_CUDA_GEMM_FASTEST},
     /* A key beside a tie may be rounded the other way. */
     {"rope_store, fp8", 24, 2e-2, run_rope_store, .gemm = CN_CUDA_GEMM_FASTEST, .fp8 = true},
     {"copy_blocks", 12, 0, run_copy_blocks, .gemm = CN_CUDA_GEMM_FASTEST},

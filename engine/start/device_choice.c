@@ -190,6 +190,9 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
         {"attend_selected", be->attend_selected || !selects.any},
         {"digest", be->digest || !selects.digests},
         {"draft_store", be->draft_store || !selects.head},
+        {"draft_part", be->draft_part || !selects.head},
+        {"draft_before", be->draft_before || !selects.head},
+        {"draft_keep", be->draft_keep || !selects.head},
         {"predict", be->predict || !selects.slots},
         {"score", be->score || !away},
         {"exchange", be->exchange || !away},
@@ -232,17 +235,6 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
     return CN_OK;
 }
 
-cn_status cn_backend_check_head(const cn_backend *be, const cn_model_config *m)
-{
-    if (m->draft.n_hidden_layers == 0 || (be->draft_part && be->draft_before && be->draft_keep))
-        return CN_OK;
-    return cn_fail(CN_ERR_DEVICE,
-                   "retrieval.safetensors: the head reads states of layers (hidden_layers), which "
-                   "the %s backend does not support yet: use --device cpu, or train a head without "
-                   "--hidden-layers",
-                   be->name);
-}
-
 /* Products with FP8 weights, with their inputs as they are read. */
 static cn_status check_fp8(const cn_backend *be, const cn_model_config *m)
 {
@@ -270,7 +262,6 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
-    CN_TRY(cn_backend_check_head(be, m));
     CN_TRY(check_fp8(be, m));
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)

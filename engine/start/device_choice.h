@@ -80,10 +80,6 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
  * together with the selectors or homes of c. */
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
 
-/* CN_ERR_DEVICE when the retrieval head reads states of layers and the backend has no ops for that.
- */
-cn_status cn_backend_check_head(const cn_backend *be, const cn_model_config *m);
-
 /* The same for all ops that only some models need: CN_ERR_DEVICE names the model and the first op
  * that the backend lacks. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
