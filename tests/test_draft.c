@@ -140,14 +140,14 @@ static void a_head_is_read_and_checked(void **state)
         {{.states = true, .fc_rows = HIDDEN - 16}, "fc.weight: expected 32 rows, got 16"},
         {{.states = true, .extra = "fc2.weight"}, "fc2.weight: expected only norm.weight"},
         {{.metadata = META("[]", "24", "BASE")}, "head_dim 24: expected a multiple of 16"},
-        {{.metadata = META("[]", "512", "BASE")}, "head_dim 512: expected a number from 16 to 256"},
+        {{.metadata = META("[]", "512", "BASE")},
+         "head_dim 512: expected a multiple of 16 from 16 to 256"},
         {{.metadata = META("[]", "16", "0123456789abcdef")}, "the head is of another model"},
         {{.metadata = "\"__metadata__\":{}"}, "metadata hidden_layers: expected a value"},
         {{.k_rows = 3 * DIM}, "k_proj.weight: expected 32 rows, 2 kv heads of 16, got 48"},
         {{.q_rows = 3 * DIM}, "q_proj.weight: expected a multiple of 32 rows"},
         {{.k_cols = 16}, "k_proj.weight: expected [rows, 32], got [32, 16]"},
         {{.dtype = "U8"}, "k_proj.weight: expected F32, BF16 or F16, got U8"},
-        {{.k_name = "midlayer.self_attn.q_proj.weight"}, "is an EAGLE-3 head"},
         {{.extra = "fc.weight"}, "fc.weight: expected only norm.weight"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -158,6 +158,144 @@ static void a_head_is_read_and_checked(void **state)
     write_head(&d, (file_change){0});
     scratch_dir_put(&d, "model.safetensors", "Weights", 7);
     refused(&d, "the head is of another model");
+    scratch_dir_close(&d);
+}
+
+/* What a test changes in a good EAGLE-3 file of a model of 8 layers and 64 tokens. */
+typedef struct eagle_change {
+    uint64_t k_rows, t2d, lm_rows;
+    int64_t d2t; /* of draft token 1 */
+    const char *prefix, *extra, *config; /* of the layer; one more tensor; retrieval.json */
+    bool no_norm;
+} eagle_change;
+
+static void add_zeros(tensor_file *f, const char *prefix, const char *name, uint64_t rows,
+                      uint64_t cols)
+{
+    char text[80];
+    const size_t n = (rows ? rows : 1) * cols;
+    float *zeros = calloc(n, sizeof *zeros);
+    assert_non_null(zeros);
+    snprintf(text, sizeof text, "%s%s", prefix, name);
+    tensor_file_add(f, text, "F32", rows, cols, zeros, n * sizeof *zeros);
+    free(zeros);
+}
+
+static void write_eagle(const scratch_dir *d, eagle_change c)
+{
+    enum { VOCAB = 64, DRAFT_VOCAB = 8 };
+    tensor_file f = {0};
+    char path[128];
+    const char *at = c.prefix ? c.prefix : "midlayer.";
+    const int64_t d2t[DRAFT_VOCAB] = {0, c.d2t ? c.d2t : 3, VOCAB - 3, -3};
+    const char t2d[2 * VOCAB] = {0};
+    const uint64_t n_t2d = c.t2d ? c.t2d : VOCAB;
+    tensor_file_add(&f, "d2t", "I64", 0, DRAFT_VOCAB, d2t, sizeof d2t);
+    tensor_file_add(&f, "t2d", "BOOL", 0, n_t2d, t2d, n_t2d);
+    add_zeros(&f, at, "input_layernorm.weight", 0, HIDDEN);
+    if (!c.no_norm) add_zeros(&f, at, "hidden_norm.weight", 0, HIDDEN);
+    add_zeros(&f, at, "self_attn.q_proj.weight", HEADS * DIM, 2 * HIDDEN);
+    add_zeros(&f, at, "self_attn.k_proj.weight", c.k_rows ? c.k_rows : KV * DIM, 2 * HIDDEN);
+    add_zeros(&f, at, "self_attn.v_proj.weight", KV * DIM, 2 * HIDDEN);
+    add_zeros(&f, at, "mlp.down_proj.weight", HIDDEN, 3);
+    add_zeros(&f, "", "fc.weight", HIDDEN, 3 * HIDDEN);
+    add_zeros(&f, "", "lm_head.weight", c.lm_rows ? c.lm_rows : DRAFT_VOCAB, HIDDEN);
+    if (c.extra) add_zeros(&f, "", c.extra, 0, 4);
+    snprintf(path, sizeof path, "%s/retrieval.safetensors", d->path);
+    tensor_file_write(&f, path);
+    tensor_file_free(&f);
+    snprintf(path, sizeof path, "%s/retrieval.json", d->path);
+    remove(path);
+    if (c.config) scratch_dir_put(d, "retrieval.json", c.config, strlen(c.config));
+}
+
+#define EAGLE_JSON(H, VOCAB, HEADS, MORE)                                              \
+    "{\"hidden_size\":" H ",\"vocab_size\":" VOCAB ",\"num_key_value_heads\":" HEADS    \
+    ",\"max_position_embeddings\":1024" MORE "}"
+#define IDS(LIST) ",\"eagle_config\":{\"eagle_aux_hidden_state_layer_ids\":" LIST "}"
+
+static cn_draft_head open_eagle(const scratch_dir *d, const cn_model_config *m, eagle_change c)
+{
+    cn_retrieval_file *f;
+    write_eagle(d, c);
+    if (cn_retrieval_open(&f, d->path, m, CN_OPT_LOAD_AUTO) != CN_OK)
+        fail_msg("%s", cn_last_error());
+    const cn_draft_head head = *cn_retrieval_head(f);
+    assert_int_equal(cn_retrieval_parts(f)[CN_HEAD_Q].tensor.cols, 2 * HIDDEN);
+    assert_int_equal(cn_retrieval_parts(f)[CN_HEAD_FC].tensor.cols, 3 * HIDDEN);
+    cn_retrieval_close(f);
+    return head;
+}
+
+static void assert_layers(const cn_draft_head *head, uint32_t a, uint32_t b, uint32_t c)
+{
+    assert_int_equal(head->n_hidden_layers, 3);
+    assert_int_equal(head->hidden_layers[0], a);
+    assert_int_equal(head->hidden_layers[1], b);
+    assert_int_equal(head->hidden_layers[2], c);
+}
+
+static void eagle_3_files_are_read_and_checked(void **state)
+{
+    (void)state;
+    scratch_dir d;
+    cn_model_config m = small_model();
+    scratch_dir_open(&d);
+    scratch_dir_put(&d, "model.safetensors", "weights", 7);
+    m.n_layers = 8;
+    m.vocab = 64;
+    cn_draft_head head = open_eagle(&d, &m, (eagle_change){0});
+    assert_int_equal(head.n_heads, HEADS);
+    assert_int_equal(head.head_dim, DIM);
+    assert_int_equal(head.context, 2048);
+    assert_true(head.rope_theta == m.rope_theta);
+    assert_layers(&head, 2, 4, 5);
+    head = open_eagle(&d, &m, (eagle_change){
+        .prefix = "layers.0.",
+        .config = EAGLE_JSON("32", "64", "2", ",\"rope_theta\":5e5" IDS("[-1, 0, 6]"))});
+    assert_int_equal(head.context, 1024);
+    assert_true(head.rope_theta == 5e5);
+    assert_layers(&head, 0, 1, 7);
+    head = open_eagle(&d, &m, (eagle_change){.config = EAGLE_JSON("32", "64", "2", "")});
+    assert_true(head.rope_theta == 1e4); /* what transformers take */
+    assert_layers(&head, 2, 4, 5);
+    const struct {
+        eagle_change change;
+        const char *says;
+    } bad[] = {
+        {{.k_rows = 5}, "head_dim 2: expected a multiple of 16"},
+        {{.k_rows = 4 * DIM}, "self_attn.q_proj.weight: expected a multiple of 64"},
+        {{.t2d = 65}, "t2d: expected 64 rows, the vocabulary of the model, got 65"},
+        {{.lm_rows = 9}, "lm_head.weight: expected 8 rows, as d2t, got 9"},
+        {{.d2t = 63}, "d2t: draft token 1 plus 63: expected a token below 64"},
+        {{.d2t = -2}, "d2t: draft token 1 plus -2: expected a token below 64"},
+        {{.extra = "midlayer.self_attn.q_proj.bias"}, "q_proj.bias: expected only the tensors"},
+        {{.extra = "layers.1.mlp.up_proj.weight"}, "layers.1.mlp.up_proj.weight: expected only"},
+        {{.no_norm = true}, "expected a tensor midlayer.hidden_norm.weight, got none"},
+        {{.config = EAGLE_JSON("48", "64", "2", "")}, "hidden_size 48: expected 32, as of"},
+        {{.config = EAGLE_JSON("32", "65", "2", "")}, "vocab_size 65: expected 64, as of"},
+        {{.config = EAGLE_JSON("32", "64", "1", "")}, "num_key_value_heads 1: expected 2, as of"},
+        {{.config = EAGLE_JSON("32", "64", "2", ",\"head_dim\":32")},
+         "self_attn.k_proj.weight: expected 64 rows, 2 kv heads of 32, got 32"},
+        {{.config = EAGLE_JSON("32", "64", "2", IDS("[1, 3, 7]"))}, "layer_ids: expected three"},
+        {{.config = EAGLE_JSON("32", "64", "2", IDS("[1, 1, 6]"))}, "layer_ids: expected three"},
+        {{.config = EAGLE_JSON("32", "64", "2", IDS("[1, 6]"))}, "layer_ids: expected three"},
+        {{.config = EAGLE_JSON("32", "64", "2", ",\"rope_scaling\":{\"rope_type\":\"llama3\"}")},
+         "rope_type llama3: supported of an EAGLE-3 head is default"},
+        {{.config = "{}"}, "hidden_size"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cn_retrieval_file *f;
+        write_eagle(&d, bad[i].change);
+        assert_int_equal(cn_retrieval_open(&f, d.path, &m, CN_OPT_LOAD_AUTO), CN_ERR_MODEL);
+        if (!strstr(cn_last_error(), bad[i].says) || !strstr(cn_last_error(), "retrieval."))
+            fail_msg("expected \"%s\", got \"%s\"", bad[i].says, cn_last_error());
+    }
+    m.n_layers = 6;
+    write_eagle(&d, (eagle_change){0});
+    cn_retrieval_file *f;
+    assert_int_equal(cn_retrieval_open(&f, d.path, &m, CN_OPT_LOAD_AUTO), CN_ERR_MODEL);
+    assert_non_null(strstr(cn_last_error(), "not known for a model of 6 layers"));
     scratch_dir_close(&d);
 }
 
@@ -598,6 +736,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_head_is_read_and_checked),
+        cmocka_unit_test(eagle_3_files_are_read_and_checked),
         cmocka_unit_test(dummy_weights_have_a_head_of_their_own),
         cmocka_unit_test(a_head_turns_with_yarn_beyond_its_context),
         cmocka_unit_test(keys_and_lists_are_those_of_naive_sums),

@@ -187,6 +187,16 @@ static void the_head_reads_the_states(void **state)
     run_free(r);
 }
 
+/* An EAGLE-3 file with the same tensors is the same head. */
+static void an_eagle_3_file_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    draft_head_write_eagle(&folder);
+    assert_same_with(NULL);
+    draft_head_write(&folder, 1);
+}
+
 /* The bytes that bench and serve count for a step have the head's keys of almost all tokens. */
 static void bytes_of_a_step_have_the_keys_of_the_head(void **state)
 {
@@ -215,6 +225,7 @@ int main(void)
         cmocka_unit_test(a_prefix_hit_changes_nothing),
         cmocka_unit_test(forks_give_the_same_tokens),
         cmocka_unit_test(the_head_reads_the_states),
+        cmocka_unit_test(an_eagle_3_file_gives_the_same_tokens),
         cmocka_unit_test(bytes_of_a_step_have_the_keys_of_the_head),
     };
     const int failed = cmocka_run_group_tests_name("cpu", tests, setup, teardown);

@@ -13,13 +13,15 @@
  *   hidden_layers  "[]": the head reads embeddings alone. Three layers, ascending: also the states
  *                  that entered them when they ran for the token before.
  *   head_dim, rope_theta, context  d, and the positions it was trained on
- *   base           16 hexadecimal digits: cn_file_sum_weights of the model it was trained for */
+ *   base           16 hexadecimal digits: cn_file_sum_weights of the model it was trained for
+ * An EAGLE-3 file is taken in its place, with a warning (eagle_head.h). */
 #ifndef CN_RETRIEVAL_FILE_H
 #define CN_RETRIEVAL_FILE_H
 
 #include "engine/checkpoint/checkpoint.h"
 
 #define CN_RETRIEVAL_FILE "retrieval.safetensors"
+#define CN_RETRIEVAL_CONFIG "retrieval.json" /* of an EAGLE-3 file */
 
 typedef struct cn_retrieval_file cn_retrieval_file;
 

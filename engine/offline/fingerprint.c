@@ -10,7 +10,10 @@
 #include "engine/text/chat_template.h"
 
 static bool is_channels(const char *name) { return strcmp(name, CN_SELECT_FILE) == 0; }
-static bool is_head(const char *name) { return strcmp(name, CN_RETRIEVAL_FILE) == 0; }
+static bool is_head(const char *name)
+{
+    return strcmp(name, CN_RETRIEVAL_FILE) == 0 || strcmp(name, CN_RETRIEVAL_CONFIG) == 0;
+}
 
 static bool is_read_whole(const char *name)
 {

@@ -22,7 +22,7 @@ cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *token
 /* The same of select.safetensors alone; 0 when there is none. */
 cn_status cn_fingerprint_channels(uint64_t *out, const char *model_dir);
 
-/* The same of retrieval.safetensors alone; 0 when there is none. */
+/* The same of retrieval.safetensors and retrieval.json alone; 0 when there is none. */
 cn_status cn_fingerprint_head(uint64_t *out, const char *model_dir);
 
 /* The same of the file of --chat-template; 0 when the value is not a file. */

@@ -293,7 +293,8 @@ static cn_status compare_resume(json_t *then, json_t *now, const cn_config *c)
     const json_t *head = json_object_get(then, "retrieval_head");
     const json_t *head_now = json_object_get(now, "retrieval_head");
     if (head && head_now && !json_equal(head, head_now))
-        return cn_fail(CN_ERR_ARG, "retrieval.safetensors differs from that of the run");
+        return cn_fail(CN_ERR_ARG,
+                       "retrieval.safetensors or retrieval.json differs from that of the run");
     const json_t *chat = json_object_get(then, "chat_template");
     const json_t *chat_now = json_object_get(now, "chat_template");
     if (chat && chat_now && !json_equal(chat, chat_now))

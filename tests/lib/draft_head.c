@@ -83,6 +83,38 @@ void draft_head_write(const scratch_dir *folder, float states)
     write_in(folder, &f);
 }
 
+void draft_head_write_eagle(const scratch_dir *folder)
+{
+    enum { VOCAB = 2048, DRAFT_VOCAB = 64, INTERMEDIATE = 16 };
+    static const char *const names[] = {
+        "midlayer.input_layernorm.weight", "midlayer.self_attn.q_proj.weight",
+        "midlayer.self_attn.k_proj.weight", "fc.weight", "midlayer.hidden_norm.weight"};
+    static const char config[] =
+        "{\"architectures\": [\"LlamaForCausalLMEagle3\"], \"hidden_size\": 384, \"vocab_size\": "
+        "2048, \"draft_vocab_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"head_dim\": 32, \"max_position_embeddings\": 8192, "
+        "\"rope_theta\": 10000, \"rope_scaling\": null, \"eagle_config\": "
+        "{\"eagle_aux_hidden_state_layer_ids\": [0, 2, 4]}}";
+    static int64_t d2t[DRAFT_VOCAB];
+    static char t2d[VOCAB];
+    test_rng r = {9};
+    tensor_file f = {0};
+    for (int i = 0; i < DRAFT_VOCAB; i++) d2t[i] = i * (VOCAB / DRAFT_VOCAB - 1);
+    tensor_file_add(&f, "d2t", "I64", 0, DRAFT_VOCAB, d2t, sizeof d2t);
+    tensor_file_add(&f, "t2d", "BOOL", 0, VOCAB, t2d, sizeof t2d);
+    add_head(&f, names, 1);
+    add_matrix(&f, &r, "midlayer.self_attn.v_proj.weight", KV_HEADS * DIM, 2 * HIDDEN, 1);
+    add_matrix(&f, &r, "midlayer.self_attn.o_proj.weight", HIDDEN, HEADS * DIM, 1);
+    add_matrix(&f, &r, "midlayer.mlp.gate_proj.weight", INTERMEDIATE, HIDDEN, 1);
+    add_matrix(&f, &r, "midlayer.mlp.up_proj.weight", INTERMEDIATE, HIDDEN, 1);
+    add_matrix(&f, &r, "midlayer.mlp.down_proj.weight", HIDDEN, INTERMEDIATE, 1);
+    add_matrix(&f, &r, "midlayer.post_attention_layernorm.weight", 0, HIDDEN, 1);
+    add_matrix(&f, &r, "norm.weight", 0, HIDDEN, 2);
+    add_matrix(&f, &r, "lm_head.weight", DRAFT_VOCAB, HIDDEN, 1);
+    write_in(folder, &f);
+    scratch_dir_put(folder, "retrieval.json", config, sizeof config - 1);
+}
+
 void draft_head_open(scratch_dir *folder)
 {
     scratch_dir_open(folder);

@@ -11,5 +11,8 @@ enum { DRAFT_HEAD_KV_HEADS = 2, DRAFT_HEAD_DIM = 32 };
 void draft_head_open(scratch_dir *folder);
 /* Writes the head anew, with fused states that are multiplied by `states`. */
 void draft_head_write(const scratch_dir *folder, float states);
+/* Writes the same head as a published EAGLE-3 file, with the other tensors of such a file and its
+ * config.json. */
+void draft_head_write_eagle(const scratch_dir *folder);
 
 #endif
