@@ -4,9 +4,10 @@
  *   bench_select_cuda [PATTERN [HEADS]]   (cases whose names contain PATTERN; query heads)
  *
  * A case is a graph of launches, each on layers of its own, several times more than the L2 cache
- * holds. It prints the time of a launch, the bytes that the launch must read and write over that
- * time, their share of the read bandwidth, and the time of a step of 36 layers. Blocks are in
- * random order, and digests and keys are random bits. */
+ * holds; the head of `spec`, once a step, has weights of its own too. It prints the time of a
+ * launch, the bytes that the launch must read and write over that time, their share of the read
+ * bandwidth, and the time of a step of 36 layers. Blocks are in random order, and digests and keys
+ * are random bits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +15,14 @@
 
 #include "bench/bench_util.h"
 #include "cuda/cuda_switches.h"
+#include "engine/model/draft.h"
 
 enum {
     LAYERS = 36,
     MOST_HEADS = 64,
     KV_HEADS = 8,
     DIM = 128,
+    HIDDEN = 4096,
     CHANNELS = DIM / 4,
     LABEL_BYTES = CHANNELS / 2,
     BLOCK = 256,
@@ -42,7 +45,8 @@ typedef struct bench {
     uint32_t heads;
 } bench;
 
-typedef enum what { SCORE, SELECT, ATTEND } what;
+/* HEAD and STATES: a retrieval head, without and with states, then its lists. */
+typedef enum what { SCORE, SELECT, ATTEND, HEAD, STATES } what;
 
 typedef struct bench_case {
     const char *name;
@@ -91,6 +95,10 @@ static const bench_case cases[] = {
     {"line quest+select", SELECT, 8, 32768, 1, QUEST},
     {"line tls mean+select", SELECT, 8, 32768, 1, TLS_MEAN},
     {"line tls max+select", SELECT, 8, 32768, 1, TLS_MAX},
+    {"head+rows max+select", HEAD, 8, 32768, 1, ROWS},
+    {"head+rows max+select", HEAD, 4, 131072, 1, ROWS},
+    {"states+rows max+select", STATES, 8, 32768, 1, ROWS},
+    {"states+rows max+select", STATES, 4, 131072, 1, ROWS},
     {"large attn_lists", ATTEND, 64, 2144, 1, MEAN},
     {"line attn_lists", ATTEND, 4, 2144, 1, MEAN},
     {"line attn_lists", ATTEND, 8, 2144, 1, MEAN},
@@ -112,6 +120,7 @@ typedef struct arrays {
     uint32_t first[MAX_SEQS], n[MAX_SEQS], base[MAX_SEQS], seed[MAX_SEQS], k[MAX_SEQS];
     uint32_t n_forced[MAX_SEQS], list_len[MAX_SEQS], tail[MAX_SEQS], lengths[MAX_SEQS];
     uint32_t no_lengths[MAX_SEQS]; /* zeros: attention reads nothing */
+    uint32_t positions[MAX_SEQS], slots[MAX_SEQS], q_start[MAX_SEQS + 1];
     uint32_t tables[MAX_SEQS * MAX_TABLE];
     uint32_t tiles[MAX_SEQS * KV_HEADS * TILES];
     uint32_t lists[MAX_SEQS * KV_HEADS * MAX_LIST];
@@ -125,7 +134,11 @@ typedef struct bench_run {
     cn_batch_view batch;
     char *q, *score, *logits, *list, *out;
     uint32_t n_launches;
+    cn_draft draft; /* of the first launch: others have weights and a pool of their own */
+    char *embedded;
 } bench_run;
+
+static bool has_head(const bench_case *c) { return c->what == HEAD || c->what == STATES; }
 
 static char *carve(bench *b, char **at, size_t bytes)
 {
@@ -175,6 +188,10 @@ static void write_arrays(bench *b, const bench_case *c, arrays *on_device)
         a.tail[s] = context - 96;
         a.lengths[s] = 2144;
         for (uint32_t i = 0; i < blocks; i++) a.tables[s * MAX_TABLE + i] = order[s * blocks + i];
+        a.positions[s] = context - 1;
+        a.slots[s] = order[(s + 1) * blocks - 1] * BLOCK + BLOCK - 1;
+        a.q_start[s + 1] = s + 1;
+        if (has_head(c)) a.lengths[s] = context;
     }
     for (uint32_t u = 0; u < c->n_seqs * KV_HEADS; u++) {
         draw_list(b, a.tiles + u * TILES, TILES, context / 64);
@@ -185,12 +202,67 @@ static void write_arrays(bench *b, const bench_case *c, arrays *on_device)
     bench_must(b->be->stream_sync(b->stream));
 }
 
+/* Bytes of the weights of a head: q_proj and k_proj, then fc. */
+static size_t projection_bytes(const bench *b, const bench_case *c)
+{
+    return (size_t)(b->heads + KV_HEADS) * DIM * HIDDEN * (c->what == STATES ? 4 : 2);
+}
+
+static size_t fc_bytes(const bench_case *c)
+{
+    return c->what == STATES ? (size_t)3 * HIDDEN * HIDDEN * 2 : 0;
+}
+
+static size_t draft_bytes(const bench_run *r)
+{
+    const cn_kv_layout l = cn_kv_layout_draft(&r->pools.layout);
+    return cn_kv_pool_bytes(&l);
+}
+
+static void open_head(bench *b, bench_run *r, char **at)
+{
+    enum { ROW = MAX_SEQS * HIDDEN * 2 };
+    const bench_case *c = r->c;
+    cn_draft *d = &r->draft;
+    const uint32_t n = r->n_launches;
+    const size_t table = (size_t)c->n_tokens * DIM / 2 * sizeof(float);
+    *d = (cn_draft){.be = b->be,
+                    .head = {.n_heads = b->heads,
+                             .head_dim = DIM,
+                             .n_hidden_layers = c->what == STATES ? CN_DRAFT_LAYERS : 0,
+                             .hidden_layers = {0, 1, 2}},
+                    .hidden = HIDDEN,
+                    .eps = 1e-6f};
+    r->pools.layout.draft_dim = DIM;
+    r->pools.layout.draft_state = c->what == STATES ? HIDDEN : 0;
+    r->pools.draft = carve(b, at, n * draft_bytes(r));
+    r->pools.state = carve(b, at, (size_t)r->pools.layout.n_blocks * HIDDEN * 2);
+    d->q_proj = carve(b, at, n * projection_bytes(b, c));
+    d->fc = carve(b, at, n * fc_bytes(c));
+    d->norm = carve(b, at, HIDDEN * 2);
+    d->hidden_norm = carve(b, at, HIDDEN * 2);
+    d->states = carve(b, at, CN_DRAFT_LAYERS * ROW);
+    d->fused = carve(b, at, ROW);
+    d->before = carve(b, at, ROW);
+    d->input = carve(b, at, 2 * ROW);
+    d->normed = carve(b, at, ROW);
+    d->queries = carve(b, at, (size_t)MAX_SEQS * b->heads * DIM * 2);
+    d->keys = carve(b, at, (size_t)MAX_SEQS * KV_HEADS * DIM * 2);
+    d->cos = (float *)(void *)carve(b, at, table);
+    d->sin = (float *)(void *)carve(b, at, table);
+    r->embedded = carve(b, at, ROW);
+}
+
 static void open_run(bench *b, const bench_case *c, bench_run *r)
 {
     char *at = b->memory;
     const uint32_t blocks = context_of(c) / BLOCK;
-    const bool needs_kv = c->what == ATTEND || c->stage.key == CN_KEY_ROWS;
-    const uint32_t layers = !needs_kv ? LAYERS : c->n_seqs > 16 ? 2 : c->what == ATTEND ? 24 : 4;
+    const bool needs_kv = c->what == ATTEND || (c->stage.key == CN_KEY_ROWS && !has_head(c));
+    const uint32_t layers = has_head(c)           ? 4
+                            : !needs_kv           ? LAYERS
+                            : c->n_seqs > 16      ? 2
+                            : c->what == ATTEND   ? 24
+                                                  : 4;
     *r = (bench_run){.c = c, .n_launches = layers / c->n_layers};
     cn_kv_layout l =
         cn_kv_layout_make(layers, c->n_seqs * blocks, KV_HEADS, BLOCK, DIM, CN_BF16);
@@ -206,7 +278,9 @@ static void open_run(bench *b, const bench_case *c, bench_run *r)
     r->pools = (cn_pools){.layout = l, .n_heads = b->heads, .act_dtype = CN_BF16};
     r->pools.digest.channels = on_device->channels;
     r->pools.digest.n_channels = CHANNELS;
-    if (needs_kv) {
+    if (has_head(c)) {
+        open_head(b, r, &at);
+    } else if (needs_kv) {
         r->pools.kv = carve(b, &at, cn_kv_pool_bytes(&l));
     } else {
         r->pools.digest.labels = (uint8_t *)carve(b, &at, slots * LABEL_BYTES);
@@ -217,6 +291,9 @@ static void open_run(bench *b, const bench_case *c, bench_run *r)
     r->batch = (cn_batch_view){.n_tokens = c->n_seqs,
                                .n_seqs = c->n_seqs,
                                .n_decode = c->n_seqs,
+                               .positions = on_device->positions,
+                               .kv_slots = on_device->slots,
+                               .q_start = on_device->q_start,
                                .kv_len = on_device->lengths,
                                .tables = on_device->tables,
                                .table_stride = MAX_TABLE,
@@ -299,10 +376,48 @@ static void record_attend(bench *b, const bench_run *r, uint32_t i)
     bench_must(b->be->attend_selected(b->stream, &attend));
 }
 
+/* What a step with `spec` does besides attention: the head, score and select. */
+static void record_head(bench *b, const bench_run *r, uint32_t i)
+{
+    const arrays *a = r->on_device;
+    const bench_case *c = r->c;
+    const cn_row_range all = {0, c->n_seqs};
+    cn_pools pools = r->pools;
+    cn_draft d = r->draft;
+    pools.draft = (char *)pools.draft + i * draft_bytes(r);
+    d.q_proj = (char *)d.q_proj + i * projection_bytes(b, c);
+    d.k_proj = (char *)d.q_proj + projection_bytes(b, c) / (b->heads + KV_HEADS) * b->heads;
+    d.fc = (char *)d.fc + i * fc_bytes(c);
+    cn_select_view view = {.ranks_ahead = true,
+                           .rows = {.n_forced = a->n_forced, .seed = a->seed},
+                           .ahead = a->stage,
+                           .ranges = &all,
+                           .n_ranges = 1};
+    view.rows.stage[1].first = a->first;
+    view.rows.stage[1].n = a->n;
+    view.rows.stage[1].base = a->base;
+    view.rows.stage[1].k = a->k;
+    const cn_select_scratch scratch = {.score = (uint16_t *)(void *)r->score,
+                                       .logits = r->logits,
+                                       .list = (uint32_t *)(void *)r->list,
+                                       .list_stride = MAX_LIST};
+    const cn_select_step step = {.be = b->be,
+                                 .stream = b->stream,
+                                 .batch = &r->batch,
+                                 .pools = &pools,
+                                 .view = &view,
+                                 .scratch = &scratch};
+    bench_must(cn_draft_store(&d, b->stream, &r->batch, &pools, r->embedded));
+    bench_must(cn_draft_select(&d, &step));
+    for (uint32_t l = 0; l < CN_DRAFT_LAYERS; l++)
+        bench_must(cn_draft_enter_layer(&d, b->stream, &r->batch, &pools, r->embedded, l));
+}
+
 static void record(bench *b, const bench_run *r)
 {
     for (uint32_t i = 0; i < r->n_launches; i++)
-        if (r->c->what == SCORE) record_score(b, r, i);
+        if (has_head(r->c)) record_head(b, r, i);
+        else if (r->c->what == SCORE) record_score(b, r, i);
         else record_attend(b, r, i);
 }
 
@@ -316,7 +431,8 @@ static void count_bytes(const bench *b, const bench_case *c, double *reads, doub
                                                        : 4 * DIM;
     *reads = units * n * key;
     *writes = units * n * 2;
-    if (c->what == SELECT) *writes += units * 2048 * 4;
+    if (c->what == SELECT || has_head(c)) *writes += units * 2048 * 4;
+    if (has_head(c)) *reads += (double)(projection_bytes(b, c) + fc_bytes(c));
     if (c->what != ATTEND) return;
     *reads = units * (c->n_tokens * 4.0 * DIM + 2048 * 4);
     *writes = (double)c->n_seqs * b->heads * DIM * 2;
@@ -346,7 +462,7 @@ static void run_case(bench *b, const bench_case *c)
            "%7.3f ms a step\n",
            c->name, c->n_seqs, c->n_tokens, c->n_layers, (reads + writes) * 1e-6, s * 1e6,
            rate * 1e-9, 100 * rate / b->read_bytes_s, 100 * reads / s / b->read_bytes_s,
-           s * 1e3 * LAYERS / c->n_layers);
+           s * 1e3 * (has_head(c) ? 1 : LAYERS / c->n_layers));
     fflush(stdout);
 }
 
