@@ -363,7 +363,7 @@ static void log_memory(const cn_engine *e)
 
 /* All of the start that can be refused for want of memory: nothing of the checkpoint's tensors is
  * read. */
-static cn_status plan(cn_engine *e)
+static cn_status plan_start(cn_engine *e)
 {
     cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(cn_config_find_models(e->config));
@@ -391,7 +391,7 @@ cn_status cn_engine_plan_start(cn_engine **out, const cn_config *c)
     if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
     e->mask_share = CN_MASK_SHARE;
     cn_status status = cn_config_copy(&e->config, c);
-    if (status == CN_OK) status = plan(e);
+    if (status == CN_OK) status = plan_start(e);
     if (status != CN_OK) {
         cn_engine_free(e);
         return status;

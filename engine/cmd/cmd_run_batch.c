@@ -280,7 +280,7 @@ static void print_summary(FILE *f, const summary *s)
 }
 
 /* null: the run answers the whole input. */
-static json_t *shard_json(const cn_config *c)
+static json_t *shard_of_run_json(const cn_config *c)
 {
     if (c->shard_of == 0) return json_null();
     return json_pack("{s:I, s:I}", "index", (json_int_t)c->shard_index, "of",
@@ -297,7 +297,7 @@ static json_t *audit_json(const cn_batch_run *r)
                      "logprob_gap_per_token", json_real(cn_agreement_gap(a)));
 }
 
-static json_t *engines_json(const summary *s)
+static json_t *engines_of_run_json(const summary *s)
 {
     json_t *all = json_array();
     for (uint32_t i = 0; i < cn_lanes_n(s->lanes); i++) {
@@ -352,7 +352,7 @@ static json_t *summary_json(const summary *s)
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
         "exact_match", match, "warnings", (json_int_t)r->n_warned,
         "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r), "shard",
-        shard_json(r->config), "engines", engines_json(s));
+        shard_of_run_json(r->config), "engines", engines_of_run_json(s));
 }
 
 static cn_status write_summary(const summary *s)

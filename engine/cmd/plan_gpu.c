@@ -20,9 +20,9 @@ enum {
 
 static const cn_plan_gpu *gpu_of(cn_backend *be) { return be->ctx; }
 
-static size_t mem_avail(cn_backend *be) { return gpu_of(be)->avail_bytes; }
+static size_t planned_mem_avail(cn_backend *be) { return gpu_of(be)->avail_bytes; }
 
-static size_t sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab)
+static size_t planned_sample_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab)
 {
     (void)be;
     (void)max_rows;
@@ -58,8 +58,8 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
                     .row_kv_forms = 1U << CN_KV_PLAIN,
                     .home_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
                     .logit_bytes = sizeof(uint16_t),
-                    .mem_avail = mem_avail,
-                    .sample_scratch_bytes = sample_scratch_bytes,
+                    .mem_avail = planned_mem_avail,
+                    .sample_scratch_bytes = planned_sample_bytes,
                     .compress_scratch_bytes = compress_scratch_bytes},
         .avail_bytes = share > taken ? share - taken : 0,
     };

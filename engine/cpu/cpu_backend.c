@@ -22,10 +22,10 @@ void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ct
 /* ---- memory ---- */
 
 /* Memory comes directly from the system. Pages are zeroed, and are allocated when first touched, so
- * a pool costs only the part that requests use. A header page holds the size for mem_free. */
+ * a pool costs only the part that requests use. A header page holds the size for cpu_mem_free. */
 enum { MEM_HEADER_BYTES = 4096 };
 
-static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
+static cn_status cpu_mem_alloc(cn_backend *be, size_t bytes, void **out)
 {
     (void)be;
     char *base = MAP_FAILED;
@@ -39,7 +39,7 @@ static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
     return CN_OK;
 }
 
-static void mem_free(cn_backend *be, void *p)
+static void cpu_mem_free(cn_backend *be, void *p)
 {
     (void)be;
     char *base = (char *)p - MEM_HEADER_BYTES;
@@ -204,10 +204,10 @@ static const cn_backend CPU_TABLE = {
     .keeps = CN_CPU_KEEPS,
     .scores = (1U << CN_N_SCORES) - 1, /* the table has a row for each */
     .close = close_cpu_backend,
-    .mem_alloc = mem_alloc,
-    .mem_free = mem_free,
-    .host_alloc = mem_alloc,
-    .host_free = mem_free,
+    .mem_alloc = cpu_mem_alloc,
+    .mem_free = cpu_mem_free,
+    .host_alloc = cpu_mem_alloc,
+    .host_free = cpu_mem_free,
     .mem_write = mem_write,
     .mem_read = mem_read,
     .stream_create = stream_create,

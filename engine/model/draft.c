@@ -156,7 +156,7 @@ static void *input_rows(const cn_draft *d)
     return d->head.n_hidden_layers > 0 ? d->input : d->normed;
 }
 
-static cn_status multiply(const cn_draft *d, cn_stream *s, const cn_gemm_args *a)
+static cn_status multiply_head_rows(const cn_draft *d, cn_stream *s, const cn_gemm_args *a)
 {
     return a->n_tokens > 0 ? d->be->gemm(s, a) : CN_OK;
 }
@@ -198,8 +198,8 @@ static cn_status store_keys(const cn_draft *d, cn_stream *s, const cn_batch_view
                                        .layout = layout,
                                        .draft = pools->draft};
     if (n == 0) return CN_OK;
-    CN_TRY(multiply(d, s, &q));
-    CN_TRY(multiply(d, s, &k));
+    CN_TRY(multiply_head_rows(d, s, &q));
+    CN_TRY(multiply_head_rows(d, s, &k));
     return d->be->draft_store(s, &store);
 }
 
@@ -282,7 +282,7 @@ static cn_status fuse(const cn_draft *d, cn_stream *s, const cn_batch_view *b,
                                      .n_tokens = b->n_tokens,
                                      .block_tokens = pools->layout.block_tokens,
                                      .width = d->hidden};
-    CN_TRY(multiply(d, s, &fused));
+    CN_TRY(multiply_head_rows(d, s, &fused));
     CN_TRY(set_before(d, s, b, pools, b->n_decode, b->n_seqs, first, n));
     CN_TRY(store_keys(d, s, b, pools, first, n, 0));
     return d->be->draft_keep(s, &keep); /* last: set_before reads the states of earlier passes */

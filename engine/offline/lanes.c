@@ -200,7 +200,7 @@ static void dispatch(cn_lanes *l)
 
 /* ---- on the run's thread ---- */
 
-static void end_call(lane_call *call)
+static void end_lane_call(lane_call *call)
 {
     call->ended = true;
     if (call->cancel_posted)
@@ -261,7 +261,7 @@ static void open_returned(cn_mail *mail)
     if (call->status == CN_ERR_BUSY) /* nothing that ends would make room */
         call->status = call->cancel_posted ? CN_ERR_CANCELLED : CN_ERR_MEMORY;
     end_job(call);
-    end_call(call);
+    end_lane_call(call);
     dispatch(l);
 }
 
@@ -393,7 +393,7 @@ cn_status cn_lanes_work(cn_lanes *l, int wait_ms)
 
 /* ---- start and end ---- */
 
-static void on_loaded(cn_lane *lane)
+static void count_loaded(cn_lane *lane)
 {
     cn_lanes *l = lane->owner;
     l->n_loaded++;
@@ -413,7 +413,7 @@ static cn_status wait_for_engines(cn_lanes *l)
     return CN_OK;
 }
 
-static cn_status open_lanes(cn_lanes *l)
+static cn_status open_all_lanes(cn_lanes *l)
 {
     const cn_lanes_opts *o = &l->opts;
     if (o->n > 1) CN_TRY(cn_mailbox_create(&l->outbox, OUTBOX_MAILS));
@@ -423,7 +423,7 @@ static cn_status open_lanes(cn_lanes *l)
                                   .index = i,
                                   .outbox = l->outbox,
                                   .load = o->load,
-                                  .on_loaded = on_loaded,
+                                  .on_loaded = count_loaded,
                                   .on_failed = on_failed,
                                   .owner = l};
     }
@@ -443,7 +443,7 @@ cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o)
     }
     l->opts = *o;
     l->looked_s = l->awake_s = cn_now_s();
-    const cn_status status = open_lanes(l);
+    const cn_status status = open_all_lanes(l);
     if (status == CN_OK) {
         *out = l;
         return CN_OK;
