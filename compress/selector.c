@@ -290,6 +290,7 @@ cn_select_span cn_select_span_away(const cn_kv_params *kv, uint32_t block_tokens
     s.tail = s.n[1] = area;
     s.stage[1] = cn_selector_token_stage(kv);
     s.stage[1].in_tiles = 0;
+    s.stage[1].is_area = 1;
     return s;
 }
 

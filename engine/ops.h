@@ -354,7 +354,8 @@ typedef struct cn_sel_stage {
     uint8_t query;      /* CN_SEL_TRUE or CN_SEL_PREDICTED */
     uint8_t entry_log2; /* tokens of a candidate: 0, 4 or 6 */
     uint8_t in_tiles;   /* candidate c is token c % 64 of tile tiles[c / 64] */
-    uint8_t reserved[2];
+    uint8_t is_area;    /* the candidates are all tokens from 0 on of at most tile_stride tiles */
+    uint8_t reserved;
 } cn_sel_stage;
 
 /* Returns true for a stage with group rule max. */
@@ -371,7 +372,8 @@ typedef struct cn_sel_forms {
     uint32_t stage[CN_SELECT_STAGES];
 } cn_sel_forms;
 
-/* The forms, of any key, whose candidates are in tiles; and those under group rule max. */
+/* The forms, of any key, whose candidates are in tiles, or those of an exchange area; and those
+ * under group rule max. */
 #define CN_SEL_FORMS_IN_TILES 0xaaaau
 #define CN_SEL_FORMS_MAX 0xccccu
 
@@ -381,7 +383,7 @@ static inline uint32_t cn_sel_form(const cn_sel_stage *st)
 {
     uint32_t form = cn_sel_forms_of_key((cn_sel_key)st->key);
     form &= cn_sel_stage_is_max(st) ? CN_SEL_FORMS_MAX : ~CN_SEL_FORMS_MAX;
-    form &= st->in_tiles ? CN_SEL_FORMS_IN_TILES : ~CN_SEL_FORMS_IN_TILES;
+    form &= st->in_tiles || st->is_area ? CN_SEL_FORMS_IN_TILES : ~CN_SEL_FORMS_IN_TILES;
     return st->active ? form : 0;
 }
 

@@ -486,7 +486,7 @@ static double run_long(op_env *env, uint32_t seed)
     const bool equal = seed >= (uint32_t)WORLD_WITHOUT_TILES;
     for (size_t i = 0; equal && i < cn_kv_pool_elems(&w->b->layout); i++) w->b->kv[i] = 1;
     world_draw_row(w, 0, seed % WORLD_WITHOUT_TILES);
-    world_draw_row(w, 1, WORLD_N_KINDS - 1);
+    world_draw_row(w, 1, WORLD_N_KINDS - 3);
     w->n[1][0] = (s.kv_len[0] / 64 * 64 - w->base[1][0]) >> w->stage[1][0].entry_log2;
     w->k[1][0] = (equal ? 30000U : 2048U) >> w->stage[1][0].entry_log2;
     return check_world(w, equal ? 0 : 4);
@@ -583,6 +583,25 @@ static double run_shared(op_env *env, uint32_t seed)
     return check_shared(env, &of);
 }
 
+/* Exchange areas, in some seeds beside rows in tiles: of two or four blocks each, or of more units
+ * than the kernel for few takes. */
+static double run_area(op_env *env, uint32_t seed)
+{
+    static const uint32_t n_seqs[] = {6, 2, 11, 16, 30};
+    static const uint32_t kinds[][2] = {{15, 15}, {14, 14}, {15, 14}, {13, 15}};
+    static const uint32_t groups[] = {4, 4, 3, 1};
+    const uint32_t *kind = kinds[seed % 4], n = n_seqs[seed % 5];
+    const shared_shape of = {.n_seqs = n,
+                             .tokens = 9000,
+                             .n_kv_heads = 8,
+                             .group = groups[seed / 2 % 4],
+                             .head_dim = seed % 7 == 6 ? 64 : 128,
+                             .n_layers = 1,
+                             .kinds = {kind[0], kind[1]},
+                             .inactive = seed % 3 == 1 && n > 2};
+    return check_shared(env, &of);
+}
+
 /* Thread blocks with several parts, whose last one is under rule max or has the mean query. */
 static double run_parts(op_env *env, uint32_t seed)
 {
@@ -613,7 +632,8 @@ static double run_crowd(op_env *env, uint32_t seed)
     return check_shared(env, &of);
 }
 
-/* Draws a world for steps. In even seeds all sequences rank labels in tiles. */
+/* Draws a world for steps. In even seeds all sequences rank labels in tiles, or of exchange areas;
+ * in some all of these. */
 static world *draw_steps(op_env *env, uint32_t seed)
 {
     enum { N_TILE_KINDS = WORLD_N_KINDS - WORLD_WITHOUT_TILES };
@@ -631,7 +651,8 @@ static world *draw_steps(op_env *env, uint32_t seed)
     world *w = world_create(env, &s, 1);
     for (uint32_t i = 0; i < s.n_seqs; i++) {
         const uint32_t any = WORLD_WITHOUT_TILES + (seed / 2 + i) % N_TILE_KINDS;
-        world_draw_row(w, i, seed % 2 ? any : labels[(seed / 2 + i * (seed / 4)) % 2]);
+        const uint32_t area = seed % 8 == 6 || (seed % 8 == 4 && i % 2) ? 2 : 0;
+        world_draw_row(w, i, seed % 2 ? any : labels[(seed / 2 + i * (seed / 4)) % 2] + area);
     }
     w->forms_known |= seed % 2 == 0;
     world_bind(w, 4);
@@ -721,6 +742,7 @@ int main(int argc, char **argv)
         {"select, portable, draft", 8, 0, run_draft, .portable = true},
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, area", 20, 0, run_area, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, parts", 12, 0, run_parts, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, crowd", 4, 0, run_crowd, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", 11, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},

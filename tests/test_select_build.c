@@ -404,6 +404,9 @@ static void the_room_is_bounded_and_holds_a_row(void **state)
     s = cn_select_scratch_sizes(&l);
     assert_int_equal(s.room, 1U << 20);
     assert_int_equal(s.tile_stride, 7);
+    l.block_tokens = 256; /* an exchange area is whole blocks */
+    assert_int_equal(cn_select_scratch_sizes(&l).tile_stride, 8);
+    l.block_tokens = 64;
     l.max_tokens = l.max_tiles = 1U << 30; /* lists are shorter than the context */
     l.max_model_len = 1000;
     s = cn_select_scratch_sizes(&l);

@@ -280,6 +280,7 @@ static void tiles_away_are_listed_by_slot(void **state)
     assert_int_equal(s.list_len, 256);
     assert_int_equal(s.base[1] + s.n_forced, 0);
     assert_false(s.stage[0].active || s.stage[1].in_tiles);
+    assert_true(s.stage[1].is_area);
     assert_int_equal(s.stage[1].key, CN_KEY_LABELS);
     kv.select_tokens = 512; /* all of the area */
     assert_false(cn_select_span_away(&kv, 256).listed);

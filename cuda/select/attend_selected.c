@@ -14,7 +14,7 @@ uint32_t cn_cuda_select_route(const cn_sel_forms *need, const cn_sel_forms *decl
     uint32_t route = CN_ROUTE_SELECTS;
     if (has_tiles) route |= CN_ROUTE_TILES;
     if (has_max) route |= CN_ROUTE_MAX;
-    if (has_tiles && !(declared->stage[1] & ~CN_SEL_FORMS_IN_TILES)) route |= CN_ROUTE_IN_TILES;
+    if (ranks && !(declared->stage[1] & ~CN_SEL_FORMS_IN_TILES)) route |= CN_ROUTE_IN_TILES;
     for (uint32_t key = 0; ranks && key < CN_N_SEL_KEYS; key++)
         if (forms & cn_sel_forms_of_key((cn_sel_key)key))
             route |= 1u << (CN_ROUTE_KEYS_LOG2 + key);
@@ -45,13 +45,17 @@ static cn_status run_stage(cn_stream *s, const cn_attend_selected_args *a, uint3
     return cn_select_launch(s, &st.select, counts, done);
 }
 
-/* Both stages, where tokens are ranked in the kernel that selects tiles. */
+/* Both stages, where tokens are ranked in the kernel that selects tiles. Rows that all rank an
+ * exchange area have no tiles to select. */
 static cn_status run_in_tiles(cn_stream *s, const cn_attend_selected_args *a,
                               const selected_stage *tokens, uint32_t *done)
 {
     const selected_stage tiles = stage_of(a, 0);
-    cn_in_tiles both = {tiles.select, tokens->score, tokens->select, NULL, done};
-    CN_TRY(cn_score_launch(s, &tiles.score, a->attn.layer > 0, &both.counts));
+    cn_in_tiles both = {tiles.select, tokens->score, tokens->select, NULL, done, true};
+    if (a->route & CN_ROUTE_TILES) {
+        both.is_first = false;
+        CN_TRY(cn_score_launch(s, &tiles.score, a->attn.layer > 0, &both.counts));
+    }
     return cn_in_tiles_launch(s, &both);
 }
 

@@ -13,9 +13,13 @@
  *
  * `score` of the tiles waits for all that writes queries, keys, tables and the arrays of the step
  * before it lets this kernel start. If it counts its scores, a block waits for those of its unit.
+ * A unit that ranks an exchange area takes all its tiles. If all do, this kernel is the first of
+ * the op (cn_in_tiles.is_first). It then reads the arrays of the step and the first labels before
+ * it waits, except in layer 0, and lets attention start after the wait.
  *
- * Bytes read per unit: 2 a tile and block, 18 a token; written: 4 per list entry. Latency decides:
- * the scores of tiles, the table, the labels, then three or four exchanges between the blocks.
+ * Bytes read per unit: 2 a tile and block (none of an area), 18 a token; written: 4 per list
+ * entry. Latency decides: the scores of tiles, the table, the labels, then three or four exchanges
+ * between the blocks.
  * Block 256, 128 registers. CPU versions: cpu_sel_score.c, cpu_sel_list.c. */
 #include "cuda/select/score_labels.cuh"
 #include "cuda/select/select_list.cuh"
@@ -207,10 +211,11 @@ __device__ static inline void share_tiles(const rank_part &part, uint32_t n, con
     }
 }
 
-/* Computes the scores of the block's part, and counts their high bytes. */
+/* Computes the scores of the block's part, and counts their high bytes. own: labels of the warp's
+ * first lot. */
 template <uint32_t PARTS>
 __device__ static inline void rank(const cn_score_params &p, const cn_score_part &x,
-                                   const rank_part &part, uint32_t number,
+                                   const rank_part &part, uint32_t number, rank_labels own,
                                    rank_shared<PARTS> *shared)
 {
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
@@ -219,7 +224,7 @@ __device__ static inline void rank(const cn_score_params &p, const cn_score_part
 #pragma unroll 1
     for (uint32_t lot = part.first + warp; lot < part.end; lot += WARPS) {
         const uint32_t at = (lot - part.first) * LOT + lane;
-        const rank_labels own = load_labels(p, x, part.tiles, lot);
+        if (lot > part.first + warp) own = load_labels(p, x, part.tiles, lot);
         if (is_max) {
             const auto q = cn_label_load<N_WORDS, PAIRS>(shared->labels[0], N_WORDS,
                                                          shared->factor, 0, p.group);
@@ -318,6 +323,21 @@ __device__ static inline select_list list_of(const cn_select_args &a, const cn_s
     return l;
 }
 
+/* Lists all tiles of an exchange area. */
+__device__ static inline void list_area(uint32_t n, uint32_t *tiles)
+{
+    for (uint32_t i = threadIdx.x; i < n / CN_DIGEST_TILE; i += THREADS) tiles[i] = i;
+    __syncthreads();
+}
+
+/* Waits for the other blocks of the unit. */
+__device__ static inline void meet_unit(void)
+{
+#if __CUDA_ARCH__ >= 900
+    cn_cluster_meet();
+#endif
+}
+
 /* room: lots of shared memory. unit_counts: as in select_kernel. Blocks of a cluster end as those
  * of select_kernel do. Then no other block of the unit waits for its counts. */
 template <uint32_t PARTS>
@@ -325,13 +345,14 @@ __global__ static void __launch_bounds__(THREADS, 2)
     in_tiles_kernel(const __grid_constant__ cn_score_params p,
                     const __grid_constant__ cn_select_args tiles,
                     const __grid_constant__ cn_select_args tokens, uint32_t *unit_counts,
-                    uint32_t *done, uint32_t room)
+                    uint32_t *done, uint32_t room, bool is_first)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ rank_shared<PARTS> shared;
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, 1, tokens.n_kv_heads);
     const uint32_t number = blockIdx.x % PARTS;
-    begin_list(done, u, number);
+    if (!is_first) begin_list(done, u, number);
+    else if (p.args.first_layer == 0) cn_wait_previous();
     cn_touch_params(p);
     const select_row of_tiles = load_select_row(tiles, u.seq), r = load_select_row(tokens, u.seq);
     cn_score_part x = {};
@@ -344,14 +365,32 @@ __global__ static void __launch_bounds__(THREADS, 2)
     const rank_part part = tiles_part_of(r.n, number, PARTS, room, dynamic);
     const uint32_t k = min(r.k, r.n);
     uint32_t *counts = unit_counts ? unit_counts + (size_t)u.index * CN_COUNTS : NULL;
+    const uint32_t lot = part.first + threadIdx.x / CN_WARP; /* the warp's first one */
+    const bool is_area = k > 0 && r.stage.is_area;
+    rank_labels own = {};
+    if (is_area) {
+        list_area(r.n, part.tiles);
+        own = load_labels(p, x, part.tiles, lot);
+    }
+    if (is_first) {
+        cn_wait_previous();
+        begin_list(done, u, number);
+        if (k == 0) meet_unit(); /* the list is marked as unfinished before a block ends */
+    }
     if (k > 0) load_tiles_query(p, x, &shared);
     list_forced(tokens, u, number, min(r.n_forced, tokens.list_stride));
-    if (!counts) cn_wait_previous();
-    else if (k > 0 || number == 0) cn_count_wait(counts + CN_COUNT_STORED, of_tiles.n);
+    if (!counts && !is_first) cn_wait_previous();
+    else if (counts && (k > 0 || number == 0))
+        cn_count_wait(counts + CN_COUNT_STORED, of_tiles.n);
     if (k > 0) {
-        select_tiles(tiles, u, of_tiles, counts, part.tiles, (select_shared<1> *)part.logits);
+        if (is_area) {
+            __syncthreads(); /* the queries */
+        } else {
+            select_tiles(tiles, u, of_tiles, counts, part.tiles, (select_shared<1> *)part.logits);
+            own = load_labels(p, x, part.tiles, lot);
+        }
         const select_list l = list_of<PARTS>(tokens, u, r, part);
-        rank(p, x, part, number, &shared);
+        rank(p, x, part, number, own, &shared);
         const uint32_t n_high = unit_high(number, &shared.select);
         const select_scores held = load_chunk(l, l.first);
         select_unit(l, held, find_high(n_high, k, &shared.select), NULL, &shared.select);
@@ -364,11 +403,11 @@ __global__ static void __launch_bounds__(THREADS, 2)
 /* ---- on the host ---- */
 
 /* Returns the blocks of a unit, 0 if there are too many units. If each multiprocessor has one block
- * at most, the blocks start beside `score`. */
-static uint32_t parts_of(const cn_stream *s, uint32_t n_units)
+ * at most, the blocks start beside `score`; without it a multiprocessor has room for two. */
+static uint32_t parts_of(const cn_stream *s, uint32_t n_units, bool is_first)
 {
-    const uint32_t n_sms = s->cuda->device.n_sms;
-    return 4 * n_units <= n_sms ? 4 : n_units <= n_sms ? 2 : 0;
+    const uint32_t n_sms = s->cuda->device.n_sms, room = is_first ? 2 * n_sms : n_sms;
+    return 4 * n_units <= room ? 4 : n_units <= n_sms ? 2 : 0;
 }
 
 static uint32_t units_of(const cn_score_args *a)
@@ -386,7 +425,7 @@ static size_t memory_of(const cn_score_args *a, uint32_t n_parts)
 bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *a)
 {
     const cn_score_params p = cn_score_params_of(a);
-    const uint32_t n_parts = parts_of(s, units_of(a));
+    const uint32_t n_parts = parts_of(s, units_of(a), false); /* the fewest */
     return s->cuda->device.hopper && a->n_layers == 1 && p.keys == 1u << CN_KEY_LABELS &&
            p.group <= HEADS && p.label_bytes == N_WORDS * sizeof(uint32_t) && n_parts > 0 &&
            memory_of(a, n_parts) <= MOST_BYTES;
@@ -399,10 +438,11 @@ template <uint32_t PARTS> static cn_status launch_tiles(cn_stream *s, const cn_i
     how.cluster = PARTS;
     return cn_cuda_launch(s, "select: in tiles", in_tiles_kernel<PARTS>, how,
                           cn_score_params_of(&a->score), a->tiles, a->tokens, a->counts, a->done,
-                          room);
+                          room, a->is_first);
 }
 
 cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a)
 {
-    return parts_of(s, units_of(&a->score)) == 4 ? launch_tiles<4>(s, a) : launch_tiles<2>(s, a);
+    const uint32_t n_parts = parts_of(s, units_of(&a->score), a->is_first);
+    return n_parts == 4 ? launch_tiles<4>(s, a) : launch_tiles<2>(s, a);
 }

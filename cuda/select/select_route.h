@@ -7,8 +7,8 @@
  * |                                     | blocks compute the shares                               |
  * | bounds alone, rule sum              | of bounds; counts                                       |
  * | all others; no Hopper               | of any key, without bulk copies                         |
- * | labels in tiles alone, few units    | in_tiles_kernel: both stages of `select` and the second |
- * |                                     | `score`                                                 |
+ * | labels in tiles or of an exchange   | in_tiles_kernel: both stages of `select` and the second |
+ * | area alone, few units               | `score`                                                 |
  *
  * Under rule max share_kernel follows. `score` counts what it has stored, so that `select` need not
  * wait for all of it; `select` counts finished lists, so that attention need not wait for all of
@@ -27,7 +27,7 @@ enum {
     CN_ROUTE_SELECTS = 1,
     CN_ROUTE_TILES = 2,    /* stage 0 runs */
     CN_ROUTE_MAX = 4,      /* a row may rank tokens by group rule max */
-    CN_ROUTE_IN_TILES = 8, /* all rows that rank tokens rank those of tiles */
+    CN_ROUTE_IN_TILES = 8, /* all rows that rank tokens rank those of tiles, or of an area */
     CN_ROUTE_KEYS_LOG2 = 4
 };
 
@@ -43,12 +43,14 @@ cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, uint32_t *coun
                            uint32_t *done);
 
 /* The tiles of each unit are selected, their tokens are scored, and tokens are selected. `tiles`
- * follows its score, with its counts. Their lists and the scores of tokens stay unwritten. */
+ * follows its score, with its counts. Their lists and the scores of tokens stay unwritten.
+ * is_first: no row has tiles to select, and no score runs before. */
 typedef struct cn_in_tiles {
     cn_select_args tiles;
     cn_score_args score;
     cn_select_args tokens;
     uint32_t *counts, *done;
+    bool is_first;
 } cn_in_tiles;
 bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *tokens);
 cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a);

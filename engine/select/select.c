@@ -56,12 +56,14 @@ cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
     const uint64_t list = cn_round_up(l->max_tokens, l->block_tokens) +
                           cn_round_up(l->max_sinks, CN_DIGEST_PAGE);
     const uint32_t longest = (uint32_t)cn_round_up(l->max_model_len, CN_DIGEST_PAGE);
+    const uint32_t most_tiles = cn_min_u32(l->max_tiles, cn_max_u32(longest / CN_DIGEST_TILE, 1));
+    const uint32_t of_block = cn_max_u32(l->block_tokens / CN_DIGEST_TILE, 1);
     return (cn_select_scratch){
         .room = cn_max_u32(all < MOST_CANDIDATES ? (uint32_t)all : MOST_CANDIDATES,
                            l->max_model_len),
         .list_stride = list < longest ? (uint32_t)list : longest,
-        .tile_stride =
-            needs.tiles ? cn_min_u32(l->max_tiles, cn_max_u32(longest / CN_DIGEST_TILE, 1)) : 0,
+        /* An exchange area is whole blocks. */
+        .tile_stride = needs.tiles ? (uint32_t)cn_round_up(most_tiles, of_block) : 0,
     };
 }
 

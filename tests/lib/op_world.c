@@ -165,6 +165,8 @@ const cn_sel_stage WORLD_KINDS[WORLD_N_KINDS] = {
     {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX, .in_tiles = 1},
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1},
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .in_tiles = 1},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .is_area = 1},
+    {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .is_area = 1},
 };
 
 void world_draw_row(world *w, uint32_t s, uint32_t kind)
@@ -176,7 +178,7 @@ void world_draw_row(world *w, uint32_t s, uint32_t kind)
     w->stage[1][s] = *st;
     uint32_t base = test_rng_below(r, 40);
     if (st->entry_log2) base = (uint32_t)cn_round_up(base, 16);
-    base = cn_min_u32(base, complete);
+    base = st->is_area ? 0 : cn_min_u32(base, complete);
     w->base[1][s] = w->n_forced[s] = base;
     w->n[1][s] = (complete - base) >> st->entry_log2;
     if (test_rng_below(r, 3) == 0) w->n[1][s] -= w->n[1][s] / 3;
@@ -190,6 +192,8 @@ void world_draw_row(world *w, uint32_t s, uint32_t kind)
         w->k[0][s] = 1 + test_rng_below(r, cn_min_u32(w->n[0][s], FIRST_STRIDE));
         w->n[1][s] = w->k[0][s] * 64;
     }
+    if (st->is_area)
+        w->n[1][s] = (1 + test_rng_below(r, cn_min_u32(complete / 64, FIRST_STRIDE))) * 64;
     const uint32_t n = w->n[1][s], most = st->in_tiles ? n - cn_min_u32(n, base) : n;
     w->k[1][s] = test_rng_below(r, 4) == 0 ? 1 : test_rng_below(r, most + 1);
     if (!st->in_tiles && test_rng_below(r, 4) == 0) w->k[1][s] = n + 5;

@@ -14,8 +14,8 @@ enum {
     WORLD_STAGES = 2,
     WORLD_STEPS = 3, /* that follow each other; each has queries of its own */
     WORLD_GUARD = 256, /* poisoned bytes after the logits */
-    WORLD_N_KINDS = 14,
-    WORLD_WITHOUT_TILES = WORLD_N_KINDS - 4
+    WORLD_N_KINDS = 16,
+    WORLD_WITHOUT_TILES = WORLD_N_KINDS - 6
 };
 
 /* A step of random sequences. Sequence s has n[i][s] candidates in stage i. */
@@ -45,7 +45,8 @@ typedef struct world_both {
     void *at[2];
 } world_both;
 
-/* Kinds of a token stage. The last ones, from WORLD_WITHOUT_TILES on, are in tiles. */
+/* Kinds of a token stage. The last ones, from WORLD_WITHOUT_TILES on, are in tiles; the last two of
+ * these rank an exchange area. */
 extern const cn_sel_stage WORLD_KINDS[WORLD_N_KINDS];
 
 /* A world of n_layers layers, without rows. Rows are drawn next; then world_bind completes it. */
