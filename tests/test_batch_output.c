@@ -465,6 +465,10 @@ static void fingerprints_depend_on_content_not_names(void **state)
     assert_int_equal(cn_fingerprint_head(&fa, a), CN_OK);
     assert_int_equal(cn_fingerprint_head(&fb, b), CN_OK);
     assert_true(fa == 0 && fb != 0);
+    snprintf(file, sizeof file, "%s/retrieval.json", b);
+    put(file, "{}", 2);
+    assert_int_equal(cn_fingerprint_head(&fa, b), CN_OK);
+    assert_true(fa != fb);
     assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
 }
 
