@@ -554,7 +554,7 @@ static void a_run_with_spec_resumes_only_with_its_head(void **state)
         assert_int_equal(cn_run_record_make(&other, c), CN_OK);
         assert_int_equal(cn_run_record_check(path, &other), declared ? CN_ERR_ARG : CN_OK);
         if (declared)
-            assert_non_null(strstr(cn_last_error(), "retrieval.safetensors differs"));
+            assert_non_null(strstr(cn_last_error(), "retrieval.json differs from that"));
         assert_int_equal(unlink(head), 0);
         cn_run_record_remove(path);
         cn_buf_free(&record);
