@@ -36,7 +36,7 @@
  * hidden by the copies. Launches of several layers count nothing, and their scores leave the L2
  * cache last.
  *
- * Bytes per candidate and kv head: as in score.cu.
+ * Bytes per candidate and kv head: as in score.cu; fewer logits where blocks compute the shares.
  * Block: 256 threads, 128 registers; 96 for labels alone under rule max; 64 for labels of one layer
  * or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
@@ -53,14 +53,16 @@ enum {
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     SHARES_AT_ONCE = 16, /* cn_share_scores */
+    SHARES_OF_LOT = CN_FEED_LABELS / CN_WARP, /* the same */
     SHARE_BYTES = 1280 /* no less than half of what a block of a kernel behind takes for shares */
 };
 
-/* The dynamic shared memory of a block, in bytes: rings, queries, sums, then what cn_score_divide
- * needs. */
+/* The dynamic shared memory of a block, in bytes: rings, queries, sums, what cn_score_divide needs,
+ * then logits that are kept. */
 typedef struct ring_shape {
     cn_feed_shape feed;
-    uint32_t query_at, sums_at, seqs_at, bytes;
+    uint32_t query_at, sums_at, seqs_at, kept_at, bytes;
+    uint32_t n_beside; /* cn_ring_memory.n_beside */
     bool is_line_max; /* labels of one layer, some under rule max */
 } ring_shape;
 
@@ -69,19 +71,19 @@ static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans 
 
 /* ---- the kernel ---- */
 
-/* Returns the index of the part's first score. */
-__device__ static inline size_t first_of(const cn_score_part &x)
-{
-    const uint32_t start = max(x.lot << x.lot_log2, x.from) - x.from;
-    return x.first + (start >> x.stage.entry_log2);
-}
+/* Candidates of the unit. */
+typedef struct candidates {
+    size_t first; /* index of the first one's score */
+    uint32_t n;
+} candidates;
 
-/* Returns how many candidates a part has. */
-__device__ static inline uint32_t candidates_of(const cn_score_part &x)
+/* Returns those of n lots of a part, from number `lot` on. */
+__device__ static inline candidates candidates_of(const cn_score_part &x, uint32_t lot, uint32_t n)
 {
-    const uint32_t from = max(x.lot << x.lot_log2, x.from);
-    const uint32_t to = min((x.lot + x.n_lots) << x.lot_log2, x.to);
-    return (to - from) >> x.stage.entry_log2;
+    const uint32_t start = max((x.lot + lot) << x.lot_log2, x.from);
+    const uint32_t end = min((x.lot + lot + n) << x.lot_log2, x.to);
+    return {x.first + ((start - x.from) >> x.stage.entry_log2),
+            n > 0 ? (end - start) >> x.stage.entry_log2 : 0};
 }
 
 /* Stores the sums of the part, which the warps have in shared memory. */
@@ -99,15 +101,17 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
 /* Adds a part to those whose shares score_share.cu computes. Called by one thread. */
 __device__ static inline void add_late(const cn_score_params &p, const cn_score_part &x)
 {
+    const candidates all = candidates_of(x, 0, x.n_lots);
     p.shares.late[atomicAdd(p.shares.n_late, 1u)] = {
-        first_of(x), candidates_of(x), x.at.index, {x.first_slot, x.n_slots}};
+        all.first, all.n, x.at.index, {x.first_slot, x.n_slots}};
 }
 
 /* Counts the scores of the part, and their high bytes, which have been in shared memory. */
 __device__ static inline void count_scores(const cn_score_params &p, const cn_score_part &x,
                                            const cn_ring_memory &m)
 {
-    cn_count_scores(p.counts + (size_t)x.at.index * CN_COUNTS, m.fixed->digits, candidates_of(x));
+    cn_count_scores(p.counts + (size_t)x.at.index * CN_COUNTS, m.fixed->digits,
+                    candidates_of(x, 0, x.n_lots).n);
 }
 
 /* Computes part `number`. The one after it is known. DIGITS: counts high bytes in shared memory.
@@ -120,6 +124,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
     const bool has_shares = Feed::key == CN_KEY_LABELS && MAX && DIGITS && p.shares.in_blocks;
+    const bool may_keep = has_shares && m.fixed->feed.parts.part[(number + 1) % 2].n_lots == 0;
     float ahead = 0;
     if (key == CN_KEY_LABELS)
         ahead = cn_ring_label_value(p, x, m, warp, threadIdx.x % CN_WARP);
@@ -134,10 +139,10 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, false>(p, x, m, f, known);
         else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, DIGITS>(p, x, m, f, known);
         else if constexpr (!Feed::bulk)
-            cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known);
+            cn_ring_compute_labels<CN_SCORE_WIDE_WORDS, MAX, DIGITS>(p, x, m, f, known, false);
         else if (p.label_bytes == 16)
-            cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known);
-        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known);
+            cn_ring_compute_labels<4, MAX, DIGITS>(p, x, m, f, known, may_keep);
+        else cn_ring_compute_labels<2, MAX, DIGITS>(p, x, m, f, known, may_keep);
     }
     if (MAX && cn_score_is_max(x.stage)) {
         __syncthreads();
@@ -148,14 +153,44 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     }
 }
 
-/* Computes the shares of a part, or leaves it to score_share.cu. All its logits are stored. */
+/* Computes the scores of the last lots, whose logits are kept, from number n_stored on. late: it
+ * stores these logits instead. */
+template <typename Feed>
+__device__ static inline void finish_kept(const cn_score_params &p, const cn_score_part &x,
+                                          const cn_ring_memory &m, const Feed &f,
+                                          uint32_t n_stored, bool late)
+{
+    const uint32_t warp = threadIdx.x / CN_WARP;
+    for (uint32_t lot = warp; warp < m.n_workers && lot < x.n_lots; lot += m.n_workers) {
+        if (lot < n_stored) continue;
+        const candidates own = candidates_of(x, lot, 1);
+        const uint32_t start = (x.lot + lot) << CN_LOT_MAX_LOG2;
+        const uint2 *kept = cn_ring_kept(m, f, x, lot, true) + max(start, x.from) - start;
+        uint2 *rows = (uint2 *)cn_score_rows(p, own.first);
+        if (!late)
+            cn_share_scores<CN_LABEL_HEADS, SHARES_OF_LOT, CN_WARP>(
+                p, own.first, own.n, kept, m.fixed->heads, m.fixed->digits);
+        else
+            for (uint32_t c = threadIdx.x % CN_WARP; c < own.n; c += CN_WARP) rows[c] = kept[c];
+    }
+}
+
+/* Computes the shares of a part, or leaves it to score_share.cu. is_last: it is the last part of
+ * the block; else nothing of it is kept. */
+template <typename Feed>
 __device__ static inline void share_part(const cn_score_params &p, const cn_score_part &x,
-                                         const cn_ring_memory &m, int64_t *patience)
+                                         const cn_ring_memory &m, const Feed &f, bool is_last,
+                                         int64_t *patience)
 {
     const cn_score_unit unit = {x.first_slot, x.n_slots};
-    if (cn_share_heads<CN_LABEL_HEADS>(p, unit, m.fixed->heads, patience)) {
-        cn_share_scores<CN_LABEL_HEADS, SHARES_AT_ONCE>(p, first_of(x), candidates_of(x),
-                                                        m.fixed->heads, m.fixed->digits);
+    const uint32_t most = is_last ? (m.n_in_ring + m.n_beside) * m.n_workers : 0;
+    const uint32_t n_stored = x.n_lots - min(x.n_lots, most);
+    const bool known = cn_share_heads<CN_LABEL_HEADS>(p, unit, m.fixed->heads, patience);
+    finish_kept(p, x, m, f, n_stored, !known);
+    if (known) {
+        const candidates stored = candidates_of(x, 0, n_stored);
+        cn_share_scores<CN_LABEL_HEADS, SHARES_AT_ONCE, THREADS>(
+            p, stored.first, stored.n, NULL, m.fixed->heads, m.fixed->digits);
         count_scores(p, x, m);
     } else if (threadIdx.x == 0) {
         add_late(p, x);
@@ -164,14 +199,15 @@ __device__ static inline void share_part(const cn_score_params &p, const cn_scor
 
 /* Computes the shares of the block's n parts (score_ring_shares.cuh): of the last one, then of the
  * others, which are found again. */
+template <typename Feed>
 __device__ static inline void share_parts(const cn_score_params &p, cn_score_plan &plan,
-                                          const cn_ring_memory &m, uint32_t n)
+                                          const cn_ring_memory &m, const Feed &f, uint32_t n)
 {
     int64_t patience = p.patience;
     cn_score_parts *parts = &m.fixed->feed.parts;
     for (uint32_t i = 0; i < n; i++) {
         const cn_score_part &x = parts->part[(n - 1 + i) % 2];
-        if (cn_score_is_max(x.stage)) share_part(p, x, m, &patience);
+        if (cn_score_is_max(x.stage)) share_part(p, x, m, f, i == 0, &patience);
         if (i + 1 == n) break;
         __syncthreads(); /* all threads have seen that the last part is the last one */
         if (i == 0) cn_score_open(plan);
@@ -190,7 +226,10 @@ __device__ static inline void run_ring(const cn_score_params &p, const ring_shap
     m.fixed = &fixed;
     m.table = (cn_bf16 *)(dynamic + shape.query_at);
     m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
+    m.kept = dynamic + shape.kept_at;
     m.n_workers = shape.feed.n_workers;
+    m.n_in_ring = shape.feed.n_stages / shape.feed.n_workers;
+    m.n_beside = shape.n_beside;
     cn_touch_params(p);
     cn_feed_init<cn_feed<KEY>::bulk>(&fixed.feed);
     if (DIGITS) fixed.digits[threadIdx.x] = 0;
@@ -222,7 +261,7 @@ __device__ static inline void run_ring(const cn_score_params &p, const ring_shap
         __syncthreads();
     }
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
-        if (p.shares.in_blocks) share_parts(p, plan, m, i);
+        if (p.shares.in_blocks) share_parts(p, plan, m, f, i);
 }
 
 /* Registers of a thread. LINE: a launch of one layer, or under rule max, or of bounds, if all
@@ -273,6 +312,16 @@ static uint32_t most_stages(const cn_score_params &p)
     return is_line_max(p) ? (uint32_t)LINE_MAX_STAGES : (uint32_t)CN_FEED_STAGES;
 }
 
+/* Adds room for logits beside the rings. room: bytes of a block. */
+static void add_beside(const cn_score_params &p, ring_shape *shape, size_t room)
+{
+    const uint32_t bytes = shape->feed.n_workers * CN_RING_KEPT_BYTES; /* of a lot of each warp */
+    shape->kept_at = shape->bytes;
+    shape->n_beside =
+        p.shares.in_blocks && shape->bytes < room ? (uint32_t)(room - shape->bytes) / bytes : 0;
+    shape->bytes += shape->n_beside * bytes;
+}
+
 /* Divides the shared memory that a block has if n_blocks run on a multiprocessor. Returns false if
  * it is too small for a ring. */
 static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_blocks,
@@ -313,6 +362,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
     shape->bytes = shape->seqs_at + (uint32_t)seqs;
+    add_beside(p, shape, share);
     return shape->feed.n_stages > 0;
 }
 

@@ -24,7 +24,9 @@ typedef struct cn_ring_memory {
         uint2 *labels;
     };
     cn_exp_sum *sums; /* [heads, n_workers] of the lots of each warp; rule max only */
+    unsigned char *kept; /* [n_beside, n_workers] lots of logits: cn_ring_kept */
     uint32_t n_workers;
+    uint32_t n_in_ring, n_beside; /* a warp's last lots that its ring keeps; those before, `kept` */
 } cn_ring_memory;
 
 /* ---- queries ---- */

@@ -4,7 +4,10 @@
 
 #include "cuda/select/score_ring.cuh"
 
-enum { CN_RING_PAIRS = CN_LABEL_HEADS / 2 /* of heads, of a pass */ };
+enum {
+    CN_RING_PAIRS = CN_LABEL_HEADS / 2, /* of heads, of a pass */
+    CN_RING_KEPT_BYTES = CN_FEED_LABELS * (int)sizeof(uint2) /* logits of a lot */
+};
 
 /* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
  * `lane` of the lot. The others are 32, 64, ... after it. */
@@ -15,6 +18,7 @@ typedef struct cn_ring_labels {
     uint32_t tile; /* in tiles: position of tile lane % 4 of the lot */
     uint16_t *score;
     uint16_t *row; /* rule max: of logits */
+    uint2 *kept;   /* where logits are kept instead; NULL: nowhere */
 } cn_ring_labels;
 
 /* Bytes of a label of N_WORDS words; with CN_SCORE_WIDE_WORDS of any size. */
@@ -143,7 +147,9 @@ __device__ static inline void cn_ring_label_heads(const cn_score_params &p, cons
             for (uint32_t h = 0; h < 2 * CN_RING_PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<WHOLE>(pass, logit, valid && !below, i + k == 0);
-            if (valid) cn_store_kept(row + k * stride, cn_label_words(logit));
+            const uint2 stored = cn_label_words(logit);
+            if (ROW > 0 && lot.kept) lot.kept[(i + k) * CN_WARP] = stored;
+            else if (valid) cn_store_kept(row + k * stride, stored);
         }
         scales += 2 * CN_WARP;
         row += 2 * stride;
@@ -218,13 +224,30 @@ __device__ static inline void cn_ring_wait_labels(const cn_score_params &p, cons
     lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * bytes) + lane;
 }
 
-/* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. The
- * sums are in shared memory, because they would make the compiler spill other registers in this
- * loop. A spill there takes long, since the L1 cache is small beside so much shared memory. */
+/* Returns where the warp keeps the logits of lot `lot` of the block's last part, or NULL. A stage
+ * that is not filled again keeps those of its lot in place of labels that have been read: they are
+ * no larger. done: all lots have been read; else this one is read now. */
+template <typename Feed>
+__device__ static inline uint2 *cn_ring_kept(const cn_ring_memory &m, const Feed &f,
+                                             const cn_score_part &x, uint32_t lot, bool done)
+{
+    const uint32_t after = (x.n_lots - 1 - lot) / m.n_workers; /* lots of the warp */
+    const uint32_t back = done ? after + 1 : 0;
+    const uint32_t stage = f.get >= back ? f.get - back : f.get + f.n_stages - back;
+    if (after < m.n_in_ring) return (uint2 *)(f.stages + stage * f.stage_bytes);
+    if (after >= m.n_in_ring + m.n_beside) return NULL;
+    const uint32_t at = (after - m.n_in_ring) * m.n_workers + threadIdx.x / CN_WARP;
+    return (uint2 *)(m.kept + at * CN_RING_KEPT_BYTES);
+}
+
+/* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. may_keep: logits
+ * may be kept in shared memory. The sums are in shared memory, because they would make the compiler
+ * spill other registers in this loop. A spill there takes long, since the L1 cache is small beside
+ * so much shared memory. */
 template <int N_WORDS, uint32_t ROW, typename Feed>
 __device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m, Feed &f,
-                                                  uint32_t known)
+                                                  uint32_t known, bool may_keep)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
@@ -233,6 +256,8 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
         cn_ring_wait_labels<N_WORDS>(p, f, lot);
+        lot.kept = may_keep ? cn_ring_kept(m, f, x, i, false) : NULL;
+        if (lot.kept) lot.kept += threadIdx.x % CN_WARP;
         cn_ring_label_max<N_WORDS, ROW>(p, x, m, lot, whole, q);
         cn_feed_release(f, p, known);
         cn_ring_labels_skip(p, lot, m.n_workers);
@@ -266,13 +291,13 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
 template <int N_WORDS, bool MAX, bool DIGITS, typename Feed>
 __device__ static inline void
 cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
-                       Feed &f, uint32_t known)
+                       Feed &f, uint32_t known, bool may_keep)
 {
     constexpr uint32_t ROW = CN_LABEL_HEADS; /* the most frequent one */
     if (MAX && x.stage.group == CN_GROUP_MAX && p.row == ROW)
-        cn_ring_compute_max<N_WORDS, ROW>(p, x, m, f, known);
+        cn_ring_compute_max<N_WORDS, ROW>(p, x, m, f, known, may_keep);
     else if (MAX && x.stage.group == CN_GROUP_MAX)
-        cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known);
+        cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known, false);
     else
         cn_ring_compute_mean<N_WORDS, DIGITS>(p, x, m, f, known);
 }

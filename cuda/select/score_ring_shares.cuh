@@ -8,9 +8,12 @@
  * has a mark afterwards. So sums need no fence. A block that waits loads nothing but sums, because
  * these would wait behind other loads.
  *
+ * A block keeps the logits of its last lots in shared memory (cn_ring_kept): those of all four lots
+ * of a warp at 8 x 32,768, and of four of eight at 4 x 131,072.
+ *
  * A block waits for a limited time, because a kernel of another stream may keep other blocks from
- * starting. Then the part is late: the next kernel (score_share.cu) computes the shares. In other
- * launches all parts are late. */
+ * starting. Then the part is late: the block stores what it has kept, and the next kernel
+ * (score_share.cu) computes the shares. In other launches all parts are late. */
 #ifndef CN_CUDA_SCORE_RING_SHARES_CUH
 #define CN_CUDA_SCORE_RING_SHARES_CUH
 
@@ -100,17 +103,19 @@ __device__ static inline void cn_share_store(uint16_t *out, uint32_t c, uint32_t
     if (digits) atomicAdd(&digits[score >> 8], 1u);
 }
 
-/* Computes the scores of the n candidates from number `first` on. heads: cn_share_heads. ROW: as
- * there. AT_ONCE: candidates that a thread loads before it uses the first. digits: as above. */
-template <uint32_t ROW, uint32_t AT_ONCE>
+/* Computes the scores of the n candidates from number `first` on, by THREADS threads. kept: their
+ * logits in shared memory; NULL: they are in memory. heads: cn_share_heads. ROW: as there. AT_ONCE:
+ * candidates that a thread loads before it uses the first. digits: as above. */
+template <uint32_t ROW, uint32_t AT_ONCE, uint32_t THREADS>
 __device__ static inline void cn_share_scores(const cn_score_params &p, size_t first, uint32_t n,
-                                              const uint32_t *heads, uint32_t *digits)
+                                              const uint2 *kept, const uint32_t *heads,
+                                              uint32_t *digits)
 {
     const uint32_t n_words = (ROW ? ROW : p.row) / CN_LABEL_HEADS; /* of four heads */
     const uint2 *rows = (const uint2 *)cn_score_rows(p, first);
     uint16_t *out = p.args.out + first;
 #pragma unroll 1
-    for (uint32_t c = threadIdx.x; c < n; c += AT_ONCE * CN_FEED_THREADS) {
+    for (uint32_t c = threadIdx.x % THREADS; c < n; c += AT_ONCE * THREADS) {
         uint32_t best[AT_ONCE]; /* of the even and of the odd heads */
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CN_NAN_F16X2;
@@ -119,8 +124,9 @@ __device__ static inline void cn_share_scores(const cn_score_params &p, size_t f
             uint2 logits[AT_ONCE] = {};
 #pragma unroll
             for (uint32_t i = 0; i < AT_ONCE; i++)
-                if (c + i * CN_FEED_THREADS < n)
-                    logits[i] = __ldcg(rows + (size_t)(c + i * CN_FEED_THREADS) * n_words + at);
+                if (c + i * THREADS < n)
+                    logits[i] = kept ? kept[c + i * THREADS]
+                                     : __ldcg(rows + (size_t)(c + i * THREADS) * n_words + at);
 #pragma unroll
             for (uint32_t i = 0; i < AT_ONCE; i++)
                 best[i] = cn_f16x2_max(best[i], cn_share_of(logits[i], heads + 2 * at));
@@ -128,8 +134,8 @@ __device__ static inline void cn_share_scores(const cn_score_params &p, size_t f
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i += 2) {
             const uint32_t scores = cn_scores_of_shares(best[i], best[i + 1]);
-            cn_share_store(out, c + i * CN_FEED_THREADS, n, scores & 0xffff, digits);
-            cn_share_store(out, c + (i + 1) * CN_FEED_THREADS, n, scores >> 16, digits);
+            cn_share_store(out, c + i * THREADS, n, scores & 0xffff, digits);
+            cn_share_store(out, c + (i + 1) * THREADS, n, scores >> 16, digits);
         }
     }
 }

@@ -51,7 +51,8 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
         const uint32_t start = i % PIECES * each, end = min(start + each, part.n);
         cn_share_heads<0>(p, part.slots, heads, NULL); /* has a barrier */
         const uint32_t n = start < end ? end - start : 0;
-        cn_share_scores<0, AT_ONCE>(p, part.first + start, n, heads, p.counts ? digits : NULL);
+        cn_share_scores<0, AT_ONCE, THREADS>(p, part.first + start, n, NULL, heads,
+                                             p.counts ? digits : NULL);
         if (p.counts) cn_count_scores(p.counts + (size_t)part.unit * CN_COUNTS, digits, n);
         else
             __syncthreads(); /* heads have been read */
