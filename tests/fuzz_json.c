@@ -25,7 +25,8 @@ static void check_model(const cn_model_config *c)
     FUZZ_CHECK(c->n_eos <= CN_MAX_EOS && c->bos >= -1 && c->bos < c->vocab);
     for (uint32_t i = 0; i < c->n_eos; i++) FUZZ_CHECK(c->eos[i] < c->vocab);
     const cn_backend be = {.matrix_dtype = CN_F32, .vector_dtype = CN_F32};
-    FUZZ_CHECK(cn_weights_bytes(c, &be) >= 4 * cn_model_config_n_params(c));
+    const uint64_t n_fp8 = cn_model_config_n_fp8(c);
+    FUZZ_CHECK(cn_weights_bytes(c, &be) >= 4 * (cn_model_config_n_params(c) - n_fp8) + n_fp8);
     (void)cn_model_config_hash(c);
 
     float inv_freq[128], cos_row[2 * 128], sin_row[2 * 128];
@@ -83,6 +84,19 @@ static const fuzz_input corpus[] = {
               "{\"rope_type\":\"yarn\",\"factor\":4.0,\"rope_theta\":10000,\"beta_fast\":32,"
               "\"mscale\":0.7,\"mscale_all_dim\":0.5,\"truncate\":false,"
               "\"original_max_position_embeddings\":512},\"layer_types\":[\"full_attention\"]}"),
+    FUZZ_TEXT("{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,\"vocab_size\":99,"
+              "\"intermediate_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+              "\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],"
+              "\"modules_to_not_convert\":[\"lm_head\",\"re:.*mlp.*\",\"model.layers.1\","
+              "\"*.o_*\"]}}"),
+    FUZZ_TEXT("{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,\"vocab_size\":99,"
+              "\"intermediate_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+              "\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
+              "\"float-quantized\",\"ignore\":[],\"config_groups\":{\"g\":{\"targets\":"
+              "[\"Linear\"],"
+              "\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"channel\"},"
+              "\"input_activations\":{\"num_bits\":8,\"type\":\"float\",\"dynamic\":true,"
+              "\"strategy\":\"token\"}}}}}"),
     FUZZ_TEXT("{\"do_sample\":true,\"temperature\":0.6,\"top_p\":0.95,\"top_k\":20,\"min_p\":0,"
               "\"repetition_penalty\":1.05,\"max_new_tokens\":32768,\"eos_token_id\":151643}"),
 };
@@ -109,6 +123,10 @@ static const char *const words[] = {
     "\"yarn\"",
     "\"llama3\"",
     "\"quantization_config\":",
+    "\"re:(\"",
+    "\"static\"",
+    "\"tensor\"",
+    "\"group_size\":128",
     "\"head_dim\":",
     "\"partial_rotary_factor\":",
     "\"attention_factor\":",

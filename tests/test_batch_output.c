@@ -450,6 +450,11 @@ static void fingerprints_depend_on_content_not_names(void **state)
     assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
     assert_true(fa != fb);
     make_checkpoint(b, 5);
+    snprintf(file, sizeof file, "%s/hf_quant_config.json", b);
+    put(file, "{}", 2);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa != fb);
+    assert_int_equal(unlink(file), 0);
     snprintf(file, sizeof file, "%s/select.safetensors", b);
     put(file, "x", 1);
     assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);

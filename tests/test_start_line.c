@@ -37,9 +37,12 @@ static void the_reason_for_the_cpu_is_named(void **state)
     }
 }
 
+static cn_quant quant;
+
 static void format(char *text, size_t size, const cn_config *c, const cn_memory_plan *plan)
 {
-    const cn_model_config m = {.architecture = "LlamaForCausalLM", .hidden = 4096,
+    const cn_model_config m = {.quant = quant,
+                               .architecture = "LlamaForCausalLM", .hidden = 4096,
                                .intermediate = 14336, .n_layers = 32, .n_heads = 32,
                                .n_kv_heads = 8, .head_dim = 128, .vocab = 128256,
                                .max_position = 8192};
@@ -63,6 +66,14 @@ static void the_line_has_every_figure(void **state)
     format(text, sizeof text, c, &plan);
     assert_non_null(strstr(text, "; bfloat16; KV 3.0 GiB, 25600 tokens; policy full; 3 requests of "
                                  "8192 tokens at once"));
+    quant = (cn_quant){.fp8 = true, .x = CN_X_ROWS};
+    format(text, sizeof text, c, NULL);
+    assert_non_null(strstr(text, "; bfloat16, weights of fp8, inputs rounded to it"));
+    quant.x = CN_X_PLAIN;
+    format(text, sizeof text, c, NULL);
+    assert_non_null(strstr(text, "; bfloat16, weights of fp8"));
+    assert_null(strstr(text, "rounded"));
+    quant = (cn_quant){0};
     cn_config_set(c, "kv-policy", "zip");
     cn_config_set(c, "kv-budget", "2000");
     cn_config_set(c, "kv-selectors", "ds");

@@ -19,7 +19,7 @@ static bool is_read_whole(const char *name)
 {
     static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
                                         "tokenizer_config.json", "chat_template.jinja",
-                                        "model.safetensors.index.json"};
+                                        "model.safetensors.index.json", "hf_quant_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;

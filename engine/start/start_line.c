@@ -87,9 +87,13 @@ void cn_start_line_format(char *text, size_t size, const cn_start_facts *f)
     char name[PART_BYTES], params[PART_BYTES];
     put_name(name, sizeof name, f->model);
     put_params(params, sizeof params, cn_model_config_n_params(f->config));
-    const int n = snprintf(text, size, "%s (%s, %s parameters) on %s; %s", name,
+    const cn_quant *q = &f->config->quant;
+    const int n = snprintf(text, size, "%s (%s, %s parameters) on %s; %s%s", name,
                            f->config->architecture, params, f->choice->why,
-                           cn_start_dtype_name(f->backend->act_dtype));
+                           cn_start_dtype_name(f->backend->act_dtype),
+                           !q->fp8               ? ""
+                           : q->x == CN_X_PLAIN ? ", weights of fp8"
+                                                : ", weights of fp8, inputs rounded to it");
     if (!f->plan || n < 0 || (size_t)n >= size) return;
     char bytes[PART_BYTES], policy[2 * PART_BYTES], at_once[PART_BYTES];
     const cn_config *c = f->options;
