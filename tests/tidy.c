@@ -6,6 +6,7 @@
  *   layers    a folder may include only what the table `layers` lists; every folder may include
  *             the leaves (is_leaf()). No header includes itself through others. No circle of files,
  *             a header with its source as one, leads from a folder through another and back.
+ *   names     no static function of the product has the name of one in another file of it.
  *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
  *             Makefile builds every C file; every header is included by some file.
  *   citations every file that a comment or document cites exists, and every section of the rules
@@ -33,6 +34,7 @@ enum {
     MAX_COLUMNS = 100,
     MAX_FILES = 1024,
     MAX_HEADERS = 64, /* of a file */
+    MAX_FUNCTIONS = 16384,
     MAX_PATH = 512
 };
 
@@ -564,6 +566,59 @@ static void check_text(const source *f)
     }
 }
 
+/* ---- names of static functions ---- */
+
+/* A definition. */
+typedef struct function {
+    const source *file;
+    size_t line;
+    const char *name;
+    int len;
+} function;
+
+static function functions[MAX_FUNCTIONS];
+static size_t n_functions;
+
+/* Adds the function whose static definition is on a line, or begins on the line before. */
+static void add_function(const source *f, size_t i)
+{
+    const char *line = f->code_line[i], *open = strchr(line, '('), *name = open;
+    const char *before = i > 0 ? f->code_line[i - 1] : "";
+    const bool follows = has_word(before, "static") && !strpbrk(before, ";({");
+    if (!is_word(*line) || !open || (!follows && !has_word(line, "static"))) return;
+    if (line[strlen(line) - 1] == ';' || memchr(line, '=', (size_t)(open - line))) return;
+    while (name > line && is_word(name[-1])) name--;
+    if (name == open || starts(name, "__")) return;
+    if (n_functions == MAX_FUNCTIONS)
+        fault(f, i + 1, "more static functions than %d", MAX_FUNCTIONS);
+    else
+        functions[n_functions++] = (function){f, i + 1, name, (int)(open - name)};
+}
+
+static int by_function(const void *a, const void *b)
+{
+    const function *x = a, *y = b;
+    const int order = strncmp(x->name, y->name, (size_t)(x->len < y->len ? x->len : y->len));
+    return order ? order : x->len - y->len;
+}
+
+static void check_functions(void)
+{
+    for (size_t i = 0; i < n_files; i++) {
+        const source *f = &files[i];
+        const bool is_product = !is_document(f->name) && !starts(f->path, "tests/") &&
+                                !starts(f->path, "bench/") && !starts(f->path, "examples/");
+        for (size_t k = 0; is_product && k < f->n_lines; k++) add_function(f, k);
+    }
+    qsort(functions, n_functions, sizeof *functions, by_function);
+    for (size_t i = 1; i < n_functions; i++) {
+        const function *x = &functions[i - 1], *y = &functions[i];
+        if (by_function(x, y) == 0 && x->file != y->file)
+            fault(y->file, y->line, "static function %.*s: %s has one of this name", y->len,
+                  y->name, x->file->path);
+    }
+}
+
 /* ---- citations ---- */
 
 enum { MAX_SECTIONS = 32 };
@@ -729,6 +784,7 @@ int main(int argc, char **argv)
         check_folder_circles(&files[i]);
     }
     check_files();
+    check_functions();
     for (size_t i = 0; i < n_files; i++) {
         free(files[i].text);
         free(files[i].code);

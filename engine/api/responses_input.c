@@ -222,7 +222,7 @@ static cn_status take_reasoning(reader *in, const char *where, json_t *item)
     return status;
 }
 
-static cn_status take_call(reader *in, const char *where, json_t *item)
+static cn_status take_function_call(reader *in, const char *where, json_t *item)
 {
     json_t *name = json_object_get(item, "name"), *arguments = json_object_get(item, "arguments");
     json_t *id = json_object_get(item, "call_id"), *calls;
@@ -271,7 +271,7 @@ static const struct item_type {
 } item_types[] = {
     {"message", take_message, message_members},
     {"reasoning", take_reasoning, reasoning_members},
-    {"function_call", take_call, call_members},
+    {"function_call", take_function_call, call_members},
     {"function_call_output", take_responses_output, output_members},
 };
 

@@ -178,7 +178,7 @@ static bool is_plain_piece(const char *text)
            !strstr(text, "\"error\":{");
 }
 
-static void take_event(flight *f, const char *text)
+static void take_stream_event(flight *f, const char *text)
 {
     cn_served *s = f->served;
     if (strcmp(text, "[DONE]") == 0) {
@@ -216,7 +216,7 @@ static void take_data(void *user, const char *data, size_t n)
         n -= n_line + (end != NULL);
         if (!end) return;
         if (f->line.len > skip && memcmp(f->line.data, prefix, skip) == 0)
-            take_event(f, f->line.data + skip);
+            take_stream_event(f, f->line.data + skip);
         cn_buf_clear(&f->line);
     }
 }
