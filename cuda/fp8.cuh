@@ -45,7 +45,7 @@ __device__ static inline float cn_fp8_half(uint16_t scale)
 typedef struct cn_fp8_pool {
     const char *kv;
     size_t block_stride, layer_stride;
-    uint32_t head_bytes, tile_bytes, tile_tokens, head_dim;
+    uint32_t head_bytes, tile_bytes, tile_tokens, tile_shift, head_dim;
 } cn_fp8_pool;
 
 /* A row of K and that of V, and their scales. */
@@ -58,9 +58,9 @@ typedef struct cn_fp8_rows {
 __device__ static inline cn_fp8_rows cn_fp8_rows_at(const cn_fp8_pool &p, uint32_t layer,
                                                     uint32_t block, uint32_t head, uint32_t slot)
 {
-    const uint32_t at = slot % p.tile_tokens, part_bytes = p.tile_tokens * p.head_dim;
+    const uint32_t at = slot & (p.tile_tokens - 1), part_bytes = p.tile_tokens * p.head_dim;
     const char *tile = p.kv + layer * p.layer_stride + block * p.block_stride +
-                       (size_t)head * p.head_bytes + slot / p.tile_tokens * p.tile_bytes;
+                       (size_t)head * p.head_bytes + (slot >> p.tile_shift) * p.tile_bytes;
     cn_fp8_rows r;
     r.key = (const uint8_t *)tile + at * p.head_dim;
     r.value = r.key + part_bytes;
@@ -77,7 +77,8 @@ static inline cn_fp8_pool cn_fp8_pool_of(const cn_kv_layout *l, const void *kv)
     p.layer_stride = l->layer_stride;
     p.head_bytes = l->head_bytes;
     p.tile_bytes = l->tile_bytes;
-    p.tile_tokens = l->tile_tokens;
+    p.tile_tokens = l->tile_tokens; /* a power of two */
+    p.tile_shift = (uint32_t)__builtin_ctz(l->tile_tokens);
     p.head_dim = l->head_dim;
     return p;
 }

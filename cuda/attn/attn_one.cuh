@@ -15,7 +15,8 @@
  * merged, always in the order of the pieces, by the block that finishes its piece last.
  *
  * Rows in eight bits (FP8) become bf16 in registers, without loss: the codes, not their values. The
- * scales of the keys multiply the scores, those of the values the weights.
+ * scales of the keys multiply the scores, those of the values the weights. Tiles are of 128 slots,
+ * and eight warps compute (cn_one_wide).
  *
  * Fetching uses bulk copies by tensor map (compute capability 9.0), or cp.async row by row (from
  * 8.0 on, and for lists). Slots past the length get no weight and are never multiplied, so their
@@ -29,7 +30,7 @@
 /* ---- the kernel ---- */
 
 template <int D, bool BULK, bool LIST, bool FP8>
-__global__ static void __launch_bounds__(cn_one_threads<LIST, FP8>(), 1)
+__global__ static void __launch_bounds__(cn_one_threads<D, LIST, FP8>(), 1)
     attn_one_kernel(const __grid_constant__ cn_one_params p,
                     const __grid_constant__ CUtensorMap whole,
                     const __grid_constant__ CUtensorMap few)
@@ -40,9 +41,9 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST, FP8>(), 1)
     cn_one_shared<D, FP8> shared;
     shared.n_stages = p.n_stages;
     shared.base = dynamic + (0u - cn_shared_address(dynamic)) % cn_one_shared<D, FP8>::ALIGN;
-    const bool fetches = threadIdx.x >= cn_one_computing<FP8>();
+    const bool fetches = threadIdx.x >= cn_one_computing<D, FP8>();
     cn_walk w;
-    if (BULK && !FP8 && threadIdx.x == cn_one_computing<FP8>()) {
+    if (BULK && !FP8 && threadIdx.x == cn_one_computing<D, FP8>()) {
         cn_map_prefetch(&whole);
         cn_map_prefetch(&few);
     }
@@ -50,11 +51,11 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST, FP8>(), 1)
     if (!p.early) cn_wait_previous();
     if (fetches) {
         const bool busy = cn_walk_begin(w, p.walk, blockIdx.x, gridDim.x);
-        if (threadIdx.x == cn_one_computing<FP8>()) {
+        if (threadIdx.x == cn_one_computing<D, FP8>()) {
             idle = !busy;
             for (uint32_t i = 0; i < p.n_stages; i++) {
                 cn_barrier_init(&fixed.full[i], BULK ? 1 : CN_WARP + 1);
-                cn_barrier_init(&fixed.empty[i], cn_one_warps<FP8>());
+                cn_barrier_init(&fixed.empty[i], cn_one_warps<D, FP8>());
             }
             cn_barrier_init_done();
         }
@@ -117,7 +118,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
     return cn_cuda_launch(
         s, op, attn_one_kernel<D, BULK, LIST, FP8>,
-        {dim3(dev->n_sms), cn_one_threads<LIST, FP8>(),
+        {dim3(dev->n_sms), cn_one_threads<D, LIST, FP8>(),
          shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
         p, *whole, *few);
 }

@@ -266,7 +266,7 @@ template <int D, bool FP8>
 __device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_one_note &note)
 {
     const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces;
-    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<FP8>() * 4) {
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<D, FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
         float2 sums[CN_ONE_FEW];
         float4 parts[CN_ONE_FEW];
@@ -299,12 +299,12 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
         cn_one_merge_few<D, FP8>(p, note);
         return;
     }
-    for (uint32_t i = threadIdx.x; i < n * heads; i += cn_one_computing<FP8>()) {
+    for (uint32_t i = threadIdx.x; i < n * heads; i += cn_one_computing<D, FP8>()) {
         const uint32_t slot = cn_walk_slot(note.piece, i / heads);
         sums[i] = __ldcg(&p.partial_sums[slot * p.slot_heads + i % heads]);
     }
-    cn_sync_some(1, cn_one_computing<FP8>());
-    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += cn_one_computing<FP8>() * 4) {
+    cn_sync_some(1, cn_one_computing<D, FP8>());
+    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += cn_one_computing<D, FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
         if (column >= d) continue;
         const float2 total = cn_one_total(sums + head, n, heads);
@@ -322,11 +322,11 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
 
 /* Counts the piece as done. Returns true, to all threads of the block, if it was the last piece of
  * its item. */
-template <bool FP8>
+template <int D, bool FP8>
 __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one_note &note,
                                             cn_one_fixed *fixed)
 {
-    cn_sync_some(1, cn_one_computing<FP8>());
+    cn_sync_some(1, cn_one_computing<D, FP8>());
     if (threadIdx.x == 0) {
         uint32_t *count = p.arrivals + note.piece.first_slot, before;
         /* Releases the stores of this block before the barrier, and acquires those of others. */
@@ -337,7 +337,7 @@ __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one
         fixed->is_last = before == note.piece.n_pieces - 1;
         if (fixed->is_last) *count = 0;
     }
-    cn_sync_some(1, cn_one_computing<FP8>());
+    cn_sync_some(1, cn_one_computing<D, FP8>());
     return fixed->is_last;
 }
 
@@ -351,13 +351,14 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
     const uint32_t d = p.pool.head_dim;
     const bool whole = note.piece.n_pieces == 1;
     cn_one_lay_down<D, FP8>(x, exchange, fixed);
-    cn_sync_some(1, cn_one_computing<FP8>());
-    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<FP8>() * 4) {
+    cn_sync_some(1, cn_one_computing<D, FP8>());
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<D, FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
-        const float2 total = cn_one_total(&fixed->sums[0][head], cn_one_warps<FP8>(), CN_ONE_HEADS);
+        const float2 total =
+            cn_one_total(&fixed->sums[0][head], cn_one_warps<D, FP8>(), CN_ONE_HEADS);
         float4 out = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (uint32_t w = 0; w < cn_one_warps<FP8>(); w++) {
+        for (uint32_t w = 0; w < cn_one_warps<D, FP8>(); w++) {
             const uint32_t at =
                 (w * CN_ONE_HEADS + head) * cn_one_shared<D, FP8>::HEAD_FLOATS + column;
             cn_one_add(out, *(const float4 *)(exchange + at),
@@ -369,8 +370,8 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
         *(float4 *)(p.partial_out + (size_t)at * D + column) = out;
         if (column == 0) p.partial_sums[at] = total;
     }
-    if (!whole && cn_one_arrive<FP8>(p, note, fixed)) cn_one_merge<D, FP8>(p, note, exchange);
-    cn_sync_some(1, cn_one_computing<FP8>()); /* the exchange may be written again */
+    if (!whole && cn_one_arrive<D, FP8>(p, note, fixed)) cn_one_merge<D, FP8>(p, note, exchange);
+    cn_sync_some(1, cn_one_computing<D, FP8>()); /* the exchange may be written again */
 }
 
 /* Returns the note of a stage to all lanes of a warp. Only the lane that later arrives at the
@@ -396,8 +397,8 @@ __device__ static inline void cn_one_compute(const cn_one_params &p,
                                              const cn_one_shared<D, FP8> &shared,
                                              cn_one_fixed *fixed)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
-    const uint32_t slice = warp % CN_ONE_WARPS * CN_ONE_SLICE, team = warp / CN_ONE_WARPS;
+    const uint32_t lane = threadIdx.x % CN_WARP, first = threadIdx.x / CN_WARP * CN_ONE_SLICE;
+    const uint32_t half = first / CN_WALK_TILE, slice = first % CN_WALK_TILE;
     cn_one_state<D> x;
     bool end = false;
     for (uint32_t i = 0; !end; i++) {
@@ -406,17 +407,16 @@ __device__ static inline void cn_one_compute(const cn_one_params &p,
         const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
         if (note.first)
             cn_one_begin<D, FP8>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
-        const bool own = !FP8 || note.odd == team;
-        if (own && slice >= note.first_slot && slice < note.last_slot) {
-            const uint32_t n = note.last_slot - slice;
+        if (first >= note.first_slot && first < note.last_slot) {
+            const uint32_t n = note.last_slot - first;
             float scores[4];
             if constexpr (FP8) {
-                const uint16_t *scales = shared.scales(stage);
+                const uint16_t *scales = shared.scales(stage, half);
                 const uint32_t d = p.pool.head_dim;
-                cn_one_scores_fp8<D>(scores, x, shared.keys(stage), scales, slice, d);
+                cn_one_scores_fp8<D>(scores, x, shared.keys(stage, half), scales, slice, d);
                 cn_one_softmax<D>(scores, x, p.scale, n);
-                cn_one_values_fp8<D>(x, scores, shared.values(stage), scales + CN_WALK_TILE, slice,
-                                     n, d);
+                cn_one_values_fp8<D>(x, scores, shared.values(stage, half), scales + CN_WALK_TILE,
+                                     slice, n, d);
             } else {
                 cn_one_scores<D>(scores, x, shared.keys(stage), slice);
                 cn_one_softmax<D>(scores, x, p.scale, n);

@@ -30,45 +30,50 @@ __device__ static inline cn_one_item cn_one_item_of(const cn_one_params &p, cons
     return i;
 }
 
+template <bool WIDE>
 __device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_params &p,
                                                 const cn_walk &w, const cn_one_item &item)
 {
-    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const cn_walk_slots slots = cn_walk_slots_of<WIDE>(w);
     note->query = item.query;
     note->first_slot = (uint16_t)slots.first;
     note->last_slot = (uint16_t)slots.last;
     note->n_heads = (uint16_t)item.n_heads;
     note->first = cn_walk_is_first(w);
-    note->last = cn_walk_is_last(w);
-    note->end = cn_walk_is_end(w);
-    note->odd = slots.tile % 2;
+    note->last = cn_walk_is_last<WIDE>(w);
+    note->end = cn_walk_is_end<WIDE>(w);
     if (note->last) note->piece = cn_walk_piece_of(w, blockIdx.x);
 }
 
-/* Copies the slots of a tile in eight bits: all of it at once if shared memory has it as the pool
- * does, else keys, values and their scales as far as they share a tile of the pool. Called by one
- * thread. */
+/* Copies the slots of a tile in eight bits: whole tiles of the pool if shared memory has them as
+ * the pool does, else keys, values and their scales as far as they share a tile of the pool. Called
+ * by one thread. */
 template <int D>
 __device__ static inline void cn_one_bulk_fp8(const cn_one_params &p, const cn_walk &w,
                                               const cn_one_item &item,
                                               const cn_one_shared<D, true> &shared, uint32_t stage,
                                               uint64_t *barrier)
 {
-    const cn_walk_slots slots = cn_walk_slots_of(w);
+    constexpr uint32_t TILE = cn_one_tile<D, true>();
+    const cn_walk_slots slots = cn_walk_slots_of<cn_one_wide<D, true>()>(w);
     const uint32_t tile = 1u << p.pool.tile_shift, d = p.pool.head_dim;
-    const uint32_t end = cn_round16(slots.last), scales = cn_shared_address(shared.scales(stage));
+    const uint32_t end = cn_round16(slots.last);
     for (uint32_t at = slots.first, n; at < end; at += n) {
         const cn_fp8_rows r =
-            cn_fp8_rows_of(p.pool, item.seq, item.kv_head, slots.tile * CN_WALK_TILE + at);
+            cn_fp8_rows_of(p.pool, item.seq, item.kv_head, slots.tile * TILE + at);
+        const uint32_t half = at / CN_WALK_TILE, in_half = at % CN_WALK_TILE;
         n = min(tile - at % tile, end - at);
-        if (d == D && n == CN_WALK_TILE) {
-            cn_bulk_copy(shared.keys(stage), r.key, cn_one_shared<D, true>::TILE_BYTES, barrier);
+        if (d == D && n == CN_WALK_TILE) { /* tiles of a block and head follow one another */
+            if (end - at == TILE && TILE >> p.pool.block_shift <= 1) n = TILE;
+            cn_bulk_copy(shared.keys(stage, half), r.key,
+                         n / CN_WALK_TILE * cn_one_shared<D, true>::HALF_BYTES, barrier);
             continue;
         }
-        cn_bulk_copy(shared.keys(stage) + at * d, r.key, n * d, barrier);
-        cn_bulk_copy(shared.values(stage) + at * d, r.value, n * d, barrier);
-        cn_bulk_copy(scales + at * 2, r.key_scale, n * 2, barrier);
-        cn_bulk_copy(scales + (CN_WALK_TILE + at) * 2, r.value_scale, n * 2, barrier);
+        const uint32_t scales = cn_shared_address(shared.scales(stage, half));
+        cn_bulk_copy(shared.keys(stage, half) + in_half * d, r.key, n * d, barrier);
+        cn_bulk_copy(shared.values(stage, half) + in_half * d, r.value, n * d, barrier);
+        cn_bulk_copy(scales + in_half * 2, r.key_scale, n * 2, barrier);
+        cn_bulk_copy(scales + (CN_WALK_TILE + in_half) * 2, r.value_scale, n * 2, barrier);
     }
 }
 
@@ -80,7 +85,7 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
                  const cn_one_shared<D, false> &shared, uint32_t stage, uint64_t *barrier,
                  const CUtensorMap *whole, const CUtensorMap *few)
 {
-    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const cn_walk_slots slots = cn_walk_slots_of<false>(w);
     const uint32_t tile = 1u << p.pool.tile_shift;
     for (uint32_t at = slots.first; at < slots.last;) {
         const uint32_t row =
@@ -98,41 +103,41 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
     }
 }
 
-/* Warps that fetch, and threads of a block. One thread starts 16 KiB of codes no faster than 32 KiB
- * of bf16, so in eight bits two do it. */
+/* Warps that fetch, and threads of a block. */
 template <bool LIST, bool FP8> __host__ __device__ constexpr uint32_t cn_one_fetch_warps(void)
 {
     return LIST ? CN_ONE_LIST_WARPS : FP8 ? 2 : 1;
 }
 
-template <bool LIST, bool FP8> __host__ __device__ constexpr uint32_t cn_one_threads(void)
+template <int D, bool LIST, bool FP8> __host__ __device__ constexpr uint32_t cn_one_threads(void)
 {
-    return cn_one_computing<FP8>() + cn_one_fetch_warps<LIST, FP8>() * CN_WARP;
+    return cn_one_computing<D, FP8>() + cn_one_fetch_warps<LIST, FP8>() * CN_WARP;
 }
 
-/* The rows of the pool that hold the keys of a tile's slots lane and lane + 32; in eight bits
- * cn_pool_slot. */
-typedef struct cn_one_rows {
-    uint32_t row[2];
-} cn_one_rows;
+/* The rows of the pool that hold the keys of a tile's slots lane, lane + 32 and so on; in eight
+ * bits cn_pool_slot. */
+template <int D, bool FP8> struct cn_one_rows {
+    static constexpr uint32_t N = cn_one_tile<D, FP8>() / CN_WARP;
+    uint32_t row[N];
+};
 
-template <bool LIST, bool FP8>
-__device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, const cn_walk &w,
-                                                    const cn_one_item &item)
+template <int D, bool LIST, bool FP8>
+__device__ static inline cn_one_rows<D, FP8>
+cn_one_rows_of(const cn_one_params &p, const cn_walk &w, const cn_one_item &item)
 {
-    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const cn_walk_slots slots = cn_walk_slots_of<cn_one_wide<D, FP8>()>(w);
     const uint32_t *list = NULL;
     uint32_t list_len = 0, tail = 0;
-    cn_one_rows rows;
+    cn_one_rows<D, FP8> rows;
     if (LIST) {
         list = p.index + (size_t)(item.seq * p.pool.n_kv_heads + item.kv_head) * p.index_stride;
         list_len = __ldg(p.list_len + item.seq);
         tail = __ldg(p.tail + item.seq);
     }
 #pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
+    for (uint32_t half = 0; half < cn_one_rows<D, FP8>::N; half++) {
         const uint32_t i = half * CN_WARP + threadIdx.x % CN_WARP;
-        const uint32_t at = slots.tile * CN_WALK_TILE + i;
+        const uint32_t at = slots.tile * cn_one_tile<D, FP8>() + i;
         const bool used = i >= slots.first && i < slots.last;
         uint32_t slot = at;
         if (LIST && used) slot = at < list_len ? __ldcg(list + at) : tail + at - list_len;
@@ -147,12 +152,12 @@ __device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, cons
 /* Copies the tile row by row. Called by a warp; eight lanes copy a row. */
 template <int D>
 __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
-                                               const cn_one_rows &rows,
+                                               const cn_one_rows<D, false> &rows,
                                                const cn_one_shared<D, false> &shared,
                                                uint32_t stage)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim, column = lane % 8;
-    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const cn_walk_slots slots = cn_walk_slots_of<false>(w);
 #pragma unroll 2
     for (uint32_t base = slots.first; base < cn_round16(slots.last); base += 4) {
         const uint32_t i = base + lane / 8;
@@ -180,37 +185,45 @@ __device__ static inline cn_fp8_rows cn_one_fp8_rows(const cn_one_params &p,
 }
 
 /* The same for rows in eight bits. Scales are too short for cp.async: each lane copies those of its
- * two slots. */
+ * slots. */
 template <int D>
 __device__ static inline void cn_one_copy_fp8(const cn_one_params &p, const cn_walk &w,
-                                              const cn_one_item &item, const cn_one_rows &rows,
+                                              const cn_one_item &item,
+                                              const cn_one_rows<D, true> &rows,
                                               const cn_one_shared<D, true> &shared, uint32_t stage)
 {
+    constexpr uint32_t N = cn_one_rows<D, true>::N;
     const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim;
-    const cn_walk_slots slots = cn_walk_slots_of(w);
-    uint16_t scales[2][2];
+    const cn_walk_slots slots = cn_walk_slots_of<cn_one_wide<D, true>()>(w);
+    uint16_t scales[N][2];
 #pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        const cn_fp8_rows r = cn_one_fp8_rows(p, item, rows.row[half]);
-        scales[half][0] = __ldcg(r.key_scale);
-        scales[half][1] = __ldcg(r.value_scale);
+    for (uint32_t k = 0; k < N; k++) {
+        const cn_fp8_rows r = cn_one_fp8_rows(p, item, rows.row[k]);
+        scales[k][0] = __ldcg(r.key_scale);
+        scales[k][1] = __ldcg(r.value_scale);
     }
-    for (uint32_t base = slots.first; base < cn_round16(slots.last); base += 4) {
-        const uint32_t i = base + lane / 8;
-        const uint32_t row = __shfl_sync(
-            0xffffffffu, base < CN_WARP ? rows.row[0] : rows.row[1], i % CN_WARP);
-        const cn_fp8_rows r = cn_one_fp8_rows(p, item, row);
-        for (uint32_t column = lane % 8 * 16; column < d; column += 128) {
-            cn_copy16_once(shared.keys(stage) + i * d + column, r.key + column, i < slots.last);
-            cn_copy16_once(shared.values(stage) + i * d + column, r.value + column,
-                           i < slots.last);
+#pragma unroll
+    for (uint32_t k = 0; k < N; k++) {
+        const uint32_t first = max(k * CN_WARP, slots.first);
+        const uint32_t end = min((k + 1) * CN_WARP, cn_round16(slots.last));
+        for (uint32_t base = first; base < end; base += 4) {
+            const uint32_t i = base + lane / 8, half = i / CN_WALK_TILE, to = i % CN_WALK_TILE * d;
+            const uint32_t row = __shfl_sync(0xffffffffu, rows.row[k], i % CN_WARP);
+            const cn_fp8_rows r = cn_one_fp8_rows(p, item, row);
+            for (uint32_t column = lane % 8 * 16; column < d; column += 128) {
+                const bool valid = i < slots.last;
+                cn_copy16_once(shared.keys(stage, half) + to + column, r.key + column, valid);
+                cn_copy16_once(shared.values(stage, half) + to + column, r.value + column, valid);
+            }
         }
     }
 #pragma unroll
-    for (uint32_t half = 0; half < 2; half++)
-#pragma unroll
-        for (uint32_t part = 0; part < 2; part++)
-            shared.scales(stage)[part * CN_WALK_TILE + half * CN_WARP + lane] = scales[half][part];
+    for (uint32_t k = 0; k < N; k++) {
+        const uint32_t i = k * CN_WARP + lane;
+        uint16_t *to = shared.scales(stage, i / CN_WALK_TILE) + i % CN_WALK_TILE;
+        to[0] = scales[k][0];
+        to[CN_WALK_TILE] = scales[k][1];
+    }
     __syncwarp(); /* the arrival of lane 0 is for the scales of all lanes */
 }
 
@@ -242,8 +255,8 @@ __device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_
     uint64_t *barrier = &f.fixed->full[stage];
     const cn_one_item item = cn_one_item_of(p, w);
     cn_barrier_wait(&f.fixed->empty[stage], (round & 1) ^ 1);
-    cn_one_write_note(&f.fixed->notes[stage], p, w, item);
-    const uint32_t n_steps = cn_walk_tile_end(w) - w.step;
+    cn_one_write_note<cn_one_wide<D, FP8>()>(&f.fixed->notes[stage], p, w, item);
+    const uint32_t n_steps = cn_walk_tile_end<cn_one_wide<D, FP8>()>(w) - w.step;
     const uint32_t slot_bytes = FP8 ? 2 * (p.pool.head_dim + (uint32_t)sizeof(uint16_t))
                                     : 2 * cn_one_shared<D, FP8>::BOXES * CN_ROW_BYTES;
     uint32_t bytes = n_steps * CN_WALK_STEP * slot_bytes;
@@ -275,11 +288,12 @@ __device__ static inline void cn_one_wait_and_overlap(void)
 }
 
 /* Moves n tiles on. Returns false when the share has fewer. */
+template <bool WIDE>
 __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, uint32_t n)
 {
     for (; n > 0; n--) {
-        if (cn_walk_is_end(w)) return false;
-        cn_walk_next(w, s);
+        if (cn_walk_is_end<WIDE>(w)) return false;
+        cn_walk_next<WIDE>(w, s);
     }
     return true;
 }
@@ -292,26 +306,27 @@ template <int D, bool FP8>
 __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p,
                                                 const cn_one_fetch<D, FP8> &f, cn_walk w)
 {
+    constexpr bool WIDE = cn_one_wide<D, FP8>();
     constexpr uint32_t MOST = cn_one_fetch_warps<false, FP8>();
     const uint32_t n_warps = MOST > 1 ? min(MOST, p.n_stages) : 1;
-    const uint32_t warp = MOST > 1 ? (threadIdx.x - cn_one_computing<FP8>()) / CN_WARP : 0;
-    bool more = warp < n_warps && cn_one_skip(w, p.walk, warp);
+    const uint32_t warp = MOST > 1 ? (threadIdx.x - cn_one_computing<D, FP8>()) / CN_WARP : 0;
+    bool more = warp < n_warps && cn_one_skip<WIDE>(w, p.walk, warp);
     cn_walk late = w;
     uint32_t n = warp;
-    while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
+    while (p.early && more && n < p.n_stages && !cn_walk_is_newest<WIDE>(w)) {
         cn_one_start<D, FP8>(p, f, w, n);
         n += n_warps;
-        more = cn_one_skip(w, p.walk, n_warps);
+        more = cn_one_skip<WIDE>(w, p.walk, n_warps);
     }
     cn_one_wait_and_overlap();
     for (uint32_t i = warp; i < n; i += n_warps) {
         cn_one_start_query<D, FP8>(p, f, late, i);
-        if (i + n_warps < n) cn_one_skip(late, p.walk, n_warps);
+        if (i + n_warps < n) cn_one_skip<WIDE>(late, p.walk, n_warps);
     }
     for (; more; n += n_warps) {
         cn_one_start<D, FP8>(p, f, w, n);
         cn_one_start_query<D, FP8>(p, f, w, n);
-        more = cn_one_skip(w, p.walk, n_warps);
+        more = cn_one_skip<WIDE>(w, p.walk, n_warps);
     }
 }
 
@@ -338,17 +353,18 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D, FP8> &shared,
                                                 cn_one_fixed *fixed, cn_walk w)
 {
+    constexpr bool WIDE = cn_one_wide<D, FP8>();
     const uint32_t n_warps = min(cn_one_fetch_warps<LIST, FP8>(), p.n_stages);
-    const uint32_t warp = (threadIdx.x - cn_one_computing<FP8>()) / CN_WARP;
+    const uint32_t warp = (threadIdx.x - cn_one_computing<D, FP8>()) / CN_WARP;
     const bool early = LIST && p.early && p.done;
-    bool more = warp < n_warps && cn_one_skip(w, p.walk, warp);
+    bool more = warp < n_warps && cn_one_skip<WIDE>(w, p.walk, warp);
     if (!early || !more) cn_one_wait_and_overlap();
     for (uint32_t n = warp; more; n += n_warps) {
         const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
         uint64_t *barrier = &fixed->full[stage];
         const cn_one_item item = cn_one_item_of(p, w);
         if (early && n == warp) cn_one_wait_list(p, item);
-        const cn_one_rows rows = cn_one_rows_of<LIST, FP8>(p, w, item);
+        const cn_one_rows<D, FP8> rows = cn_one_rows_of<D, LIST, FP8>(p, w, item);
         cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
         if constexpr (FP8)
             cn_one_copy_fp8<D>(p, w, item, rows, shared, stage);
@@ -357,11 +373,11 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
         if (cn_walk_is_first(w)) cn_one_copy_query<D, FP8>(p, item, shared, stage);
         cn_barrier_arrive_copied(barrier);
         if (threadIdx.x % CN_WARP == 0) {
-            cn_one_write_note(&fixed->notes[stage], p, w, item);
+            cn_one_write_note<WIDE>(&fixed->notes[stage], p, w, item);
             cn_barrier_arrive(barrier);
         }
         if (early && n == warp) cn_one_wait_and_overlap();
-        more = cn_one_skip(w, p.walk, n_warps);
+        more = cn_one_skip<WIDE>(w, p.walk, n_warps);
     }
 }
 

@@ -33,13 +33,18 @@
 
 enum {
     CN_WALK_STEP = 16,
-    CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64 */
+    CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64; twice that if WIDE */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
     CN_WALK_COST = 4,
     CN_WALK_LONG_PIECE = 16,   /* pieces of at least so many steps end with a tile */
     CN_WALK_LENGTH_PIECES = 8, /* --batch-invariant: most pieces of an item */
     CN_WALK_LENGTH_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
 };
+
+template <bool WIDE> __host__ __device__ constexpr uint32_t cn_walk_tile(void)
+{
+    return WIDE ? 2 * CN_WALK_TILE : CN_WALK_TILE;
+}
 
 typedef struct cn_walk_shape {
     const uint32_t *lengths; /* [n_units] slots; 0: nothing to do for the unit */
@@ -205,48 +210,51 @@ __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, 
 }
 
 /* Returns the step after the tile's last step. */
-__device__ static inline uint32_t cn_walk_tile_end(const cn_walk &w)
+template <bool WIDE> __device__ static inline uint32_t cn_walk_tile_end(const cn_walk &w)
 {
-    return min(w.step_end, (w.step / CN_WALK_TILE_STEPS + 1) * CN_WALK_TILE_STEPS);
+    constexpr uint32_t STEPS = cn_walk_tile<WIDE>() / CN_WALK_STEP;
+    return min(w.step_end, (w.step / STEPS + 1) * STEPS);
 }
 
-/* The slots of a tile: [first, last) of the 64 slots that begin at tile * 64. */
+/* The slots of a tile: [first, last) of those that begin at tile * cn_walk_tile. */
 typedef struct cn_walk_slots {
     uint32_t tile, first, last;
 } cn_walk_slots;
 
-__device__ static inline cn_walk_slots cn_walk_slots_of(const cn_walk &w)
+template <bool WIDE> __device__ static inline cn_walk_slots cn_walk_slots_of(const cn_walk &w)
 {
+    constexpr uint32_t TILE = cn_walk_tile<WIDE>(), STEPS = TILE / CN_WALK_STEP;
     cn_walk_slots t;
-    t.tile = w.step / CN_WALK_TILE_STEPS;
-    t.first = w.step % CN_WALK_TILE_STEPS * CN_WALK_STEP;
-    t.last = min(w.length, cn_walk_tile_end(w) * CN_WALK_STEP) - t.tile * CN_WALK_TILE;
+    t.tile = w.step / STEPS;
+    t.first = w.step % STEPS * CN_WALK_STEP;
+    t.last = min(w.length, cn_walk_tile_end<WIDE>(w) * CN_WALK_STEP) - t.tile * TILE;
     return t;
 }
 
 /* Return true when the tile is the first or the last of its piece, or holds the item's last
  * slot. */
 __device__ static inline bool cn_walk_is_first(const cn_walk &w) { return w.step == w.piece_step; }
-__device__ static inline bool cn_walk_is_last(const cn_walk &w)
+template <bool WIDE> __device__ static inline bool cn_walk_is_last(const cn_walk &w)
 {
-    return cn_walk_tile_end(w) == w.step_end;
+    return cn_walk_tile_end<WIDE>(w) == w.step_end;
 }
-__device__ static inline bool cn_walk_is_newest(const cn_walk &w)
+template <bool WIDE> __device__ static inline bool cn_walk_is_newest(const cn_walk &w)
 {
-    return cn_walk_tile_end(w) == w.n_steps;
+    return cn_walk_tile_end<WIDE>(w) == w.n_steps;
 }
 
 /* Returns true when the tile is the last of the share. An item of which the share has only cost
  * places has no tile. */
-__device__ static inline bool cn_walk_is_end(const cn_walk &w)
+template <bool WIDE> __device__ static inline bool cn_walk_is_end(const cn_walk &w)
 {
-    return cn_walk_is_last(w) && w.end - w.next - w.taken <= cn_walk_cost(w);
+    return cn_walk_is_last<WIDE>(w) && w.end - w.next - w.taken <= cn_walk_cost(w);
 }
 
 /* Moves to the next tile of the share. The current tile must not be the last. */
+template <bool WIDE>
 __device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
 {
-    w.step = cn_walk_tile_end(w);
+    w.step = cn_walk_tile_end<WIDE>(w);
     if (w.step < w.step_end) return;
     w.next += w.taken;
     w.at += w.taken;
