@@ -287,6 +287,15 @@ for want in '^2 x 400, 0 dense layers, S0 [0-9.]* ms$' '^  spec:64 .* x dense' \
     grep -q "$want" "$dir/out" || fail "gpu_spec.sh: no $want"
 done
 
+CINCH=$cinch DEVICE=cpu SHAPE=../../$model BUDGET=512 BATCHES=3,2 SAME=2 RESIDENT=60 MOST=4 CONTEXT=1024 \
+    BATCHED=256 PREFILL=200 HELD=2x300 FEW=60 TOKENS=64 LONG=1024 SEQS=2 OUTPUT=100 STEADY=4 NEW=20 \
+    QUEUE=3 PEER=1 OPTIONS="--kv-cache-memory-bytes 64M --block-size 64" \
+    bench/gpu_kv8.sh "$dir/gpu" steps select steady queue >"$dir/out" || fail "gpu_kv8.sh"
+for want in '^prefill, ms: .* (at most 1.08: ' '^tls at 2x300, ms: .* (at most 1: ' \
+    '^steady state, tokens/s: .* (at least 1.55: ' '^queue beside another engine, tokens/s: .*: met)'; do
+    grep -q "$want" "$dir/out" || fail "gpu_kv8.sh: no $want"
+done
+
 # refused TEXT ARGUMENTS...: cinch must fail with an error that contains TEXT.
 refused() {
     text=$1
