@@ -259,6 +259,7 @@ int main(int argc, char **argv)
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = DIM,
                                     .max_seqs = MAX_SEQS,
+                                    .plain_bytes = fp8 ? 64 << 20 : 0,
                                     .switches = &switches};
     if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
         fprintf(stderr, "bench_attn: %s; nothing measured\n", cn_last_error());

@@ -243,6 +243,7 @@ static cn_status open_parts(cn_cuda *c)
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
                                              &c->priority[CN_PRIORITY_HIGH]));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
+    c->plain_bytes = cn_cuda_plain_bytes(c);
     c->select_scratch_bytes = cn_cuda_select_scratch_bytes(&c->opts);
     CN_TRY(ask_caller(c));
     CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));

@@ -47,6 +47,7 @@ struct cn_stream {
      * beside the model's. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     void *attn_scratch; /* partial results of split sequences; zeroed at start */
+    void *plain_rows;   /* plain_bytes for attn_plain.cu; NULL: that kernel is not used */
     void *select_scratch; /* of `score` (score.cu); zeroed at start, and what must be is kept so */
     bool recording;     /* between graph_begin and graph_end */
     cn_cuda_staging staging;
@@ -108,7 +109,7 @@ struct cn_cuda {
     int priority[2];    /* CUDA's value of each cn_priority */
     uint32_t n_streams; /* created and not yet freed */
     cn_cuda_gemm_state *gemm;
-    size_t attn_scratch_bytes, select_scratch_bytes;
+    size_t attn_scratch_bytes, plain_bytes, select_scratch_bytes;
     cn_cuda *next_open; /* of the open backends of the process */
 };
 
@@ -194,6 +195,8 @@ cn_status cn_cuda_draft_keep(cn_stream *s, const cn_draft_keep_args *a);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
 /* Scratch that attn_decode and attend_selected need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
+/* Of opts.plain_bytes, what the device uses. */
+size_t cn_cuda_plain_bytes(const cn_cuda *c);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
 /* Scratch that score and attend_selected need for the largest step under these options. */

@@ -36,7 +36,8 @@ size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
     const size_t n_high = c->opts.high_streams > 0 ? c->opts.high_streams : 1;
     const size_t of_model = cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
-                            cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+                            cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES) +
+                            cn_round_up(c->plain_bytes, CN_CUDA_ALIGN_BYTES);
     return (runs_model(c) ? n_high * of_model : 0) +
            (n_high + CN_CUDA_SIDE_STREAMS) *
                cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
@@ -55,6 +56,7 @@ static cn_status open_stream_parts(cn_stream *s, cn_priority priority)
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));
     CN_CUDA(cudaMemsetAsync(s->attn_scratch, 0, c->attn_scratch_bytes, s->handle));
+    if (c->plain_bytes > 0) CN_TRY(cn_cuda_arena_take(&c->arena, c->plain_bytes, &s->plain_rows));
     return CN_OK;
 }
 
@@ -88,6 +90,7 @@ void cn_cuda_stream_free(cn_stream *s)
     staging_close(&s->staging);
     if (s->gemm_scratch) cn_cuda_arena_give(&c->arena, s->gemm_scratch);
     if (s->attn_scratch) cn_cuda_arena_give(&c->arena, s->attn_scratch);
+    if (s->plain_rows) cn_cuda_arena_give(&c->arena, s->plain_rows);
     if (s->select_scratch) cn_cuda_arena_give(&c->arena, s->select_scratch);
     c->n_streams--;
     cn_free(s);

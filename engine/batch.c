@@ -285,13 +285,14 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
     uint32_t *q_start = host_at(b, SEC_Q_START), *kv_len = host_at(b, SEC_KV_LEN);
     uint32_t *tables = host_at(b, SEC_TABLES);
-    uint32_t stride = 1, at = 0, max_q = 1, max_kv = 1;
+    uint32_t stride = 1, at = 0, max_q = 1, max_kv = 1, max_prefill_kv = 0;
     for (uint32_t r = 0; r < plan->n_rows; r++) {
         const cn_plan_row *row = &plan->rows[r];
         uint32_t len = row->first_slot + row->n_new;
         stride = cn_max_u32(stride, (uint32_t)cn_ceil_div(len, b->opts.block_tokens));
         max_q = cn_max_u32(max_q, row->n_new);
         max_kv = cn_max_u32(max_kv, len);
+        if (r >= plan->n_decode) max_prefill_kv = cn_max_u32(max_prefill_kv, len);
     }
     CN_ASSERT(stride <= b->opts.max_blocks_per_seq);
     if (shape.rows > 0) stride = b->opts.max_blocks_per_seq;
@@ -318,6 +319,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     v->table_stride = stride;
     v->max_q = max_q;
     v->max_kv = max_kv;
+    v->max_prefill_kv = max_prefill_kv;
     if (shape.rows > 0) pad_rows(b, plan, shape.rows);
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));

@@ -65,6 +65,7 @@ typedef struct cn_batch_view {
     const uint32_t *tables;    /* [S, table_stride] physical block of each logical block */
     uint32_t table_stride;
     uint32_t max_q, max_kv; /* upper bounds, known to the host, of n_q and kv_len */
+    uint32_t max_prefill_kv; /* of kv_len of sequences [n_decode, n_seqs); 0: max_kv */
 } cn_batch_view;
 
 /* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/checkpoint/dummy_weight.h). */
@@ -741,6 +742,9 @@ typedef struct cn_cuda_backend_opts {
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
     uint32_t score_heads;  /* most query heads of one call of `score`; 0: n_heads */
     uint32_t high_streams; /* HIGH streams that the memory has room for; 0: one */
+    /* For K and V in eight bits: memory of a HIGH stream for rows in bf16 that a prefill reads. It
+     * must hold those of the longest sequence and one kv head. 0: they are not copied. */
+    uint64_t plain_bytes;
 
     bool batch_invariant;  /* a row's bits do not depend on batch composition */
     const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */

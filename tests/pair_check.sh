@@ -99,6 +99,7 @@ export FAKE_GPUS=2
     works "kv home host" --kv-home host --device cuda --kv-cache-memory-bytes 256M
     planned $peer --cache-device cuda:0
     planned $peer --cache-device cuda:1
+    planned $peer --cache-device cuda:1 --kv-select tls --select-tiles 4 --kv-cache-dtype fp8
     planned --kv-home host --device cuda
     refused "--cache-device cuda:5: expected cuda:0 to cuda:1" $peer --cache-device cuda:5
     refused "exceeds 70 % of the machine" --kv-home host --device cuda --home-space 60000

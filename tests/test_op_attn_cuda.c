@@ -15,6 +15,9 @@
 
 /* Relative to a row's length. Weights and results are rounded to bf16, at most 2^-9 each. */
 #define TOLERANCE 8e-3
+/* A prefill of rows in eight bits on Hopper rounds keys and values, too. In double, with these four
+ * roundings, the worst row of the cases is off by 9.8e-3. */
+#define COPY_TOLERANCE 12e-3
 
 /* A batch with its pool, queries and results, on both sides. */
 typedef struct attn_case {
@@ -502,10 +505,10 @@ int main(int argc, char **argv)
         {"attn, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, alone", 1, 0, run_alone, .batch_invariant = true},
-        {"attn, fp8", 60, TOLERANCE, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
-        {"attn, fp8, dims", DIMS_CASES, TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY,
+        {"attn, fp8", 60, COPY_TOLERANCE, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
+        {"attn, fp8, dims", DIMS_CASES, COPY_TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY,
          .fp8 = true},
-        {"attn, fp8, long", N_LONG_SHAPES, TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY,
+        {"attn, fp8, long", N_LONG_SHAPES, COPY_TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY,
          .fp8 = true},
         {"attn, fp8, sparse", 60, TOLERANCE, run_lists, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
         {"attn, fp8, long lists", 24, TOLERANCE, run_long_lists, .gemm = CN_CUDA_GEMM_LIBRARY,

@@ -328,6 +328,7 @@ extern "C" cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a)
     CN_TRY(cn_attn_check("attn_prefill", a));
     if (a->batch->n_seqs == a->batch->n_decode) return CN_OK;
     if (cn_attn_prefill_sm90_fits(s, a)) return cn_attn_prefill_sm90(s, a);
+    if (cn_attn_plain_fits(s, a)) return cn_attn_plain(s, a);
     const cn_prefill_params p = cn_prefill_params_of(a);
     if (a->layout.head_dim <= 64) return launch_prefill<64>(s, a, p);
     if (a->layout.head_dim <= 128) return launch_prefill<128>(s, a, p);

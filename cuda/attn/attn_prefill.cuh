@@ -7,6 +7,14 @@
 
 #include "cuda/attn/attn_common.cuh"
 
+enum { CN_PREFILL_COPY_TILE = 128, CN_PREFILL_SM90_DIM = 128 /* most head_dim */ };
+
+/* A copy of some rows in bf16 (attn_plain.cu). The pool's head_dim holds for it. */
+typedef struct cn_prefill_copy {
+    uint32_t slots; /* of a sequence, a multiple of CN_PREFILL_COPY_TILE; 0: no copy */
+    uint32_t first_head, n_heads; /* kv heads */
+} cn_prefill_copy;
+
 typedef struct cn_prefill_params {
     cn_bf16 *out;
     const cn_bf16 *q;
@@ -17,6 +25,7 @@ typedef struct cn_prefill_params {
     uint32_t heads, n_parts; /* query heads of a block; parts of the group */
     uint32_t block_tokens;   /* query tokens of a block */
     float scale;             /* factor of the scores, including log2(e) */
+    cn_prefill_copy copy;    /* of sequences from first_seq on */
 } cn_prefill_params;
 
 typedef struct cn_prefill_block {
@@ -41,7 +50,7 @@ __device__ static inline bool cn_prefill_block_of(cn_prefill_block &b, const cn_
     if (first >= n_q || kv_len < n_q) return false;
     const uint32_t n_tokens = min(p.block_tokens, n_q - first);
     const uint32_t member = part % p.n_parts * p.heads;
-    b.kv_head = part / p.n_parts;
+    b.kv_head = p.copy.first_head + part / p.n_parts;
     b.heads = min(p.heads, p.group - member);
     b.first_head = b.kv_head * p.group + member;
     b.token = start + first;
@@ -50,6 +59,14 @@ __device__ static inline bool cn_prefill_block_of(cn_prefill_block &b, const cn_
     b.n_slots = b.first_limit + n_tokens - 1;
     b.n_resident = kv_len;
     return true;
+}
+
+/* Returns the row of the copy that holds the key of a slot; the value is copy.slots rows later. */
+__device__ static inline uint32_t cn_prefill_copy_row(const cn_prefill_params &p, uint32_t seq,
+                                                      uint32_t head, uint32_t slot)
+{
+    const uint32_t unit = (seq - p.first_seq) * p.copy.n_heads + head - p.copy.first_head;
+    return unit * 2 * p.copy.slots + slot;
 }
 
 /* First element of a row in q and out. */
@@ -93,9 +110,19 @@ static inline dim3 cn_prefill_plan(cn_prefill_params *p, const cn_attn_args *a, 
                 a->batch->n_seqs - a->batch->n_decode);
 }
 
-/* attn_prefill_sm90.cu: returns true when its kernel supports this device and shape; the
- * launcher. */
+/* attn_prefill_sm90.cu: returns true when its kernel supports this device and shape, and also the
+ * rows of the pool; the launcher. */
+extern "C" bool cn_attn_prefill_sm90_has(const cn_stream *s, const cn_attn_args *a);
 extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a);
 extern "C" cn_status cn_attn_prefill_sm90(cn_stream *s, const cn_attn_args *a);
+
+/* attn_plain.cu: the same for rows in eight bits. */
+extern "C" bool cn_attn_plain_fits(const cn_stream *s, const cn_attn_args *a);
+extern "C" cn_status cn_attn_plain(cn_stream *s, const cn_attn_args *a);
+
+/* The prefill of n_seqs sequences from p.first_seq on and of the kv heads of p.copy, over the copy
+ * in the stream's scratch. */
+extern "C" cn_status cn_attn_prefill_sm90_copied(cn_stream *s, const cn_attn_args *a,
+                                                 cn_prefill_params p, uint32_t n_seqs);
 
 #endif

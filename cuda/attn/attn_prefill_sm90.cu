@@ -64,14 +64,17 @@ __device__ static inline void fetch_part(const cn_prefill_params &p, const cn_pr
                                          const CUtensorMap *pool, unsigned char *to,
                                          uint64_t *barrier, uint32_t tile, cn_kv_part part)
 {
-    const uint32_t step = 1u << p.pool.tile_shift, first = tile * TILE;
+    const bool copied = p.copy.slots > 0;
+    const uint32_t step = copied ? TILE : 1u << p.pool.tile_shift, first = tile * TILE;
+    const uint32_t value = copied ? p.copy.slots : p.pool.rows.value;
     const uint32_t n = min((uint32_t)TILE, b.n_resident - first);
     const uint32_t n_boxes = (n + step - 1) / step * prefill_shared<D>::BOXES;
     cn_barrier_expect(barrier, n_boxes * step * CN_ROW_BYTES);
     for (uint32_t at = 0; at < n; at += step) {
         const uint32_t row =
-            cn_key_row(p.pool, b.seq, b.kv_head, first + at) +
-            (part == CN_KV_V ? p.pool.rows.value : 0);
+            (copied ? cn_prefill_copy_row(p, b.seq, b.kv_head, first + at)
+                    : cn_key_row(p.pool, b.seq, b.kv_head, first + at)) +
+            (part == CN_KV_V ? value : 0);
 #pragma unroll
         for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++)
             cn_box_copy(
@@ -344,32 +347,62 @@ __global__ static void __launch_bounds__(THREADS, 1)
 
 /* ---- launching ---- */
 
-template <int D>
-static cn_status launch_prefill_sm90(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
+/* The rows of K and V: those of the pool, or of the copy. */
+static cn_status map_prefill_rows(CUtensorMap *map, const cn_stream *s, const cn_attn_args *a,
+                                  const cn_prefill_params &p)
 {
-    const dim3 grid = cn_prefill_plan(&p, a, ROWS);
+    const uint32_t d = a->layout.head_dim;
+    if (p.copy.slots == 0) return cn_map_pool(map, a->kv, &a->layout, a->layout.tile_tokens);
+    const uint64_t rows = s->cuda->opts.plain_bytes / (d * sizeof(cn_bf16));
+    const cn_map_shape shape = {2, {d, rows}, {1, d}, {CN_BOX_COLS, TILE}};
+    return cn_map_encode(map, s->plain_rows, &shape);
+}
+
+template <int D>
+static cn_status launch_prefill_sm90(cn_stream *s, const cn_attn_args *a, cn_prefill_params p,
+                                     uint32_t n_heads, uint32_t n_seqs)
+{
+    dim3 grid = cn_prefill_plan(&p, a, ROWS);
     CUtensorMap queries, pool;
+    grid.x = n_heads * p.n_parts;
+    grid.z = n_seqs;
     const uint32_t d = a->layout.head_dim;
     const cn_map_shape shape = {3,
                                 {d, a->n_heads, a->batch->n_tokens},
                                 {1, d, (uint64_t)a->n_heads * d},
                                 {CN_BOX_COLS, p.heads, p.block_tokens}};
     CN_TRY(cn_map_encode(&queries, a->q, &shape));
-    CN_TRY(cn_map_pool(&pool, a->kv, &a->layout, a->layout.tile_tokens));
+    CN_TRY(map_prefill_rows(&pool, s, a, p));
     return cn_cuda_launch(s, "attn_prefill", attn_prefill_sm90_kernel<D>,
                           {grid, THREADS, prefill_shared<D>::BYTES}, p, queries, pool);
 }
 
+extern "C" bool cn_attn_prefill_sm90_has(const cn_stream *s, const cn_attn_args *a)
+{
+    return cn_attn_has_bulk(s) && a->layout.head_dim <= CN_PREFILL_SM90_DIM &&
+           a->n_heads / a->layout.n_kv_heads <= ROWS;
+}
+
 extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a)
 {
-    return cn_attn_has_bulk(s) && a->layout.head_dim <= 128 &&
-           cn_kv_form_of(&a->layout) == CN_KV_PLAIN &&
-           a->n_heads / a->layout.n_kv_heads <= ROWS;
+    return cn_kv_form_of(&a->layout) == CN_KV_PLAIN && cn_attn_prefill_sm90_has(s, a);
+}
+
+static cn_status launch_prefill_any(cn_stream *s, const cn_attn_args *a,
+                                    const cn_prefill_params &p, uint32_t n_heads, uint32_t n_seqs)
+{
+    return a->layout.head_dim <= 64 ? launch_prefill_sm90<64>(s, a, p, n_heads, n_seqs)
+                                    : launch_prefill_sm90<128>(s, a, p, n_heads, n_seqs);
 }
 
 extern "C" cn_status cn_attn_prefill_sm90(cn_stream *s, const cn_attn_args *a)
 {
-    const cn_prefill_params p = cn_prefill_params_of(a);
-    return a->layout.head_dim <= 64 ? launch_prefill_sm90<64>(s, a, p)
-                                    : launch_prefill_sm90<128>(s, a, p);
+    return launch_prefill_any(s, a, cn_prefill_params_of(a), a->layout.n_kv_heads,
+                              a->batch->n_seqs - a->batch->n_decode);
+}
+
+extern "C" cn_status cn_attn_prefill_sm90_copied(cn_stream *s, const cn_attn_args *a,
+                                                 cn_prefill_params p, uint32_t n_seqs)
+{
+    return launch_prefill_any(s, a, p, p.copy.n_heads, n_seqs);
 }

@@ -366,7 +366,7 @@ static cn_status plan_elsewhere(plan_report *r)
     uint64_t cache_bytes;
     char cache[64] = "";
     CN_TRY(cn_home_check_start(c));
-    cn_plan_gpu_init(&gpu, c);
+    cn_plan_gpu_init(&gpu, c, &r->model);
     CN_TRY(cn_plan_gpu_take_cache(&gpu, c, &r->model, &cache_bytes));
     if (cache_bytes > 0)
         snprintf(cache, sizeof cache, ", %.1f GiB of that for the cache device",

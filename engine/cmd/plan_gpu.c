@@ -41,9 +41,10 @@ static size_t compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint
     return bytes > least ? bytes : least;
 }
 
-void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
+void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m)
 {
-    const uint64_t taken = (uint64_t)(CN_PLAN_CONTEXT_MIB + STREAMS_MIB) << 20;
+    const uint64_t taken =
+        ((uint64_t)(CN_PLAN_CONTEXT_MIB + STREAMS_MIB) << 20) + cn_start_plain_bytes(c, m);
     const uint64_t share =
         (uint64_t)((double)c->gpu_memory * (double)c->gpu_memory_utilization);
     *g = (cn_plan_gpu){

@@ -21,7 +21,7 @@ typedef struct cn_plan_gpu {
 } cn_plan_gpu;
 
 /* Describes a GPU of c->gpu_memory bytes that no other process uses. */
-void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c);
+void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m);
 
 /* If --cache-device is this GPU, takes what an engine would take there before the model: *bytes,
  * else 0. CN_ERR_ARG: --cache-device. CN_ERR_MEMORY: it does not fit. The options of homes have

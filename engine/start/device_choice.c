@@ -317,6 +317,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
+        .plain_bytes = cn_start_plain_bytes(c, m),
         .score_layers = n->needs->score_layers,
         .score_heads = m->draft.n_heads,
         .batch_invariant = c->batch_invariant,

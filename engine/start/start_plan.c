@@ -6,6 +6,9 @@
 #include "compress/selector.h"
 #include "engine/start/host_memory.h"
 
+/* As in cuda/attn/attn_prefill.cuh: a sequence is rounded up to these slots; most head_dim. */
+enum { PLAIN_SLOTS = 128, PLAIN_DIM = 128 };
+
 uint32_t cn_start_max_rows(const cn_config *c)
 {
     return (uint32_t)cn_round_up(c->max_num_seqs, CN_GRAPH_ROWS_STEP);
@@ -19,6 +22,15 @@ uint32_t cn_start_max_tokens(const cn_config *c)
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
 {
     return c->max_model_len ? c->max_model_len : m->max_position;
+}
+
+/* With 64 MiB a step reads eight kv heads of 16,384 tokens at once, at head_dim 128. */
+uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m)
+{
+    const uint64_t least = UINT64_C(64) << 20, row_bytes = 2 * (uint64_t)m->head_dim;
+    const uint64_t longest = cn_round_up(cn_start_max_model_len(c, m), PLAIN_SLOTS);
+    if (cn_planner_kv_form(c) == CN_KV_PLAIN || m->head_dim > PLAIN_DIM) return 0;
+    return 2 * longest * row_bytes > least ? 2 * longest * row_bytes : least;
 }
 
 cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m)

@@ -53,6 +53,8 @@ enum { CN_GRAPH_ROWS_STEP = 8 };
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+/* As in cn_cuda_backend_opts. */
+uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m);
 /* CN_ERR_ARG when selectors are declared and the block size or the dense layers exclude them. */
 cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
                                    uint32_t block_tokens);

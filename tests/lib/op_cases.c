@@ -288,6 +288,7 @@ static void open_cuda(const op_case *c)
                                     .n_kv_heads = 8,
                                     .max_seqs = 90, /* with eight kv heads 720 units */
                                     .max_tokens = 1024,
+                                    .plain_bytes = 1 << 20, /* long prefills take turns */
                                     .batch_invariant = c->batch_invariant,
                                     .switches = &switches};
     opened_for = *c;
