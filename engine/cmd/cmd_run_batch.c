@@ -17,7 +17,7 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/stop_signals.h"
-#include "engine/lane_engines.h"
+#include "engine/lanes/lane_engines.h"
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/done_files.h"
 #include "engine/offline/lanes.h"

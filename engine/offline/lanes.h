@@ -15,7 +15,7 @@
 #ifndef CN_LANES_H
 #define CN_LANES_H
 
-#include "engine/lane.h"
+#include "engine/lanes/lane.h"
 #include "engine/offline/batch_run.h"
 
 typedef struct cn_lanes cn_lanes;

@@ -1,4 +1,4 @@
-/* engine_thread.c - what runs on the thread of an engine (engine/lane.h): takes requests and
+/* engine_thread.c - what runs on the thread of an engine (engine/lanes/lane.h): takes requests and
  * cancels, delivers, and gives the requests of an engine that failed to the others. See service.h.
  */
 #include <string.h>

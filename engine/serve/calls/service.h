@@ -1,5 +1,5 @@
 /* service.h - the engines behind the server: an intake thread that turns JSON into tokens and
- * chooses an engine, a thread for each engine (engine/lane.h), and their counters.
+ * chooses an engine, a thread for each engine (engine/lanes/lane.h), and their counters.
  *
  * Owner: cn_server. Thread: create, load and free on one thread at a time; calls (call.h) on any
  * thread that has a mailbox; statistics on any thread.

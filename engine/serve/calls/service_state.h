@@ -11,8 +11,8 @@
 #include <stdatomic.h>
 
 #include "engine/base/json.h"
-#include "engine/lane.h"
-#include "engine/lane_engines.h"
+#include "engine/lanes/lane.h"
+#include "engine/lanes/lane_engines.h"
 #include "engine/serve/calls/service.h"
 #include "engine/serve/calls/turns.h"
 #include "engine/text/chat_template.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/lane.h"
+#include "engine/lanes/lane.h"
 #include "engine/serve/routes/assets.h"
 #include "engine/serve/routes/status_json.h"
 

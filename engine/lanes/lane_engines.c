@@ -1,5 +1,5 @@
 /* lane_engines.c - see lane_engines.h. */
-#include "engine/lane_engines.h"
+#include "engine/lanes/lane_engines.h"
 
 #include <string.h>
 

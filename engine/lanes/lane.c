@@ -1,5 +1,5 @@
 /* lane.c - see lane.h. */
-#include "engine/lane.h"
+#include "engine/lanes/lane.h"
 
 #include <malloc.h>
 #include <math.h>
