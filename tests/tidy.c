@@ -572,7 +572,6 @@ static void check_text(const source *f)
 
 /* ---- names of static functions ---- */
 
-/* A definition. */
 typedef struct function {
     const source *file;
     size_t line;
@@ -606,14 +605,17 @@ static int by_function(const void *a, const void *b)
     return order ? order : x->len - y->len;
 }
 
+static bool is_product(const source *f)
+{
+    return !is_document(f->name) && !starts(f->path, "tests/") && !starts(f->path, "bench/") &&
+           !starts(f->path, "examples/");
+}
+
 static void check_functions(void)
 {
-    for (size_t i = 0; i < n_files; i++) {
-        const source *f = &files[i];
-        const bool is_product = !is_document(f->name) && !starts(f->path, "tests/") &&
-                                !starts(f->path, "bench/") && !starts(f->path, "examples/");
-        for (size_t k = 0; is_product && k < f->n_lines; k++) add_function(f, k);
-    }
+    for (size_t i = 0; i < n_files; i++)
+        for (size_t k = 0; is_product(&files[i]) && k < files[i].n_lines; k++)
+            add_function(&files[i], k);
     qsort(functions, n_functions, sizeof *functions, by_function);
     for (size_t i = 1; i < n_functions; i++) {
         const function *x = &functions[i - 1], *y = &functions[i];
@@ -789,12 +791,6 @@ int main(int argc, char **argv)
     }
     check_files();
     check_functions();
-    for (size_t i = 0; i < n_files; i++) {
-        free(files[i].text);
-        free(files[i].code);
-        free(files[i].line);
-        free(files[i].code_line);
-    }
     printf("tidy: %zu files, %zu faults\n", n_files, n_faults);
     return n_faults || !n_files ? 1 : 0;
 }
