@@ -83,7 +83,7 @@ void draft_head_write(const scratch_dir *folder, float states)
     write_in(folder, &f);
 }
 
-void draft_head_write_eagle(const scratch_dir *folder)
+void draft_head_write_eagle(const scratch_dir *folder, float states)
 {
     enum { VOCAB = 2048, DRAFT_VOCAB = 64, INTERMEDIATE = 16 };
     static const char *const names[] = {
@@ -102,7 +102,7 @@ void draft_head_write_eagle(const scratch_dir *folder)
     for (int i = 0; i < DRAFT_VOCAB; i++) d2t[i] = i * (VOCAB / DRAFT_VOCAB - 1);
     tensor_file_add(&f, "d2t", "I64", 0, DRAFT_VOCAB, d2t, sizeof d2t);
     tensor_file_add(&f, "t2d", "BOOL", 0, VOCAB, t2d, sizeof t2d);
-    add_head(&f, names, 1);
+    add_head(&f, names, states);
     add_matrix(&f, &r, "midlayer.self_attn.v_proj.weight", KV_HEADS * DIM, 2 * HIDDEN, 1);
     add_matrix(&f, &r, "midlayer.self_attn.o_proj.weight", HIDDEN, HEADS * DIM, 1);
     add_matrix(&f, &r, "midlayer.mlp.gate_proj.weight", INTERMEDIATE, HIDDEN, 1);

@@ -13,6 +13,6 @@ void draft_head_open(scratch_dir *folder);
 void draft_head_write(const scratch_dir *folder, float states);
 /* Writes the same head as a published EAGLE-3 file, with the other tensors of such a file and its
  * config.json. */
-void draft_head_write_eagle(const scratch_dir *folder);
+void draft_head_write_eagle(const scratch_dir *folder, float states);
 
 #endif
