@@ -1,7 +1,7 @@
 #!/bin/sh
-# serve_lanes_check.sh - the package openai against a server with three GPUs of the fake runtime, of
-# which one is lost while requests run. Needs build/tests/fake_cuda; without it, and without the
-# package, prints SKIPPED.
+# serve_lanes_check.sh - the package openai against servers with several engines: batches on two CPU
+# engines, and requests on three GPUs of the fake runtime, of which one is lost meanwhile. Without
+# the package, or build/tests/fake_cuda, prints SKIPPED.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -10,12 +10,18 @@ trap clean_up EXIT
 fake=$(dirname "$cinch")/tests/fake_cuda/cinch-cuda.so
 [ -e "$fake" ] || skip "no fake CUDA runtime: make programs cuda"
 need_python clients openai==3.52.0 prometheus_client==0.26.0
+key=a-key-for-the-test
+(umask 077 && echo "test:$key" >"$dir/keys")
+serve --data-parallel-size 2 --device cpu --kv-cache-memory-bytes 64M --api-key-file "$dir/keys" \
+    --spool "$dir/spool"
+"$python" tests/clients/openai_batches.py "$url" $key
+stop
 cp "$cinch" "$fake" "$dir"
 cinch=$dir/cinch
 export XDG_CACHE_HOME="$dir/cache" FAKE_PEERS=0 FAKE_GPUS=3
 lanes() {
     serve --load-format dummy --block-size 64 --max-model-len 1024 --max-num-seqs 8 \
-        --data-parallel-size 3 "$@"
+        --data-parallel-size 3 --device cuda "$@"
 }
 lanes # the products are timed: later launches are steps
 stop

@@ -71,19 +71,37 @@ void cn_mailbox_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail)
     CN_ASSERT(fits);
 }
 
+/* One message less; the lock is held. */
+static void count_down(cn_mailbox *box)
+{
+    uint64_t count;
+    if (--box->n > 0) return;
+    const ssize_t n = read(box->fd, &count, sizeof count);
+    CN_ASSERT(n == sizeof count);
+}
+
 cn_mail *cn_mailbox_take(cn_mailbox *box)
 {
     pthread_mutex_lock(&box->lock);
     cn_mail *mail = NULL;
     for (int queue = 0; queue < CN_N_MAIL_QUEUES && !mail; queue++)
         mail = CN_CONTAINER_OF(cn_list_pop(&box->queues[queue]), cn_mail, node);
-    if (mail && --box->n == 0) {
-        uint64_t count;
-        const ssize_t n = read(box->fd, &count, sizeof count);
-        CN_ASSERT(n == sizeof count);
-    }
+    if (mail) count_down(box);
     pthread_mutex_unlock(&box->lock);
     return mail;
+}
+
+bool cn_mailbox_try_remove(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail)
+{
+    pthread_mutex_lock(&box->lock);
+    const cn_list_node *at = box->queues[queue].head;
+    while (at && at != &mail->node) at = at->next;
+    if (at) {
+        cn_list_remove(&box->queues[queue], &mail->node);
+        count_down(box);
+    }
+    pthread_mutex_unlock(&box->lock);
+    return at != NULL;
 }
 
 uint32_t cn_mailbox_open_all(cn_mailbox *box)

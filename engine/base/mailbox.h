@@ -37,6 +37,8 @@ void cn_mailbox_post(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail);
 
 /* Removes and returns the next message, or NULL. */
 cn_mail *cn_mailbox_take(cn_mailbox *box);
+/* Removes this message, unless it was taken. Not beside cn_mailbox_open_all. O(messages). */
+bool cn_mailbox_try_remove(cn_mailbox *box, cn_mail_queue queue, cn_mail *mail);
 /* Opens the messages that are waiting now, not those posted meanwhile. Returns their number. */
 uint32_t cn_mailbox_open_all(cn_mailbox *box);
 /* Sleeps until a message waits, a signal arrives, or timeout_ms have passed (-1: no timeout). */

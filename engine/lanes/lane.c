@@ -202,6 +202,11 @@ void cn_lane_post(cn_lane *lane, cn_mail_queue queue, cn_mail *mail)
         mail->open(mail);
 }
 
+bool cn_lane_try_recall(cn_lane *lane, cn_mail_queue queue, cn_mail *mail)
+{
+    return cn_mailbox_try_remove(lane->inbox, queue, mail);
+}
+
 cn_status cn_lane_step(cn_lane *lane)
 {
     CN_ASSERT(!lane->outbox);

@@ -63,6 +63,8 @@ void cn_lane_stop(cn_lane *lane);
 
 /* Has the mail opened on the lane's thread. Any thread, if the lane has one. */
 void cn_lane_post(cn_lane *lane, cn_mail_queue queue, cn_mail *mail);
+/* Takes back a mail that the lane with a thread has not opened. Any thread. */
+bool cn_lane_try_recall(cn_lane *lane, cn_mail_queue queue, cn_mail *mail);
 /* From the lane's thread: has the mail opened on the owner's. */
 void cn_lane_reply(cn_lane *lane, cn_mail *mail);
 /* Steps the engine of a lane without a thread. */

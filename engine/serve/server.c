@@ -123,6 +123,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     cn_server *s = arg;
     (void)fd, (void)what;
     watch_stall(s);
+    cn_service_watch(s->service);
     if (!s->engine_failed && !cn_service_is_healthy(s->service)) {
         s->engine_failed = true;
         if (!s->draining) begin_drain(s);

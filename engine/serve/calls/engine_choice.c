@@ -1,8 +1,8 @@
 /* engine_choice.c - which of several engines gets a request. See service_state.h.
  *
  * 1. An engine that can seat the request now goes before one that would have to preempt a batch
- *    request for it, and that before one where it waits, or whose step is long. An engine that
- *    failed, or whose step does not end, gets none.
+ *    request for it, that before one where it waits, and that before one whose step is long. An
+ *    engine that failed, or whose step does not end, gets none.
  * 2. Of these, the one whose prefix cache has the longest part of the prompt, if that is a third of
  *    it and the engine has not much more to do than the others.
  * 3. Else the one with the least load: the tokens of its requests, and for each sample those that
@@ -22,7 +22,7 @@ enum {
 static const double MORE_LOAD = 1.5;
 static const double SLOW_S = 2; /* a turn that lasts longer may be the begin of a stall */
 
-typedef enum rank { SEATED, PREEMPTS, WAITS, STALLED, FAILED } rank;
+typedef enum rank { SEATED, PREEMPTS, WAITS, SLOW, STALLED, FAILED } rank;
 
 bool cn_engine_is_up(const cn_service_lane *at)
 {
@@ -39,7 +39,7 @@ static rank rank_of(cn_service_lane *at, const cn_call *call)
     const uint32_t all = interactive + atomic_load(&at->load.samples[CN_CLASS_BATCH]);
     if (cn_lane_failure(&at->lane)) return FAILED;
     if (!cn_engine_is_up(at)) return STALLED;
-    if (cn_lane_turn_s(&at->lane, cn_now_s()) > SLOW_S) return WAITS;
+    if (cn_lane_turn_s(&at->lane, cn_now_s()) > SLOW_S) return SLOW;
     cn_lane_stats(&at->lane, &stats);
     if (all + call->load_samples <= seats && stats.waiting + stats.swapped == 0) return SEATED;
     if (call->klass == CN_CLASS_INTERACTIVE && interactive + call->load_samples <= seats &&

@@ -1,6 +1,6 @@
 /* engine_thread.c - what runs on the thread of an engine (engine/lanes/lane.h): takes requests and
- * cancels, delivers, and gives the requests of an engine that failed to the others. See service.h.
- */
+ * cancels, delivers, and gives the requests of an engine that failed or hangs to the others. See
+ * service.h. */
 #include <string.h>
 
 #include "engine/serve/calls/service_state.h"
@@ -28,6 +28,11 @@ static void unlink_call(cn_call *call)
 {
     count_active(call, UINT32_MAX); /* less one */
     cn_list_remove(&lane_of(call)->active, &call->node);
+}
+
+static cn_mail_queue queue_of(const cn_call *call)
+{
+    return call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS;
 }
 
 /* ---- delivery ---- */
@@ -93,10 +98,10 @@ static cn_status end_status(const cn_call *call)
     return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
 }
 
-static void cancel_all(cn_call *call)
+static void cancel_all(const cn_submission *sub)
 {
-    for (uint32_t i = 0; i < call->request->n_prompts; i++)
-        cn_engine_cancel(lane_of(call)->lane.engine, call->engine_request + i);
+    for (uint32_t i = 0; i < sub->n; i++)
+        cn_engine_cancel(sub->at->lane.engine, sub->first + i);
 }
 
 /* The first of several prompts to have a token may not be the first that was admitted. */
@@ -109,15 +114,21 @@ static void note_times(call_times *t, const cn_event *ev, double now)
     t->last_token_s = now;
 }
 
-static void on_call_event(void *user, const cn_event *event)
+static void end_submission(cn_call *call)
 {
-    cn_call *call = user;
+    cn_free(call->submission);
+    call->submission = NULL;
+}
+
+static void take_event(cn_call *call, const cn_event *event)
+{
     cn_lane_load *load = &lane_of(call)->load;
     const double now = cn_now_s();
     call->load_tokens += event->n_tokens;
     atomic_fetch_add(&load->tokens[call->klass], event->n_tokens);
     const cn_event e =
-        cn_api_event_of(call->request, call->engine_request, &call->n_left, event), *ev = &e;
+        cn_api_event_of(call->request, call->submission->first, &call->submission->n_left, event),
+                   *ev = &e;
     observe_tokens(call, ev, now);
     pthread_mutex_lock(&call->lock);
     note_times(&call->times, ev, now);
@@ -125,17 +136,41 @@ static void on_call_event(void *user, const cn_event *event)
     const bool too_long =
         cn_api_result_bytes(call->result) > call->service->config->max_reply_bytes;
     pthread_mutex_unlock(&call->lock);
-    if (too_long && !call->too_long) cancel_all(call);
+    if (too_long && !call->too_long) cancel_all(call->submission);
     call->too_long |= too_long;
     if (ev->finish != CN_FINISH_NONE) observe_end(call, ev);
     if (ev->finish != CN_FINISH_NONE) cn_engine_unload_sample(call);
     if (ev->last) {
         unlink_call(call);
+        end_submission(call);
         cn_engine_unload(call);
         cn_call_finish(call, end_status(call));
     } else if (call->request->stream) {
         cn_call_post_update(call);
     }
+}
+
+/* Drops what an engine that hung says of a call that went to another one. */
+static void drop_event(cn_submission *sub, const cn_event *event)
+{
+    if (!event->last) {
+        cancel_all(sub);
+    } else if (--sub->n_left == 0) {
+        cn_list_remove(&sub->at->orphans, &sub->node);
+        cn_free(sub);
+    }
+}
+
+static void on_call_event(void *user, const cn_event *event)
+{
+    cn_submission *sub = user;
+    cn_service_lane *at = sub->at;
+    pthread_mutex_lock(&at->lock);
+    if (sub->call)
+        take_event(sub->call, event);
+    else
+        drop_event(sub, event);
+    pthread_mutex_unlock(&at->lock);
 }
 
 /* ---- submit, cancel ---- */
@@ -156,9 +191,8 @@ static cn_status submit_prompts(cn_engine *engine, cn_call *call)
         all[i].n_tokens = call->tokens[i].len;
         all[i].bad_words_made = call->bad_words;
     }
-    call->n_left = n;
-    const cn_status status =
-        cn_engine_submit_all(engine, all, n, on_call_event, call, &call->engine_request);
+    cn_submission *sub = call->submission;
+    const cn_status status = cn_engine_submit_all(engine, all, n, on_call_event, sub, &sub->first);
     cn_free(all);
     return status;
 }
@@ -173,7 +207,12 @@ static cn_status submit_call(cn_call *call)
     if (lane->status != CN_OK)
         return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", lane->why);
     call->last_s = cn_calloc(n, sizeof *call->last_s);
-    if (!call->last_s) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    call->submission = cn_calloc(1, sizeof *call->submission);
+    if (!call->last_s || !call->submission)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    const uint32_t n_prompts = call->request->n_prompts;
+    *call->submission = (cn_submission){
+        .at = lane_of(call), .call = call, .n = n_prompts, .n_left = n_prompts};
     CN_TRY(cn_api_result_create(&result, call->request, cn_engine_token_bytes, lane->engine));
     pthread_mutex_lock(&call->lock);
     call->result = result;
@@ -187,6 +226,7 @@ static cn_status submit_call(cn_call *call)
 /* Ends a call that its engine does not have. */
 static void end_call(cn_call *call, cn_status status)
 {
+    end_submission(call);
     cn_engine_unload(call);
     cn_call_finish(call, status);
 }
@@ -223,11 +263,10 @@ static bool try_move(cn_call *call)
     cn_call_free_tokens(call);
     cn_free(call->last_s);
     call->last_s = NULL;
-    call->submitted = call->too_long = false;
+    call->too_long = false;
     atomic_store(&call->at, NULL);
     call->mail.open = cn_intake_take;
-    cn_mailbox_post(call->service->intake_box,
-                    call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS, &call->mail);
+    cn_mailbox_post(call->service->intake_box, queue_of(call), &call->mail);
     return true;
 }
 
@@ -246,9 +285,11 @@ void cn_engine_thread_end(cn_lane *lane, cn_status status)
     cn_service_lane *at = lane->owner;
     const bool failed = status != CN_ERR_CANCELLED;
     uint32_t n_rescued = 0;
-    const uint32_t n_calls = (uint32_t)at->active.n;
+    pthread_mutex_lock(&at->lock);
+    const uint32_t n_calls = at->active.n;
     for (cn_call *call; (call = CN_CONTAINER_OF(at->active.head, cn_call, node));) {
         unlink_call(call);
+        end_submission(call);
         if (failed && ++call->n_lost < MOST_LOST && try_move(call)) {
             n_rescued++;
             continue;
@@ -256,17 +297,101 @@ void cn_engine_thread_end(cn_lane *lane, cn_status status)
         cn_fail(status, "%s", failed ? lane->why : "the server is stopping");
         end_call(call, status);
     }
+    for (cn_list_node *node; (node = cn_list_pop(&at->orphans));)
+        cn_free(CN_CONTAINER_OF(node, cn_submission, node));
+    pthread_mutex_unlock(&at->lock);
     if (failed) log_failure(at, n_calls, n_rescued);
+}
+
+/* ---- an engine that hangs ---- */
+
+/* Moves a call that the engine has, and leaves it the submission. */
+static bool try_take_away(cn_service_lane *at, cn_call *call)
+{
+    cn_submission *sub = call->submission;
+    if (call->n_lost + 1 >= MOST_LOST) return false;
+    unlink_call(call);
+    call->n_lost++;
+    call->submission = NULL;
+    if (!try_move(call)) {
+        call->n_lost--;
+        call->submission = sub;
+        link_call(call);
+        return false;
+    }
+    sub->call = NULL;
+    cn_list_append(&at->orphans, &sub->node);
+    return true;
+}
+
+static uint32_t take_active(cn_service_lane *at)
+{
+    uint32_t n = 0;
+    for (uint32_t left = at->active.n; left > 0; left--) {
+        cn_call *call = CN_CONTAINER_OF(at->active.head, cn_call, node);
+        CN_ASSERT(call);
+        const bool moved = try_take_away(at, call);
+        n += moved;
+        if (moved) continue;
+        cn_list_remove(&at->active, &call->node);
+        cn_list_append(&at->active, &call->node);
+    }
+    return n;
+}
+
+static uint32_t take_posted(cn_service_lane *at)
+{
+    uint32_t n = 0;
+    for (cn_list_node *node = at->posted.head, *next; node; node = next) {
+        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
+        next = node->next;
+        if (!others_work(call) || atomic_load(&call->cancelled) ||
+            !cn_lane_try_recall(&at->lane, queue_of(call), &call->mail))
+            continue;
+        cn_list_remove(&at->posted, &call->node);
+        if (try_move(call)) {
+            n++;
+            continue;
+        }
+        cn_fail(CN_ERR_CANCELLED, "cancelled"); /* meanwhile */
+        end_call(call, CN_ERR_CANCELLED);
+    }
+    return n;
+}
+
+void cn_engine_thread_watch(cn_service *s)
+{
+    for (uint32_t i = 0; i < s->n_lanes; i++) {
+        cn_service_lane *at = &s->lanes[i];
+        if (cn_lane_failure(&at->lane) || cn_engine_is_up(at)) continue;
+        if (pthread_mutex_trylock(&at->lock) != 0) continue;
+        const uint32_t n = take_active(at) + take_posted(at);
+        pthread_mutex_unlock(&at->lock);
+        if (n > 0)
+            cn_log(CN_LOG_ERROR, "engine %u: a step has not ended for %.0f s (--health-stall); %u "
+                   "of its requests go to the other engines", i,
+                   cn_lane_turn_s(&at->lane, cn_now_s()), n);
+    }
 }
 
 /* ---- mails, steps ---- */
 
-void cn_engine_thread_take(cn_mail *mail)
+void cn_engine_thread_post(cn_call *call)
 {
-    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
+    cn_service_lane *at = lane_of(call);
+    call->mail.open = cn_engine_thread_take;
+    pthread_mutex_lock(&at->lock);
+    cn_list_append(&at->posted, &call->node);
+    cn_lane_post(&at->lane, queue_of(call), &call->mail);
+    pthread_mutex_unlock(&at->lock);
+}
+
+static void take_call(cn_call *call)
+{
     cn_service *s = call->service;
     cn_lane *lane = &lane_of(call)->lane;
     lane->untrimmed = true;
+    cn_list_remove(&lane_of(call)->posted, &call->node);
     if (lane->status != CN_OK && !lane->stopping && try_move(call)) return;
     cn_status status = submit_call(call);
     cn_call_free_tokens(call);
@@ -276,9 +401,18 @@ void cn_engine_thread_take(cn_mail *mail)
         end_call(call, status);
         return;
     }
-    call->submitted = true;
     cn_lane_wake(lane, call->load_samples);
     link_call(call);
+}
+
+void cn_engine_thread_take(cn_mail *mail)
+{
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
+    CN_ASSERT(call);
+    cn_service_lane *at = lane_of(call);
+    pthread_mutex_lock(&at->lock);
+    take_call(call);
+    pthread_mutex_unlock(&at->lock);
 }
 
 /* A call that has moved on sees at its next engine that it is cancelled. */
@@ -286,8 +420,10 @@ void cn_engine_thread_cancel(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, cancel_mail);
     CN_ASSERT(call);
-    if (lane_of(call) == call->cancel_at && call->submitted && !cn_call_is_over(call))
-        cancel_all(call);
+    cn_service_lane *at = call->cancel_at;
+    pthread_mutex_lock(&at->lock);
+    if (lane_of(call) == at && call->submission) cancel_all(call->submission);
+    pthread_mutex_unlock(&at->lock);
     cn_call_unref(call);
 }
 

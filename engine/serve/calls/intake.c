@@ -199,10 +199,9 @@ static void read_call(cn_call *call, bool is_long)
         cn_call_finish(call, status);
         return;
     }
-    call->mail.open = cn_engine_thread_take;
     call->is_read = true;
-    cn_lane_post(&cn_engine_choose(s, call)->lane,
-                 call->klass == CN_CLASS_BATCH ? CN_MAIL_NORMAL : CN_MAIL_EXPRESS, &call->mail);
+    cn_engine_choose(s, call);
+    cn_engine_thread_post(call);
 }
 
 static void read_long_call(void *call) { read_call(call, true); }

@@ -20,6 +20,7 @@ static cn_status open_lanes(cn_service *s)
     for (uint32_t i = 0; i < n; i++) {
         cn_service_lane *at = &s->lanes[i];
         at->service = s;
+        pthread_mutex_init(&at->lock, NULL);
         at->lane = (cn_lane){.engine = s->engines.at[i],
                              .index = i,
                              .outbox = s->load_box,
@@ -123,6 +124,8 @@ void cn_service_free(cn_service *s)
 {
     if (!s) return;
     if (s->intake_box) cn_service_stop(s);
+    for (uint32_t i = 0; s->lanes && i < s->engines.n; i++)
+        pthread_mutex_destroy(&s->lanes[i].lock);
     cn_lane_engines_free(&s->engines);
     cn_free(s->lanes);
     cn_tokenizer_free(s->tokenizer);
@@ -208,6 +211,11 @@ static double stalled_s(const cn_service *s, double now_s)
         longest_s = fmax(longest_s, turn_s);
     }
     return longest_s;
+}
+
+void cn_service_watch(cn_service *s)
+{
+    if (cn_service_n_engines(s) > 1) cn_engine_thread_watch(s);
 }
 
 bool cn_service_is_stalled(const cn_service *s, double now_s) { return stalled_s(s, now_s) > 0; }

@@ -43,6 +43,9 @@ const cn_api_defaults *cn_service_defaults(const cn_service *s);
 bool cn_service_is_healthy(cn_service *s);
 void cn_service_failure(cn_service *s, cn_buf *text);
 
+/* Gives requests of an engine whose step does not end to the others. HTTP thread, now and then. */
+void cn_service_watch(cn_service *s);
+
 /* True when the engines that have not failed stall: each makes a turn, one step and the messages
  * before it, for longer than --health-stall. now_s: cn_now_s(). _stall appends the reason. */
 bool cn_service_is_stalled(const cn_service *s, double now_s);

@@ -39,10 +39,24 @@ typedef struct cn_service_lane {
     cn_lane lane;
     cn_service *service;
     cn_lane_load load;
+    /* Its thread has the lock while it works on a call, so that the calls can be taken away from an
+     * engine that hangs. It protects the lists, and the fields of their calls. */
+    pthread_mutex_t lock;
+    cn_list posted;  /* calls in the lane's mailbox */
+    cn_list active;  /* calls that the engine has accepted and not ended */
+    cn_list orphans; /* submissions whose call was taken away */
     /* its thread's */
-    cn_list active;    /* calls that the engine has accepted and not ended */
     uint64_t n_steps, n_tokens; /* at the end of the last step */
 } cn_service_lane;
+
+/* A call as an engine has it. */
+typedef struct cn_submission {
+    cn_list_node node; /* of `orphans` */
+    cn_service_lane *at;
+    cn_call *call;   /* NULL: it was taken away, and what the engine says of it is dropped */
+    uint64_t first;  /* of its engine requests */
+    uint32_t n, n_left; /* all, and those that have not ended */
+} cn_submission;
 
 struct cn_call {
     cn_mail mail;        /* to the intake, then to the engine */
@@ -79,10 +93,8 @@ struct cn_call {
     uint32_t n_lost; /* engines that have failed with it */
 
     /* the engine thread's */
-    cn_list_node node; /* of `active` */
-    uint64_t engine_request; /* the first of n_prompts */
-    uint32_t n_left;         /* engine requests that have not ended */
-    bool submitted;
+    cn_list_node node; /* of `posted` or `active` */
+    cn_submission *submission;
     bool too_long; /* the output exceeds --max-reply-bytes */
     uint32_t owner;
     int32_t min_priority;
@@ -194,6 +206,11 @@ void cn_engine_unload_sample(cn_call *call);
 bool cn_engine_is_up(const cn_service_lane *at);
 
 /* engine_thread.c */
+/* Sends a call to its engine. Any thread that reads requests. */
+void cn_engine_thread_post(cn_call *call);
+/* Gives what engines that hang have and their clients have not seen to the other engines. HTTP
+ * thread, now and then. */
+void cn_engine_thread_watch(cn_service *s);
 void cn_engine_thread_take(cn_mail *mail);
 void cn_engine_thread_cancel(cn_mail *mail);
 void cn_engine_thread_step(cn_lane *lane, double seconds);
