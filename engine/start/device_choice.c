@@ -235,8 +235,7 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
     return CN_OK;
 }
 
-/* Products with FP8 weights, with their inputs as they are read. */
-static cn_status check_fp8(const cn_backend *be, const cn_model_config *m)
+cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m)
 {
     if (!m->quant.fp8 || be->fp8_x_forms >> m->quant.x & 1) return CN_OK;
     if (be->fp8_x_forms)
@@ -262,7 +261,7 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
         {"expert_down", be->expert_down},
         {"expert_sum", be->expert_sum},
     };
-    CN_TRY(check_fp8(be, m));
+    CN_TRY(cn_backend_check_fp8(be, m));
     if (m->experts.router.n_experts == 0) return CN_OK;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)

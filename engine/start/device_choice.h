@@ -80,7 +80,10 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
  * together with the selectors or homes of c. */
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
 
-/* The same for all ops that only some models need: CN_ERR_DEVICE names the model and the first op
+/* CN_ERR_DEVICE when the backend has no products with the FP8 weights of the model. */
+cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m);
+
+/* The same for all ops that only some models need, and FP8 weights: CN_ERR_DEVICE names the model and the first op
  * that the backend lacks. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
 
