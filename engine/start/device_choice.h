@@ -83,8 +83,8 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
 /* CN_ERR_DEVICE when the backend has no products with the FP8 weights of the model. */
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m);
 
-/* The same for all ops that only some models need, and FP8 weights: CN_ERR_DEVICE names the model and the first op
- * that the backend lacks. */
+/* CN_ERR_DEVICE, too, when the backend lacks ops that only some models need: the text names the
+ * model and the first of them. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
