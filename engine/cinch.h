@@ -407,6 +407,7 @@ typedef struct cn_request_params {
     uint32_t truncate_prompt;
     cn_sampling sampling;
     struct cn_bad_words *bad_words_made; /* internal: their tokens; NULL: made from the texts */
+    bool was_accepted; /* internal: by an engine that failed; the queue has room for it */
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;
     cn_class klass;

@@ -150,7 +150,7 @@ static cn_status check_request_samples(const cn_engine *e, const cn_request_para
     if (n > n_queue)
         return cn_fail_param("n", "n: %u samples exceed the queue of %u (--max-queue)", n,
                              n_queue);
-    if (cn_scheduler_waiting_of(e->scheduler, p->klass) > n_queue - n)
+    if (!p->was_accepted && cn_scheduler_waiting_of(e->scheduler, p->klass) > n_queue - n)
         return cn_fail(CN_ERR_BUSY,
                        "the queue has no room for %u samples (--max-queue %u): try again later", n,
                        n_queue);

@@ -86,14 +86,27 @@ static void add_replay(cn_batch_run *run, const cn_batch_job *job)
     run->replayed.completion_tokens += job->replayed.completion_tokens;
 }
 
+static void return_job(cn_batch_job *job)
+{
+    cn_list_remove(&job->run->inflight, &job->node);
+    cn_list_append(&job->run->finished, &job->node);
+}
+
 void cn_batch_job_end(cn_batch_job *job, cn_status status)
 {
     if (status != CN_OK)
         cn_batch_job_fail(job, status, NULL);
     else if (job->replays)
         add_replay(job->run, job);
-    cn_list_remove(&job->run->inflight, &job->node);
-    cn_list_append(&job->run->finished, &job->node);
+    return_job(job);
+}
+
+/* The line of a replay is written: nothing more is said of it. */
+void cn_batch_job_end_lost(cn_batch_job *job, const char *text)
+{
+    const cn_status status = job->replays ? CN_ERR_CANCELLED : CN_ERR_ARG;
+    cn_batch_job_fail(job, cn_fail(status, "%s", text), CN_BATCH_ENGINE_FAILED);
+    return_job(job);
 }
 
 /* ---- a lost engine ---- */

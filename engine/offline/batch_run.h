@@ -194,6 +194,8 @@ bool cn_batch_job_event(cn_batch_job *job, const cn_event *ev);
 /* Ends a job. With CN_OK it has its result. With another status (CN_ERR_ARG: the line is invalid;
  * CN_ERR_BUSY: try again; CN_ERR_CANCELLED: put back) keeps the thread's last error. */
 void cn_batch_job_end(cn_batch_job *job, cn_status status);
+/* Ends a job that too many engines had when they failed, with an error line. */
+void cn_batch_job_end_lost(cn_batch_job *job, const char *text);
 /* Takes a job out of the run, because its engine is lost, which may still use the job: the port
  * frees it with cn_batch_job_free (batch_job.h). Its line is submitted again in another job, or
  * gets an error line. Needs port->borrows. */

@@ -153,6 +153,7 @@ const char *cn_call_at_fault(const cn_call *call)
 {
     return call->at_fault.len ? call->at_fault.data : "";
 }
+bool cn_call_is_suspect(const cn_call *call) { return call->is_suspect; }
 const cn_api_request *cn_call_request(const cn_call *call) { return call->request; }
 
 cn_api_result *cn_call_lock(cn_call *call)

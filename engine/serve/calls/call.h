@@ -60,6 +60,8 @@ bool cn_call_is_over(const cn_call *call);
 cn_status cn_call_status(const cn_call *call);
 const char *cn_call_error(const cn_call *call);
 const char *cn_call_at_fault(const cn_call *call);
+/* True: so many engines failed while they had the request that it may be the cause. */
+bool cn_call_is_suspect(const cn_call *call);
 
 /* The parsed request. Valid once there is output, or the call is over with CN_OK. */
 const cn_api_request *cn_call_request(const cn_call *call);

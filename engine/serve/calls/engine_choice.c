@@ -1,8 +1,9 @@
 /* engine_choice.c - which of several engines gets a request. See service_state.h.
  *
  * 1. An engine that can seat the request now goes before one that would have to preempt a batch
- *    request for it, that before one where it waits, and that before one whose step is long. An
- *    engine that failed, or whose step does not end, gets none.
+ *    request for it, that before one where it waits, then one whose step is long, then one whose
+ *    queue is full. An engine that failed, or whose step does not end, gets none. Of requests that
+ *    may make engines fail each goes to another engine.
  * 2. Of these, the one whose prefix cache has the longest part of the prompt, if that is a third of
  *    it and the engine has not much more to do than the others.
  * 3. Else the one with the least load: the tokens of its requests, and for each sample those that
@@ -22,7 +23,7 @@ enum {
 static const double MORE_LOAD = 1.5;
 static const double SLOW_S = 2; /* a turn that lasts longer may be the begin of a stall */
 
-typedef enum rank { SEATED, PREEMPTS, WAITS, SLOW, STALLED, FAILED } rank;
+typedef enum rank { SEATED, PREEMPTS, WAITS, RISKS, SLOW, FULL, STALLED, FAILED } rank;
 
 bool cn_engine_is_up(const cn_service_lane *at)
 {
@@ -31,16 +32,31 @@ bool cn_engine_is_up(const cn_service_lane *at)
            (stall_s == 0 || cn_lane_turn_s(&at->lane, cn_now_s()) <= stall_s);
 }
 
+static bool may_end_engine(const cn_call *call) { return call->n_lost + 1 == CN_CALL_MOST_LOST; }
+
+/* The least samples of a class that wait: after its last step, and of all that it has now. */
+static uint32_t n_waiting(const cn_service_lane *at, const cn_stats *stats, cn_class klass)
+{
+    const uint32_t seats = at->service->config->max_num_seqs;
+    const uint32_t all = atomic_load(&at->load.samples[klass]);
+    const uint32_t waited = klass == CN_CLASS_BATCH ? stats->waiting - stats->waiting_interactive
+                                                    : stats->waiting_interactive;
+    return cn_max_u32(waited, all > seats ? all - seats : 0);
+}
+
 static rank rank_of(cn_service_lane *at, const cn_call *call)
 {
     cn_stats stats;
+    const uint32_t queue = at->service->config->max_queue;
     const uint32_t seats = at->service->config->max_num_seqs;
     const uint32_t interactive = atomic_load(&at->load.samples[CN_CLASS_INTERACTIVE]);
     const uint32_t all = interactive + atomic_load(&at->load.samples[CN_CLASS_BATCH]);
     if (cn_lane_failure(&at->lane)) return FAILED;
     if (!cn_engine_is_up(at)) return STALLED;
-    if (cn_lane_turn_s(&at->lane, cn_now_s()) > SLOW_S) return SLOW;
     cn_lane_stats(&at->lane, &stats);
+    if (n_waiting(at, &stats, call->klass) + call->load_samples > queue) return FULL;
+    if (cn_lane_turn_s(&at->lane, cn_now_s()) > SLOW_S) return SLOW;
+    if (may_end_engine(call) && atomic_load(&at->load.suspects) > 0) return RISKS;
     if (all + call->load_samples <= seats && stats.waiting + stats.swapped == 0) return SEATED;
     if (call->klass == CN_CLASS_INTERACTIVE && interactive + call->load_samples <= seats &&
         stats.waiting_interactive == 0)
@@ -150,6 +166,8 @@ cn_service_lane *cn_engine_choose(cn_service *s, cn_call *call)
     s->next_lane = at->lane.index + 1;
     atomic_fetch_add(&at->load.samples[call->klass], call->load_samples);
     atomic_fetch_add(&at->load.tokens[call->klass], call->load_tokens);
+    call->load_suspect = may_end_engine(call);
+    atomic_fetch_add(&at->load.suspects, call->load_suspect);
     pthread_mutex_unlock(&s->choice_lock);
     atomic_store(&call->at, at);
     return at;
@@ -168,6 +186,8 @@ void cn_engine_unload(cn_call *call)
     cn_service_lane *at = atomic_load(&call->at);
     atomic_fetch_sub(&at->load.samples[call->klass], call->load_samples);
     atomic_fetch_sub(&at->load.tokens[call->klass], call->load_tokens);
+    atomic_fetch_sub(&at->load.suspects, call->load_suspect);
     call->load_samples = 0;
     call->load_tokens = 0;
+    call->load_suspect = false;
 }

@@ -5,9 +5,6 @@
 
 #include "engine/serve/calls/service_state.h"
 
-/* As CN_BATCH_MOST_LOST: a request that so many engines failed with may be the cause. */
-enum { MOST_LOST = 3 };
-
 /* ---- calls in the engine ---- */
 
 static void count_active(cn_call *call, uint32_t change)
@@ -42,9 +39,10 @@ static void observe_tokens(cn_call *call, const cn_event *ev, double now)
     cn_serve_stats *stats = call->service->serve_stats;
     if (ev->n_tokens == 0) return;
     double *last = &call->last_s[ev->sample];
-    if (call->times.first_token_s == 0)
+    if (!call->has_begun)
         cn_serve_stats_observe_class(stats, call->klass, CN_HIST_TTFT_S,
                                      now - call->times.started_s, 1);
+    call->has_begun = true;
     if (*last > 0)
         cn_serve_stats_observe_class(stats, call->klass, CN_HIST_ITL_S,
                                      (now - *last) / ev->n_tokens, ev->n_tokens);
@@ -190,6 +188,7 @@ static cn_status submit_prompts(cn_engine *engine, cn_call *call)
         all[i].tokens = call->tokens[i].ids;
         all[i].n_tokens = call->tokens[i].len;
         all[i].bad_words_made = call->bad_words;
+        all[i].was_accepted = call->was_accepted;
     }
     cn_submission *sub = call->submission;
     const cn_status status = cn_engine_submit_all(engine, all, n, on_call_event, sub, &sub->first);
@@ -280,6 +279,21 @@ static void log_failure(const cn_service_lane *at, uint32_t n_calls, uint32_t n_
                lane->index, lane->why, n_calls, n_rescued);
 }
 
+/* Ends a call whose engine makes no more steps, or moves it. */
+static bool try_rescue(cn_call *call, const cn_lane *lane, cn_status status)
+{
+    const bool failed = status != CN_ERR_CANCELLED;
+    if (failed && ++call->n_lost < CN_CALL_MOST_LOST && try_move(call)) return true;
+    call->is_suspect = failed && call->n_lost == CN_CALL_MOST_LOST && others_work(call);
+    if (call->is_suspect)
+        cn_fail(status, "%d engines failed while they had this request, the last because: %s",
+                (int)CN_CALL_MOST_LOST, lane->why);
+    else
+        cn_fail(status, "%s", failed ? lane->why : "the server is stopping");
+    end_call(call, status);
+    return false;
+}
+
 void cn_engine_thread_end(cn_lane *lane, cn_status status)
 {
     cn_service_lane *at = lane->owner;
@@ -290,12 +304,7 @@ void cn_engine_thread_end(cn_lane *lane, cn_status status)
     for (cn_call *call; (call = CN_CONTAINER_OF(at->active.head, cn_call, node));) {
         unlink_call(call);
         end_submission(call);
-        if (failed && ++call->n_lost < MOST_LOST && try_move(call)) {
-            n_rescued++;
-            continue;
-        }
-        cn_fail(status, "%s", failed ? lane->why : "the server is stopping");
-        end_call(call, status);
+        n_rescued += try_rescue(call, lane, status);
     }
     for (cn_list_node *node; (node = cn_list_pop(&at->orphans));)
         cn_free(CN_CONTAINER_OF(node, cn_submission, node));
@@ -309,7 +318,7 @@ void cn_engine_thread_end(cn_lane *lane, cn_status status)
 static bool try_take_away(cn_service_lane *at, cn_call *call)
 {
     cn_submission *sub = call->submission;
-    if (call->n_lost + 1 >= MOST_LOST) return false;
+    if (call->n_lost + 1 >= CN_CALL_MOST_LOST) return false;
     unlink_call(call);
     call->n_lost++;
     call->submission = NULL;
@@ -401,6 +410,7 @@ static void take_call(cn_call *call)
         end_call(call, status);
         return;
     }
+    call->was_accepted = true;
     cn_lane_wake(lane, call->load_samples);
     link_call(call);
 }

@@ -21,6 +21,9 @@
 /* A larger body is read after the smaller ones that wait. */
 enum { CN_LARGE_BODY_BYTES = 64 << 10 };
 
+/* As CN_BATCH_MOST_LOST: a request that so many engines failed with may be the cause. */
+enum { CN_CALL_MOST_LOST = 3 };
+
 /* Times (cn_now_s) of the start, of the acceptance by the engine, of the first admission by its
  * scheduler, and of the first and the latest token; 0: not yet. */
 typedef struct call_times {
@@ -32,6 +35,9 @@ typedef struct call_times {
 typedef struct cn_lane_load {
     atomic_uint samples[2];   /* not ended, by cn_class */
     atomic_ullong tokens[2]; /* of the prompts and outputs of calls that have not ended */
+    /* Calls that one more failure ends. An engine gets one at a time if others have none, so that
+     * not all calls of a failed engine follow the one that made it fail. */
+    atomic_uint suspects;
 } cn_lane_load;
 
 /* An engine of the service, with its thread. */
@@ -90,11 +96,14 @@ struct cn_call {
     _Atomic(cn_service_lane *) at; /* NULL: at the intake */
     uint32_t load_samples;         /* what it adds to the load of `at` */
     uint64_t load_tokens;
+    bool load_suspect;
     uint32_t n_lost; /* engines that have failed with it */
 
     /* the engine thread's */
     cn_list_node node; /* of `posted` or `active` */
     cn_submission *submission;
+    bool was_accepted; /* by an engine; another one that gets it does not refuse it */
+    bool has_begun;    /* the time to its first token has been observed */
     bool too_long; /* the output exceeds --max-reply-bytes */
     uint32_t owner;
     int32_t min_priority;
@@ -106,6 +115,7 @@ struct cn_call {
     pthread_mutex_t lock;  /* protects the fields below */
     cn_api_result *result; /* NULL before the engine has the request */
     bool over, update_in_flight;
+    bool is_suspect; /* CN_CALL_MOST_LOST engines have failed with it, and others work */
     bool was_read; /* the owner has looked at the output */
     cn_status status;
     cn_buf error, at_fault;

@@ -49,7 +49,8 @@ static int http_status_of(const cn_call *call)
 static const char *code_of(const cn_call *call)
 {
     const int status = http_status_of(call);
-    return status == CN_HTTP_NOT_FOUND           ? CN_API_MODEL_NOT_FOUND
+    return cn_call_is_suspect(call)              ? "engine_failed"
+           : status == CN_HTTP_NOT_FOUND         ? CN_API_MODEL_NOT_FOUND
            : status == CN_HTTP_TOO_MANY_REQUESTS ? "queue_full"
                                                  : NULL;
 }
@@ -296,6 +297,8 @@ static void on_stream_update(void *user, cn_call *call)
     if (over && cn_call_status(call) != CN_OK && !r->begun) {
         r->ended = true;
         if (cn_call_status(call) == CN_ERR_BUSY) set_retry(r->server, r->x);
+        /* OpenAI's clients ask again after a 500: more engines would fail. */
+        if (cn_call_is_suspect(call)) cn_exchange_set_header(r->x, "x-should-retry", "false");
         cn_exchange_error(r->x, http_status_of(call), cn_call_error(call), cn_call_at_fault(call),
                           code_of(call));
     } else if (cn_call_request(call)->stream) {

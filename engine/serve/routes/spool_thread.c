@@ -164,7 +164,10 @@ static void on_update(void *user, cn_call *call)
     }
     job->call = NULL;
     job->result = result;
-    cn_batch_job_end(job, status);
+    if (status != CN_OK && cn_call_is_suspect(call))
+        cn_batch_job_end_lost(job, cn_call_error(call));
+    else
+        cn_batch_job_end(job, status);
     cn_call_release(call);
 }
 
