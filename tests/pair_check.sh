@@ -151,9 +151,6 @@ refused "the cuda backend does not support it with selectors that can rank" --kv
     --kv-home peer --home-space 0.25 --cache-device auto
 FAKE_GPUS=0 run --kv-cache-dtype fp8
 [ "$got" = 0 ] || fail "auto without a GPU failed"
-got=0
-"$dir/cinch" plan --model examples/prose-base --kv-select spec >"$dir/err" 2>&1 || got=$?
-[ "$got" = 1 ] && grep -q 'the head reads states of layers' "$dir/err" || fail "plan of prose-base"
 
 # Lists of a retrieval head are made in the graphs of steps: plain ones, and those with lists.
 run --kv-select spec --device cuda
