@@ -437,6 +437,12 @@ static void unsupported_formats_are_refused_by_name(void **state)
         {MODEL(CT("float-quantized", CT_FP8("group"), "null")), "supported is tensor, channel or"},
         {MODEL(CT("float-quantized", CT_FP8("block"), "null")), "block_structure not given"},
         {MODEL(CT("float-quantized", CT_FP8("channel"), "{\"type\": \"int\"}")), "type \"int\""},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
+               ", \"transform_config\": {\"config_groups\": {\"R4\": {}}}"),
+         "transform_config: transforms of weights and inputs are not supported"},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
+               ", \"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}"),
+         "sparsity_config: format \"sparse-24-bitmask\" of FP8"},
         {MODEL(FP8 "\"fmt\": \"e5m2\""), "fmt \"e5m2\""},
         {MODEL("\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]"),
          "weight_block_size [64, 128] of FP8"},
@@ -481,6 +487,9 @@ static void lists_name_modules_and_patterns(void **state)
         {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
                ", \"ignore\": [\"re:mlp.*\", \"re:model.layers.[01].self_attn.o_proj$\"]"),
          7, 4, 7, 7},
+        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
+               ", \"transform_config\": {}, \"sparsity_config\": {\"format\": \"dense\"}"),
+         7, 7, 7, 7},
         {MODEL("\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\", "
                "\"exclude_modules\": [\"*.0.self_attn*\", \"model.layers.?.mlp.down_proj\"]"),
          6, 6, 7, 0},

@@ -287,6 +287,25 @@ static cn_status read_ct_group(const cn_json_at *g, cn_model_config *c)
     return all ? CN_OK : read_list(g, "targets", true, c);
 }
 
+/* Transforms change the inputs of products, and sparse weights the tensors of the file. */
+static cn_status check_ct_extras(const cn_json_at *q)
+{
+    const char *format = "";
+    json_t *transforms = NULL, *sparsity = NULL;
+    char place[PLACE_BYTES + 32];
+    CN_TRY(cn_json_obj(q, "transform_config", CN_JSON_OPTIONAL, &transforms));
+    CN_TRY(cn_json_obj(q, "sparsity_config", CN_JSON_OPTIONAL, &sparsity));
+    if (json_object_size(transforms) > 0)
+        return cn_fail(q->error,
+                       "%s: transform_config: transforms of weights and inputs are not supported"
+                       WAY_OUT, q->where);
+    if (json_object_size(sparsity) == 0) return CN_OK;
+    snprintf(place, sizeof place, "%s: sparsity_config", q->where);
+    const cn_json_at at = {sparsity, place, q->error};
+    CN_TRY(cn_json_str(&at, "format", CN_JSON_OPTIONAL, &format));
+    return strcmp(format, "dense") == 0 ? CN_OK : refuse_value(&at, "format", "dense");
+}
+
 static cn_status read_compressed(const cn_json_at *q, cn_model_config *c)
 {
     const char *format = "";
@@ -295,6 +314,7 @@ static cn_status read_compressed(const cn_json_at *q, cn_model_config *c)
     CN_TRY(cn_json_str(q, "format", CN_JSON_OPTIONAL, &format));
     if (strcmp(format, "float-quantized") != 0 && strcmp(format, "naive-quantized") != 0)
         return refuse_format(q, "format");
+    CN_TRY(check_ct_extras(q));
     CN_TRY(cn_json_obj(q, "config_groups", CN_JSON_REQUIRED, &groups));
     if (json_object_size(groups) != 1)
         return cn_fail(q->error,
