@@ -21,8 +21,8 @@ typedef enum cn_matrix_form {
 /* What the scale of x belongs to, and what it is. */
 typedef enum cn_x_form {
     CN_X_PLAIN,  /* x is not rounded */
-    CN_X_BLOCKS, /* a row and CN_FP8_COLUMNS columns: max|x| / 448 of these */
-    CN_X_ROWS,   /* a row: max|x| / 448 of it */
+    CN_X_BLOCKS, /* a row and CN_FP8_COLUMNS columns: max|x| / 448 of these, at least FLT_MIN */
+    CN_X_ROWS,   /* a row: max|x| / 448 of it, at least FLT_MIN: a scale of 0 would make NaN */
     CN_X_STATIC, /* all of x: x_scale of the matrix */
     CN_N_X_FORMS
 } cn_x_form;

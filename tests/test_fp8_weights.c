@@ -234,6 +234,45 @@ static void made_values_are_the_nearest(void **state)
     }
 }
 
+/* Where max / 448 is 0 in f32, zeros stay zeros and no value becomes NaN. */
+static void tiny_values_make_no_nan(void **state)
+{
+    (void)state;
+    enum { K = 130 };
+    static const cn_x_form forms[] = {CN_X_BLOCKS, CN_X_ROWS};
+    float x[K] = {[5] = 1e-43F}, rounded[K], scales[2], one = 1, out = NAN;
+    uint8_t codes[K], ones[K];
+    cn_backend *be;
+    cn_stream *s;
+    cn_fp8_make(x, 1, K, false, codes, scales);
+    assert_true(scales[0] > 0 && scales[1] > 0);
+    for (size_t i = 0; i < K; i++) {
+        assert_true((codes[i] & 0x7f) != 0x7f);
+        if (i != 5) assert_int_equal(codes[i], 0);
+    }
+    memset(ones, cn_fp8_of(1), sizeof ones);
+    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
+    assert_int_equal(be->stream_create(be, CN_PRIORITY_HIGH, &s), CN_OK);
+    for (size_t i = 0; i < 2; i++) {
+        const cn_gemm_args a = {.out = &out,
+                                .x = x,
+                                .rounded = rounded,
+                                .weight = {.data = ones,
+                                           .form = CN_MATRIX_FP8,
+                                           .x = forms[i],
+                                           .scales = &one,
+                                           .scale_n = 1,
+                                           .scale_k = K},
+                                .n_tokens = 1,
+                                .n = 1,
+                                .k = K};
+        assert_int_equal(be->gemm(s, &a), CN_OK);
+        assert_true(fabsf(out) <= 2e-43F);
+    }
+    be->stream_free(s);
+    be->close(be);
+}
+
 /* A checkpoint made FP8 at load has the values of its blocks. */
 static void blocks_are_made_at_load(void **state)
 {
@@ -550,6 +589,7 @@ int main(void)
         cmocka_unit_test(rounded_inputs_equal_torch),
         cmocka_unit_test(products_are_sums_of_dequantised_values),
         cmocka_unit_test(made_values_are_the_nearest),
+        cmocka_unit_test(tiny_values_make_no_nan),
         cmocka_unit_test(blocks_are_made_at_load),
         cmocka_unit_test(damaged_files_are_refused_by_name),
         cmocka_unit_test(unsupported_formats_are_refused_by_name),

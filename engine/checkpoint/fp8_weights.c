@@ -1,6 +1,7 @@
 /* fp8_weights.c - see fp8_weights.h. */
 #include "engine/checkpoint/fp8_weights.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -226,7 +227,8 @@ static float make_block(const float *x, uint64_t stride, uint64_t rows, uint64_t
             const float size = fabsf(x[r * stride + c]);
             most = size > most ? size : most;
         }
-    const float scale = most > 0 ? most / CN_FP8_MAX : 1;
+    /* Without the bound it would be 0 for tiny values, and 0 / 0 is NaN. */
+    const float scale = fmaxf(most / CN_FP8_MAX, FLT_MIN);
     for (uint64_t r = 0; r < rows; r++) {
 #pragma omp simd
         for (uint64_t c = 0; c < cols; c++)

@@ -8,7 +8,8 @@
  * rounded up of blocks. X.input_scale, [] or [1], is the static scale of inputs. Scales are F32,
  * BF16, F16, or F8_E8M0 (2^(b - 127)).
  *
- * FP8 made here: s = max|w| / 448 of a block or row, values are those of cn_fp8_of(w / s). */
+ * FP8 made here: s = max(2^-126, max|w| / 448) of a block or row, values are those of
+ * cn_fp8_of(w / s). */
 #ifndef CN_FP8_WEIGHTS_H
 #define CN_FP8_WEIGHTS_H
 

@@ -20,6 +20,7 @@
  * of a tile of 16 are then equal. OpenBLAS uses one thread per call; our pool runs the panels in
  * parallel. */
 #include <cblas.h>
+#include <float.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -400,7 +401,7 @@ static void round_by_largest(float *out, const float *x, uint32_t n)
     uint32_t most = 0;
     for (uint32_t i = 0; i < n; i++) most = cn_max_u32(most, cn_fp8_size(x[i]));
     const float scale = cn_fp8_bits_float(most) / CN_FP8_MAX;
-    round_span(out, x, n, most == 0 ? 1 : scale);
+    round_span(out, x, n, scale < FLT_MIN ? FLT_MIN : scale);
 }
 
 static void round_row(void *ctx, uint32_t row, uint32_t worker)
