@@ -659,6 +659,8 @@ static void an_engine_that_does_not_load_ends_the_start(void **state)
     const cn_lanes_opts o = {.engines = engines, .n = 3, .n_seats = SEATS, .load = load};
     assert_int_equal(cn_lanes_create(&lanes, &o), CN_ERR_MEMORY);
     assert_string_equal(cn_last_error(), "engine 2: no room for weights");
+    assert_true(cn_lanes_stop(lanes));
+    cn_lanes_free(lanes);
 }
 
 int main(void)

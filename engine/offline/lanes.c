@@ -443,13 +443,8 @@ cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o)
     }
     l->opts = *o;
     l->looked_s = l->awake_s = cn_now_s();
-    const cn_status status = open_all_lanes(l);
-    if (status == CN_OK) {
-        *out = l;
-        return CN_OK;
-    }
-    if (cn_lanes_stop(l)) cn_lanes_free(l);
-    return status;
+    *out = l;
+    return open_all_lanes(l);
 }
 
 bool cn_lanes_stop(cn_lanes *l)

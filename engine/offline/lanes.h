@@ -29,7 +29,8 @@ typedef struct cn_lanes_opts {
     cn_status (*load)(cn_engine *engine); /* on the thread of each engine; NULL: they are loaded */
 } cn_lanes_opts;
 
-/* Starts the lanes and loads their engines, all at once. */
+/* Starts the lanes and loads their engines, all at once. After a failure, unless *out is NULL, the
+ * others may still load: stop them. */
 cn_status cn_lanes_create(cn_lanes **out, const cn_lanes_opts *o);
 /* Ends the threads. cn_lanes_stats still works, and engines and jobs may be freed; false: a thread
  * hangs in its step, and none of them can be. */
