@@ -28,7 +28,7 @@ stop
 for at in 1500 2500; do
     FAKE_LOST=1:$at lanes
     "$python" tests/clients/openai_lanes.py "$url" 3
-    grep -q '^error: engine 1 failed: .* go to other engines$' "$dir/serve.log"
+    grep -q '^error: engine 1 failed: .* of its [1-9][0-9]* requests [0-9]* go to other engines$' "$dir/serve.log"
     stop
 done
 echo "serve lanes: ok"
