@@ -1,5 +1,7 @@
 /* test_serve_lost.c - a server with several engines on the CPU of which some fail: what becomes of
  * their requests. tests/serve_lanes_check.sh does it with GPUs of the fake runtime. */
+#include <fcntl.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -271,6 +273,125 @@ static void a_poison_line_gets_an_error_line(void **state)
     assert_int_equal(system(command), 0);
 }
 
+/* ---- an engine that hangs ---- */
+
+static struct hang {
+    cn_mail mail;
+    sem_t began, end;
+} hang;
+
+static void open_hang(cn_mail *mail)
+{
+    (void)mail;
+    sem_post(&hang.began);
+    sem_wait(&hang.end);
+}
+
+static void begin_hang(uint32_t engine)
+{
+    sem_init(&hang.began, 0, 0);
+    sem_init(&hang.end, 0, 0);
+    hang.mail.open = open_hang;
+    cn_lane_post(&service()->lanes[engine].lane, CN_MAIL_NORMAL, &hang.mail);
+    sem_wait(&hang.began);
+}
+
+/* From here on, stderr is this file. Returns what it was. */
+static int begin_log(char *path)
+{
+    const int file = mkstemp(path), before = dup(2);
+    assert_true(file >= 0 && before >= 0);
+    dup2(file, 2);
+    close(file);
+    return before;
+}
+
+static void expect_logged(const char *path, const char *text)
+{
+    enum { WAIT_MS = 20000, LOOK_MS = 20 };
+    char log[4096];
+    for (int ms = 0; ms < WAIT_MS; ms += LOOK_MS) {
+        const int fd = open(path, O_RDONLY);
+        const ssize_t n = read(fd, log, sizeof log - 1);
+        close(fd);
+        log[n > 0 ? n : 0] = '\0';
+        if (strstr(log, text)) return;
+        serve_pause_ms(LOOK_MS);
+    }
+    fail_msg("not logged: %s", text);
+}
+
+static const char *const with_key[] = {"--health-stall", "1", "--max-requests-per-key", "4",
+                                       "--log-level", "warning",
+                                       "--api-key", "ann:ann-secret-1", NULL};
+
+/* A client that has gone gets its samples back before the step ends, and the log tells of both. */
+static void a_hang_is_told_and_frees_what_is_cancelled(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"prompt\": \"Compute\", \"max_tokens\": 2000, \"n\": 4, "
+                               "\"ignore_eos\": true, \"stream\": true}";
+    char path[] = "/tmp/cinch_log_XXXXXX";
+    http_reply r;
+    open_engines("2", with_key);
+    const int before = begin_log(path), fd = http_connect(rig.port);
+    serve_send(fd, "ann-secret-1", body);
+    assert_true(serve_rig_wait_running(&rig, 4));
+    const uint32_t hung = stats_of(1).running > 0;
+    begin_hang(hung);
+    close(fd);
+    expect_logged(path, hung ? "engine 1 (cpu): a step has not ended for"
+                             : "engine 0 (cpu): a step has not ended for");
+    for (int i = 0; i < 500; i++) {
+        http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1",
+                 "{\"prompt\": \"Compute\", \"max_tokens\": 4, \"n\": 4}", &r);
+        const int status = r.status;
+        http_reply_free(&r);
+        if (status == 200) break;
+        assert_int_equal(status, 429);
+        assert_true(i < 499);
+        serve_pause_ms(20);
+    }
+    sem_post(&hang.end);
+    expect_logged(path, "the step has ended: the engine goes on");
+    dup2(before, 2);
+    close(before);
+    unlink(path);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    serve_rig_close(&rig);
+}
+
+/* The lines are still with the engine when the drain ends. The last test: the server stays. */
+static void a_stop_does_not_wait_for_a_hang(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/cinch_hung_XXXXXX", command[64];
+    cn_buf lines = {0};
+    char file[64], body[256];
+    assert_non_null(mkdtemp(dir));
+    open_engines("2", (const char *const[]){"--spool", dir, "--health-stall", "4",
+                                            "--shutdown-timeout", "1", NULL});
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(cn_buf_addf(&lines, "{\"custom_id\": \"r%d\", \"method\": \"POST\", "
+                                             "\"url\": \"/v1/completions\", \"body\": "
+                                             "{\"max_tokens\": 2000, \"ignore_eos\": true, "
+                                             "\"prompt\": \"Compute\"}}\n", i),
+                         CN_OK);
+    upload(lines.data, file);
+    cn_buf_free(&lines);
+    snprintf(body, sizeof body, "{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\", "
+             "\"completion_window\": \"24h\"}", file);
+    json_decref(http_ask_json(rig.port, "POST", "/v1/batches", body, 200));
+    assert_true(serve_rig_wait_running(&rig, 8));
+    begin_hang(0);
+    const double began_s = cn_now_s();
+    serve_rig_close(&rig);
+    assert_true(rig.hangs);
+    assert_true(cn_now_s() - began_s < 20);
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +399,8 @@ int main(void)
         cmocka_unit_test(a_lost_request_enters_a_full_queue),
         cmocka_unit_test(a_full_queue_is_no_choice),
         cmocka_unit_test(a_poison_line_gets_an_error_line),
+        cmocka_unit_test(a_hang_is_told_and_frees_what_is_cancelled),
+        cmocka_unit_test(a_stop_does_not_wait_for_a_hang),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

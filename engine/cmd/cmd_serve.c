@@ -56,7 +56,8 @@ int cn_cmd_serve(int argc, char **argv)
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());
     cn_stop_signals_set(&end_rule);
     signal(SIGHUP, SIG_IGN);
-    cn_server_free(server);
+    exit_code = status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+    if (!cn_server_free(server)) cn_end_now(exit_code);
     cn_config_free(c);
-    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+    return exit_code;
 }

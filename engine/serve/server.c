@@ -361,16 +361,16 @@ cn_status cn_server_create(cn_server **out, const cn_config *config)
     return status;
 }
 
-void cn_server_free(cn_server *s)
+bool cn_server_free(cn_server *s)
 {
-    if (!s) return;
+    if (!s) return true;
     while (s->n_open_parts > 0) {
         s->n_open_parts--;
         if (parts[s->n_open_parts]->close)
             parts[s->n_open_parts]->close(s->part_states[s->n_open_parts]);
     }
     cn_http_server_free(s->http);
-    if (s->service) cn_service_stop(s->service);
+    if (s->service && !cn_service_stop(s->service)) return false;
     while (s->mailbox && cn_mailbox_open_all(s->mailbox) > 0) continue;
     cn_service_free(s->service);
     if (s->mail_event) event_free(s->mail_event);
@@ -385,6 +385,7 @@ void cn_server_free(cn_server *s)
     cn_free(s->samples_of_key);
     cn_api_keys_free(s->keys);
     cn_free(s);
+    return true;
 }
 
 /* ---- running ---- */

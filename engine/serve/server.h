@@ -36,7 +36,9 @@ typedef struct cn_server_part {
 /* Listens, then loads the model on another thread while this one answers requests with 503. An
  * address in use is an error before anything is loaded. config is borrowed. */
 cn_status cn_server_create(cn_server **out, const cn_config *config);
-void cn_server_free(cn_server *s); /* NULL is fine */
+/* False: what must be written is, but an engine hangs in a step, and the process has to end by
+ * _exit. NULL is fine. */
+bool cn_server_free(cn_server *s);
 
 /* Serves until cn_server_stop. CN_ERR_DEVICE: the engine failed. */
 cn_status cn_server_run(cn_server *s);

@@ -66,7 +66,8 @@ void serve_rig_stop(serve_rig *r)
 void serve_rig_close(serve_rig *r)
 {
     serve_rig_stop(r);
-    cn_server_free(r->server);
+    r->hangs = !cn_server_free(r->server);
+    if (r->hangs) return;
     cn_config_free(r->config);
     memset(r, 0, sizeof *r);
 }

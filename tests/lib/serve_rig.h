@@ -14,6 +14,7 @@ typedef struct serve_rig {
     cn_status end; /* the result of cn_server_run */
     uint16_t port;
     bool running;
+    bool hangs; /* after the end: an engine did not end, and nothing is freed */
 } serve_rig;
 
 /* Returns the rig's configuration plus command-line options {"--name", "value", ..., NULL}, or

@@ -333,6 +333,47 @@ static bool try_take_away(cn_service_lane *at, cn_call *call)
     return true;
 }
 
+/* Ends a call that its client has cancelled: what it holds of the key and of memory is free. */
+static void end_cancelled(cn_call *call)
+{
+    cn_service_lane *at = lane_of(call);
+    cn_submission *sub = call->submission;
+    if (sub) {
+        unlink_call(call);
+        call->submission = NULL;
+        sub->call = NULL;
+        cn_list_append(&at->orphans, &sub->node);
+    }
+    if (cn_lane_try_recall(&at->lane, CN_MAIL_EXPRESS, &call->cancel_mail)) cn_call_unref(call);
+    cn_fail(CN_ERR_CANCELLED, "cancelled");
+    end_call(call, CN_ERR_CANCELLED);
+}
+
+static void end_cancelled_of(cn_service_lane *at)
+{
+    for (cn_list_node *node = at->active.head, *next; node; node = next) {
+        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
+        next = node->next;
+        if (atomic_load(&call->cancelled)) end_cancelled(call);
+    }
+    for (cn_list_node *node = at->posted.head, *next; node; node = next) {
+        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
+        next = node->next;
+        if (!atomic_load(&call->cancelled) ||
+            !cn_lane_try_recall(&at->lane, queue_of(call), &call->mail))
+            continue;
+        cn_list_remove(&at->posted, &call->node);
+        end_cancelled(call);
+    }
+}
+
+void cn_engine_thread_end_cancelled(cn_service_lane *at)
+{
+    if (pthread_mutex_trylock(&at->lock) != 0) return;
+    end_cancelled_of(at);
+    pthread_mutex_unlock(&at->lock);
+}
+
 static uint32_t take_active(cn_service_lane *at)
 {
     uint32_t n = 0;
@@ -362,24 +403,44 @@ static uint32_t take_posted(cn_service_lane *at)
             n++;
             continue;
         }
-        cn_fail(CN_ERR_CANCELLED, "cancelled"); /* meanwhile */
-        end_call(call, CN_ERR_CANCELLED);
+        end_cancelled(call); /* meanwhile */
     }
     return n;
+}
+
+static void note_stall(cn_service_lane *at, uint32_t n_moved)
+{
+    const uint32_t n_left = at->active.n + at->posted.n;
+    if (at->is_stalled && n_moved == 0) return;
+    at->is_stalled = true;
+    cn_log(CN_LOG_ERROR, "engine %u (%s): a step has not ended for %.0f s (--health-stall): %u of "
+           "its requests go to other engines, %u wait for it", at->lane.index,
+           cn_engine_device(at->lane.engine), cn_lane_turn_s(&at->lane, cn_now_s()), n_moved,
+           n_left);
+}
+
+static void note_end_of_stall(cn_service_lane *at)
+{
+    if (!at->is_stalled) return;
+    at->is_stalled = false;
+    cn_log(CN_LOG_WARN, "engine %u (%s): the step has ended: the engine goes on", at->lane.index,
+           cn_engine_device(at->lane.engine));
 }
 
 void cn_engine_thread_watch(cn_service *s)
 {
     for (uint32_t i = 0; i < s->n_lanes; i++) {
         cn_service_lane *at = &s->lanes[i];
-        if (cn_lane_failure(&at->lane) || cn_engine_is_up(at)) continue;
+        if (cn_lane_failure(&at->lane)) continue;
+        if (cn_engine_is_up(at)) {
+            note_end_of_stall(at);
+            continue;
+        }
         if (pthread_mutex_trylock(&at->lock) != 0) continue;
+        end_cancelled_of(at);
         const uint32_t n = take_active(at) + take_posted(at);
+        note_stall(at, n);
         pthread_mutex_unlock(&at->lock);
-        if (n > 0)
-            cn_log(CN_LOG_ERROR, "engine %u: a step has not ended for %.0f s (--health-stall); %u "
-                   "of its requests go to the other engines", i,
-                   cn_lane_turn_s(&at->lane, cn_now_s()), n);
     }
 }
 

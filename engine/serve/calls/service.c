@@ -6,6 +6,8 @@
 #include "engine/serve/calls/service_state.h"
 
 enum { INTAKE_CAPACITY = 4096 };
+/* For the steps of engines at the end: of all, and of those that do not end a step already. */
+static const double STOP_WAIT_S = 30, HUNG_WAIT_S = 1;
 
 /* ---- the engines ---- */
 
@@ -107,23 +109,54 @@ cn_status cn_service_create(cn_service **out, const cn_config *config)
     return status;
 }
 
-void cn_service_stop(cn_service *s)
+void cn_service_end_cancelled(cn_service *s, double since_s)
+{
+    const double now_s = cn_now_s();
+    const double most_s = now_s - since_s > STOP_WAIT_S ? STOP_WAIT_S
+                          : s->stall_s > 0              ? s->stall_s
+                                                        : INFINITY;
+    for (uint32_t i = 0; i < s->n_lanes; i++)
+        if (cn_lane_turn_s(&s->lanes[i].lane, now_s) > most_s)
+            cn_engine_thread_end_cancelled(&s->lanes[i]);
+}
+
+/* Loading takes as long as it takes. False: an engine hangs. */
+static bool stop_lanes(cn_service *s)
+{
+    const bool loaded = cn_service_n_engines(s) > 0;
+    const double now_s = cn_now_s();
+    bool all = true;
+    for (uint32_t i = 0; i < s->n_lanes; i++) cn_lane_stop(&s->lanes[i].lane);
+    for (uint32_t i = 0; i < s->n_lanes; i++) {
+        cn_service_lane *at = &s->lanes[i];
+        const bool works = cn_lane_failure(&at->lane) || cn_engine_is_up(at);
+        const double wait_s = !loaded ? INFINITY : works ? STOP_WAIT_S : HUNG_WAIT_S;
+        if (cn_lane_close(&at->lane, now_s + wait_s)) continue;
+        all = false;
+        cn_log(CN_LOG_ERROR, "engine %u (%s): a step has not ended for %.0f s: the server ends "
+               "without it", i, cn_engine_device(at->lane.engine),
+               cn_lane_turn_s(&at->lane, cn_now_s()));
+    }
+    return all;
+}
+
+bool cn_service_stop(cn_service *s)
 {
     if (s->has_intake) {
         cn_intake_stop(s);
         pthread_join(s->intake_thread, NULL);
     }
     s->has_intake = false;
-    for (uint32_t i = 0; i < s->n_lanes; i++) cn_lane_stop(&s->lanes[i].lane);
-    for (uint32_t i = 0; i < s->n_lanes; i++) cn_lane_close(&s->lanes[i].lane, INFINITY);
+    if (!stop_lanes(s)) return false;
     /* Calls that an engine gave back when the intake had ended. */
     for (cn_mail *mail; (mail = cn_mailbox_take(s->intake_box));) mail->open(mail);
+    return true;
 }
 
 void cn_service_free(cn_service *s)
 {
     if (!s) return;
-    if (s->intake_box) cn_service_stop(s);
+    if (s->intake_box && !cn_service_stop(s)) return;
     for (uint32_t i = 0; s->lanes && i < s->engines.n; i++)
         pthread_mutex_destroy(&s->lanes[i].lock);
     cn_lane_engines_free(&s->engines);

@@ -20,10 +20,14 @@
 cn_status cn_service_create(cn_service **out, const cn_config *config);
 /* Loads the model into all engines, then starts the intake. Call it once. */
 cn_status cn_service_load(cn_service *s);
-/* Cancels running requests and joins the threads. */
-void cn_service_stop(cn_service *s);
-/* Stops the service and frees the engines. All calls must have been released, and their update
- * messages opened. NULL is fine. */
+/* Cancels running requests and joins the threads. False: an engine hangs in a step, and nothing
+ * that it may use can be freed. */
+bool cn_service_stop(cn_service *s);
+/* Ends cancelled calls of engines that hang, for a server that stops since then (cn_now_s). HTTP
+ * thread, now and then. */
+void cn_service_end_cancelled(cn_service *s, double since_s);
+/* Stops the service and frees the engines, if none hangs. All calls must have been released, and
+ * their update messages opened. NULL is fine. */
 void cn_service_free(cn_service *s);
 
 const cn_config *cn_service_config(const cn_service *s);

@@ -51,6 +51,7 @@ typedef struct cn_service_lane {
     cn_list posted;  /* calls in the lane's mailbox */
     cn_list active;  /* calls that the engine has accepted and not ended */
     cn_list orphans; /* submissions whose call was taken away */
+    bool is_stalled; /* the HTTP thread has told so */
     /* its thread's */
     uint64_t n_steps, n_tokens; /* at the end of the last step */
 } cn_service_lane;
@@ -126,8 +127,8 @@ struct cn_service {
     cn_config *config;
     cn_lane_engines engines;
     cn_service_lane *lanes; /* [engines.n] */
-    uint32_t n_lanes;       /* opened; for the thread that loads */
-    atomic_uint n_ready;    /* for all others: 0, or n_lanes when all are loaded */
+    uint32_t n_lanes;       /* opened; of the thread that loads, until the intake starts */
+    atomic_uint n_ready;    /* for the HTTP thread: 0, or n_lanes when all are loaded */
     cn_mailbox *load_box;   /* of the thread that loads */
     uint32_t n_loaded;
     cn_api_defaults defaults;
@@ -221,6 +222,8 @@ void cn_engine_thread_post(cn_call *call);
 /* Gives what engines that hang have and their clients have not seen to the other engines. HTTP
  * thread, now and then. */
 void cn_engine_thread_watch(cn_service *s);
+/* Ends the calls of an engine that hangs which their clients have cancelled. HTTP thread. */
+void cn_engine_thread_end_cancelled(cn_service_lane *at);
 void cn_engine_thread_take(cn_mail *mail);
 void cn_engine_thread_cancel(cn_mail *mail);
 void cn_engine_thread_step(cn_lane *lane, double seconds);

@@ -278,6 +278,20 @@ static cn_status open_batches(cn_spool_part *p)
     return cn_batches_open(&p->batches, &o);
 }
 
+/* Waits for the thread, and not for lines of an engine that hangs. */
+static void join_thread(cn_spool_part *p)
+{
+    enum { LOOK_NS = 100000000 };
+    const double since_s = cn_now_s();
+    struct timespec until;
+    do {
+        cn_service_end_cancelled(p->service, since_s);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_NS;
+        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    } while (pthread_timedjoin_np(p->thread, NULL, &until) != 0);
+}
+
 static void close_part(void *part)
 {
     cn_spool_part *p = part;
@@ -285,7 +299,7 @@ static void close_part(void *part)
     if (p->started) {
         p->stop_mail.open = open_spool_stop;
         cn_mailbox_post(p->box, CN_MAIL_NORMAL, &p->stop_mail);
-        pthread_join(p->thread, NULL);
+        join_thread(p);
         /* Open its results before the tasks are freed. */
         while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
     }
