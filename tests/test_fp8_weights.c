@@ -358,9 +358,11 @@ static cn_status load_damaged(const damage *d)
         const uint64_t rows = t->n_dims == 2 ? t->shape[0] : 0;
         const uint64_t cols = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1];
         const char *dtype = hit && d->dtype ? d->dtype : cn_st_dtype_name(t->dtype);
+        const bool to_fp8 = strcmp(dtype, "F8_E4M3") == 0;
+        const uint64_t n_bytes = to_fp8 ? (rows ? rows * cols : cols) : t->n_bytes;
         if (!hit || !d->drop)
             tensor_file_add(&f, t->name, dtype, hit && d->reshape ? 0 : rows,
-                            hit && d->reshape ? rows * cols : cols, data, t->n_bytes);
+                            hit && d->reshape ? rows * cols : cols, data, n_bytes);
         free(data);
     }
     tensor_file_write(&f, path);
@@ -423,6 +425,12 @@ static void damaged_files_are_refused_by_name(void **state)
          .n_bytes = 4},
         {"fp8-block", "model.layers.1.self_attn.o_proj.weight",
          "o_proj.weight: expected dtype F32, BF16 or F16, got I16", .dtype = "I16"},
+        {"fp8-block", "model.embed_tokens.weight",
+         "embed_tokens.weight: expected dtype F32, BF16 or F16, got F8_E4M3: FP8 of the embedding "
+         "and of lm_head is not supported: use a checkpoint",
+         .dtype = "F8_E4M3"},
+        {"fp8-block", "model.layers.1.self_attn.o_proj.weight",
+         "got F8_E4M3: config.json does not say that this tensor is FP8", .dtype = "F8_E4M3"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const damage *d = &cases[i];
@@ -430,7 +438,7 @@ static void damaged_files_are_refused_by_name(void **state)
         assert_int_equal(status, d->words ? CN_ERR_MODEL : CN_OK);
         if (d->words && !strstr(cn_last_error(), d->words))
             fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), d->words);
-        if (d->words) assert_non_null(strstr(cn_last_error(), "proj"));
+        if (d->words) assert_non_null(strstr(cn_last_error(), strrchr(d->tensor, '.')));
     }
 }
 
@@ -441,10 +449,11 @@ static void damaged_files_are_refused_by_name(void **state)
     "\"intermediate_size\": 64, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "       \
     "\"quantization_config\": {" quant "}}"
 #define FP8 "\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128], "
-#define CT(format, weights, inputs)                                              \
+#define CT_OF(targets, format, weights, inputs)                                  \
     "\"quant_method\": \"compressed-tensors\", \"format\": \"" format "\", "     \
-    "\"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": {" weights \
+    "\"config_groups\": {\"g\": {\"targets\": [" targets "], \"weights\": {" weights \
     "}, \"input_activations\": " inputs "}}"
+#define CT(format, weights, inputs) CT_OF("\"Linear\"", format, weights, inputs)
 #define CT_FP8(strategy) "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"" strategy "\""
 #define TOKEN "{\"num_bits\": 8, \"type\": \"float\", \"dynamic\": true, \"strategy\": \"token\"}"
 
@@ -526,6 +535,10 @@ static void lists_name_modules_and_patterns(void **state)
         {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
                ", \"ignore\": [\"re:mlp.*\", \"re:model.layers.[01].self_attn.o_proj$\"]"),
          7, 4, 7, 7},
+        {MODEL(CT_OF("\"re:.*down_proj\", \"Linear\"", "float-quantized", CT_FP8("channel"),
+                     TOKEN)), 7, 7, 7, 7},
+        {MODEL(CT_OF("\"re:.*down_proj\"", "float-quantized", CT_FP8("channel"), TOKEN)),
+         0, 0, 0, 7},
         {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
                ", \"transform_config\": {}, \"sparsity_config\": {\"format\": \"dense\"}"),
          7, 7, 7, 7},

@@ -240,6 +240,15 @@ static bool weight_dtype(cn_st_dtype from, cn_dtype *to)
     }
 }
 
+/* Why a tensor in F8_E4M3 is refused. */
+static const char *fp8_fault(const cn_weight_part *p)
+{
+    if (p->id == CN_W_EMBED || p->id == CN_W_LM_HEAD)
+        return ": FP8 of the embedding and of lm_head is not supported: use a checkpoint that "
+               "leaves them plain, or the bf16 checkpoint";
+    return ": config.json does not say that this tensor is FP8";
+}
+
 /* The dtype of a tensor that has the right shape. */
 static cn_status bind_dtype(const cn_checkpoint *ck, cn_weight_part *p, const cn_st_tensor *t)
 {
@@ -248,9 +257,7 @@ static cn_status bind_dtype(const cn_checkpoint *ck, cn_weight_part *p, const cn
     if (!weight_dtype(t->dtype, &p->tensor.dtype))
         return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16 or F16, got %s%s",
                        t->file, t->name, cn_st_dtype_name(t->dtype),
-                       t->dtype == CN_ST_F8_E4M3
-                           ? ": config.json does not say that this tensor is FP8"
-                           : "");
+                       t->dtype == CN_ST_F8_E4M3 ? fp8_fault(p) : "");
     return CN_OK;
 }
 

@@ -267,6 +267,17 @@ static cn_status read_ct_inputs(const cn_json_at *x, cn_model_config *c)
     return CN_OK;
 }
 
+/* "Linear" is a class: it names every module of the lists. */
+static bool names_all(const json_t *targets)
+{
+    const json_t *item;
+    size_t i;
+    if (!targets) return true;
+    json_array_foreach(targets, i, item)
+        if (json_is_string(item) && strcmp(json_string_value(item), "Linear") == 0) return true;
+    return false;
+}
+
 static cn_status read_ct_group(const cn_json_at *g, cn_model_config *c)
 {
     json_t *weights = NULL, *inputs = NULL, *targets = NULL;
@@ -281,10 +292,7 @@ static cn_status read_ct_group(const cn_json_at *g, cn_model_config *c)
         return refuse_value(g, "output_activations", "null");
     snprintf(place, sizeof place, "%s.input_activations", g->where);
     if (inputs) CN_TRY(read_ct_inputs(&(cn_json_at){inputs, place, g->error}, c));
-    const json_t *first = json_array_get(targets, 0);
-    const bool all = !targets || (json_is_string(first) && json_array_size(targets) == 1 &&
-                                  strcmp(json_string_value(first), "Linear") == 0);
-    return all ? CN_OK : read_list(g, "targets", true, c);
+    return names_all(targets) ? CN_OK : read_list(g, "targets", true, c);
 }
 
 /* Transforms change the inputs of products, and sparse weights the tensors of the file. */
