@@ -481,7 +481,7 @@ static void unsupported_formats_are_refused_by_name(void **state)
         {MODEL(CT("int-quantized", "", "null")), "int8 weights are not supported"},
         {MODEL(CT("float-quantized",
                   "\"num_bits\": 4, \"type\": \"float\", \"strategy\": \"group\"", "null")),
-         "num_bits 4"},
+         "config_groups.g.weights: num_bits 4"},
         {MODEL(CT("float-quantized", CT_FP8("group"), "null")), "supported is tensor, channel or"},
         {MODEL(CT("float-quantized", CT_FP8("block"), "null")), "block_structure not given"},
         {MODEL(CT("float-quantized", CT_FP8("channel"), "{\"type\": \"int\"}")), "type \"int\""},

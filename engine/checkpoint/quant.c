@@ -318,7 +318,7 @@ static cn_status read_compressed(const cn_json_at *q, cn_model_config *c)
 {
     const char *format = "";
     json_t *groups = NULL, *group = NULL;
-    char place[PLACE_BYTES];
+    char place[PLACE_BYTES], shown[96];
     CN_TRY(cn_json_str(q, "format", CN_JSON_OPTIONAL, &format));
     if (strcmp(format, "float-quantized") != 0 && strcmp(format, "naive-quantized") != 0)
         return refuse_format(q, "format");
@@ -330,7 +330,8 @@ static cn_status read_compressed(const cn_json_at *q, cn_model_config *c)
                        q->where, json_object_size(groups));
     const char *name = json_object_iter_key(json_object_iter(groups));
     CN_TRY(cn_json_obj(&(cn_json_at){groups, q->where, q->error}, name, CN_JSON_REQUIRED, &group));
-    snprintf(place, sizeof place, "%s: config_groups.group", q->where);
+    snprintf(place, sizeof place, "%s: config_groups.%s", q->where,
+             cn_json_printable(name, shown, sizeof shown));
     CN_TRY(read_ct_group(&(cn_json_at){group, place, q->error}, c));
     return read_list(q, "ignore", false, c);
 }
