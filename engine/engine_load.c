@@ -262,7 +262,7 @@ static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
     cn_model_rope(e->model, &o.cos, &o.sin);
     CN_TRY(cn_home_create(&e->homes, &o));
     CN_TRY(cn_homes_measure_links(&e->homes));
-    cn_scheduler_set_auto_homes(e->scheduler, cn_homes_of_auto(&e->homes));
+    cn_scheduler_set_slow_homes(e->scheduler, cn_homes_slow(&e->homes));
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home_plan *h = &plan->homes[i];
         const double link = e->homes.at[i].link_bytes_per_s;

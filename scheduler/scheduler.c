@@ -213,10 +213,11 @@ static cn_status check_group_forms(const cn_scheduler *s, const cn_group_params 
         shape->homes |= 1U << h;
     }
     if (shape->homes == 0) return status;
-    /* A request that ends before its first event would gain nothing elsewhere. */
+    if (!(shape->homes >> CN_HOME_DEVICE & 1)) return CN_OK;
+    /* A request that ends before its first event would gain nothing elsewhere, and a slow home
+     * would only delay it. */
     for (int h = 0; h < CN_N_HOMES; h++)
-        if (shape->homes & 1U << CN_HOME_DEVICE && h != CN_HOME_DEVICE &&
-            shape->forms[h].n_home == 0)
+        if (h != CN_HOME_DEVICE && (shape->forms[h].n_home == 0 || s->o.slow_homes >> h & 1))
             shape->homes &= ~(1U << h);
     return CN_OK;
 }
@@ -555,7 +556,7 @@ uint64_t cn_scheduler_mask_steps(const cn_scheduler *s, const cn_seq *q)
 
 cn_stats *cn_scheduler_counters(cn_scheduler *s) { return &s->stats; }
 
-void cn_scheduler_set_auto_homes(cn_scheduler *s, uint32_t homes) { s->o.auto_homes = homes; }
+void cn_scheduler_set_slow_homes(cn_scheduler *s, uint32_t homes) { s->o.slow_homes = homes; }
 
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
 {

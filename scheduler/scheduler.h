@@ -52,6 +52,7 @@ typedef struct cn_sched_opts {
      * not declared, and a request for it is refused. */
     uint32_t n_home_blocks[CN_N_HOMES], n_home_slots[CN_N_HOMES];
     uint32_t auto_homes; /* homes that `auto` may choose: bit i is cn_kv_home i */
+    uint32_t slow_homes; /* of these, those for requests that the device can never hold alone */
 } cn_sched_opts;
 
 /* Copies *o. CN_ERR_ARG names the values that are not possible. CN_ERR_MEMORY. */
@@ -180,8 +181,8 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
 /* The scheduler's counters. The owner of the scheduler adds its own counts here, such as steps. */
 cn_stats *cn_scheduler_counters(cn_scheduler *s);
-/* Replaces auto_homes for requests that are added from now on. */
-void cn_scheduler_set_auto_homes(cn_scheduler *s, uint32_t homes);
+/* Replaces slow_homes for requests that are added from now on. */
+void cn_scheduler_set_slow_homes(cn_scheduler *s, uint32_t homes);
 
 /* Writes all counters and the current state to *out. O(running). */
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);

@@ -283,17 +283,36 @@ static void samples_follow_their_leader_where_they_fit(void **state)
     rig_done(&r);
 }
 
-static void a_home_that_is_off_is_not_chosen(void **state)
+static void a_slow_home_is_not_chosen_where_the_device_fits(void **state)
 {
     (void)state;
     rig r = rig_make(options());
-    cn_scheduler_set_auto_homes(r.s, 1U << CN_HOME_DEVICE | 1U << CN_HOME_HOST);
+    cn_scheduler_set_slow_homes(r.s, 1U << CN_HOME_PEER);
     cn_seq *q[4];
     for (uint32_t i = 0; i < 4; i++) q[i] = rig_add(&r, 100 * i, 9, 32, any_home());
     rig_step(&r);
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(q[i]->usage_kv.params.home, i < 3 ? CN_HOME_DEVICE : CN_HOME_HOST);
     step_to_the_end(&r);
+    rig_done(&r);
+}
+
+/* A request that the device can never hold runs in the only home where it fits. */
+static void a_slow_home_takes_what_is_too_long_for_the_device(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options();
+    o.n_blocks = 16;
+    rig r = rig_make(o);
+    cn_scheduler_set_slow_homes(r.s, 1U << CN_HOME_PEER | 1U << CN_HOME_HOST);
+    cn_seq *longest = rig_add(&r, 0, 10, 61, any_home()); /* 18 blocks */
+    cn_seq *other = rig_add(&r, 100, 9, 32, any_home());
+    assert_int_equal(other->sched->homes, 1U << CN_HOME_DEVICE);
+    rig_step(&r);
+    assert_int_equal(longest->state, CN_SEQ_RUNNING);
+    assert_int_equal(longest->kv.home, CN_HOME_PEER);
+    step_to_the_end(&r);
+    assert_int_equal(other->usage_kv.params.home, CN_HOME_DEVICE);
     rig_done(&r);
 }
 
@@ -476,7 +495,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_home_where_a_request_fits_is_chosen),
-        cmocka_unit_test(a_home_that_is_off_is_not_chosen),
+        cmocka_unit_test(a_slow_home_is_not_chosen_where_the_device_fits),
+        cmocka_unit_test(a_slow_home_takes_what_is_too_long_for_the_device),
         cmocka_unit_test(a_request_that_fits_nowhere_waits),
         cmocka_unit_test(the_rule_is_for_home_auto_alone),
         cmocka_unit_test(without_another_home_the_device_is_chosen),

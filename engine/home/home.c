@@ -582,20 +582,21 @@ static bool slows_steps(const cn_homes *hs, const cn_home *h)
         if (costs[i].hidden_batch > 0) return false;
     if (n > 0)
         cn_log(CN_LOG_WARN,
-               "home auto: %s is off: every step would wait for its exchange of up to %.1f MB a "
-               "request over a link of %.1f GB/s; lower --select-cap, or raise --packs",
+               "home auto: only requests too long for the device use %s: every step waits for its "
+               "exchange of up to %.1f MB a request over a link of %.1f GB/s; lower --select-cap, "
+               "or raise --packs",
                cn_kv_home_name(kind), (double)costs[0].step_bytes / 1e6,
                costs[0].link_bytes_per_s / 1e9);
     return n > 0;
 }
 
-uint32_t cn_homes_of_auto(cn_homes *hs)
+uint32_t cn_homes_slow(cn_homes *hs)
 {
-    const uint32_t all = cn_config_homes(hs->o.config);
-    uint32_t homes = all;
+    uint32_t slow = 0;
+    if (!(cn_config_homes(hs->o.config) >> CN_HOME_DEVICE & 1)) return 0;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
-        if (all >> CN_HOME_DEVICE & 1 && slows_steps(hs, h)) homes &= ~(1U << kind_of(hs, h));
-    return homes;
+        if (slows_steps(hs, h)) slow |= 1U << kind_of(hs, h);
+    return slow;
 }
 
 cn_status cn_homes_measure_links(cn_homes *hs)

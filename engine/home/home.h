@@ -112,9 +112,9 @@ typedef struct cn_homes {
 /* Measures how fast blocks are copied to each home, and how fast the model's device reads. Nothing
  * else runs, and no block has content yet. */
 cn_status cn_homes_measure_links(cn_homes *hs);
-/* The homes that `auto` may choose (HOMES.md §13), after cn_homes_measure_links. Logs which one is
- * off and why. */
-uint32_t cn_homes_of_auto(cn_homes *hs);
+/* The homes that `auto` leaves to requests the device cannot hold (HOMES.md §13), after
+ * cn_homes_measure_links. Logs which and why. */
+uint32_t cn_homes_slow(cn_homes *hs);
 
 /* Forces churn on the exchanges that are launched from now on. share: 0: scores decide. */
 void cn_home_force_churn(cn_home *h, float share);
