@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -595,6 +596,44 @@ static void options_without_effect_are_refused(void **state)
     cn_config_free(options);
 }
 
+/* The text that cn_quant_choose logs for a configuration and an option. */
+static void choose(const char *config, const char *option, const char *value, char *text,
+                   size_t size)
+{
+    cn_model_config c;
+    cn_config *options = cn_config_create();
+    FILE *log = tmpfile();
+    const int console = dup(STDERR_FILENO);
+    assert_true(options && log && console >= 0);
+    assert_int_equal(parse(&c, config), CN_OK);
+    assert_int_equal(cn_config_set(options, option, value), CN_OK);
+    fflush(stderr);
+    dup2(fileno(log), STDERR_FILENO);
+    const cn_status status = cn_quant_choose(&c, options);
+    fflush(stderr);
+    dup2(console, STDERR_FILENO);
+    close(console);
+    rewind(log);
+    text[fread(text, 1, size - 1, log)] = '\0';
+    fclose(log);
+    cn_config_free(options);
+    assert_int_equal(status, CN_OK);
+}
+
+static void options_that_change_nothing_say_so(void **state)
+{
+    (void)state;
+    char text[1024];
+    const char *with_inputs = MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN));
+    const char *weights_only = MODEL(CT("float-quantized", CT_FP8("channel"), "null"));
+    choose(with_inputs, "quantization", "fp8", text, sizeof text);
+    assert_non_null(strstr(text, "--quantization fp8 changes nothing: the checkpoint has FP8"));
+    choose(weights_only, "fp8-activations", "false", text, sizeof text);
+    assert_non_null(strstr(text, "--no-fp8-activations changes nothing: the checkpoint rounds no"));
+    choose(with_inputs, "fp8-activations", "false", text, sizeof text);
+    assert_string_equal(text, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -609,6 +648,7 @@ int main(void)
         cmocka_unit_test(lists_name_modules_and_patterns),
         cmocka_unit_test(hash_and_backend_know_the_form),
         cmocka_unit_test(options_without_effect_are_refused),
+        cmocka_unit_test(options_that_change_nothing_say_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -437,6 +437,8 @@ cn_status cn_quant_read_file(cn_model_config *c, const char *dir)
 cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
 {
     cn_quant *q = &c->quant;
+    if (options->quantization == CN_OPT_QUANT_FP8 && q->fp8)
+        cn_log(CN_LOG_INFO, "--quantization fp8 changes nothing: the checkpoint has FP8 weights");
     if (options->quantization == CN_OPT_QUANT_FP8 && !q->fp8) {
         if (c->experts.router.n_experts > 0)
             return cn_fail(CN_ERR_ARG,
@@ -450,6 +452,9 @@ cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
     if (!q->fp8)
         return cn_fail(CN_ERR_ARG, "--no-fp8-activations: no weight of this checkpoint is FP8: "
                                    "leave it out, or set --quantization fp8");
+    if (q->x == CN_X_PLAIN)
+        cn_log(CN_LOG_INFO,
+               "--no-fp8-activations changes nothing: the checkpoint rounds no activations");
     q->x = CN_X_PLAIN;
     return CN_OK;
 }
