@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/base/json.h"
 #include "engine/checkpoint/fp8_weights.h"
 #include "engine/checkpoint/quant.h"
 #include "engine/start/device_choice.h"
@@ -22,6 +23,13 @@
 static const char *const models[] = {"fp8-block", "fp8-block-ue8m0", "fp8-channel", "fp8-tensor"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
+static void *room(size_t n, size_t size)
+{
+    void *p = calloc(n + 1, size);
+    assert_non_null(p);
+    return p;
+}
+
 /* ---- figures of transformers ---- */
 
 static double rms_diff(const float *a, const float *b, size_t n)
@@ -31,15 +39,14 @@ static double rms_diff(const float *a, const float *b, size_t n)
     return sqrt(sum / (double)n);
 }
 
-static void check_logits(const char *name, bool plain_inputs)
+/* Compares the logits of the checkpoint in dir with `head` times those of the golden model. */
+static void check_logits_of(const char *dir, const char *name, float head, bool plain_inputs)
 {
-    char dir[256];
     size_t n = 0, rows = 0, cols = 0;
     golden *g = golden_open(name);
     const uint32_t *tokens = golden_u32(g, "tokens", &n);
     const float *plain = golden_f32(g, "logits", &rows, &cols);
     const float *rounded = golden_f32(g, "logits_rounded", &rows, &cols);
-    snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
     model_rig *r = model_rig_open(&(model_rig_opts){.dir = dir,
                                                     .n_threads = 2,
                                                     .max_tokens = (uint32_t)n,
@@ -50,7 +57,9 @@ static void check_logits(const char *name, bool plain_inputs)
     assert_int_equal(rows, n);
     assert_int_equal(cols, r->cfg.vocab);
     const model_rig_chunk chunk = {0, (uint32_t)n, tokens};
-    const float *logits = model_rig_pass(r, &chunk, 1, 0, true);
+    const float *passed = model_rig_pass(r, &chunk, 1, 0, true);
+    float *logits = room(rows * cols, sizeof *logits);
+    for (size_t i = 0; i < rows * cols; i++) logits[i] = passed[i] * head;
     if (plain_inputs) {
         const double diff = golden_max_diff(logits, plain, rows * cols);
         if (diff > 1e-4) fail_msg("%s: logits differ by %g", name, diff);
@@ -61,8 +70,16 @@ static void check_logits(const char *name, bool plain_inputs)
         if (!(diff < 0.15 * effect))
             fail_msg("%s: logits differ by %g (rms), of %g that rounding does", name, diff, effect);
     }
+    free(logits);
     model_rig_close(r);
     golden_close(g);
+}
+
+static void check_logits(const char *name, bool plain_inputs)
+{
+    char dir[256];
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
+    check_logits_of(dir, name, 1, plain_inputs);
 }
 
 static void every_form_equals_transformers(void **state)
@@ -77,6 +94,68 @@ static void rounded_inputs_equal_torch(void **state)
     for (size_t i = 0; i < N_MODELS; i++) check_logits(models[i], false);
 }
 
+/* Writes the config.json of a model with ties undone. */
+static void write_untied_config(const char *from, const char *dir)
+{
+    static const char tied[] = "\"tie_word_embeddings\": true";
+    static const char untied[] = "\"tie_word_embeddings\": false";
+    char path[300];
+    cn_buf text = {0}, out = {0};
+    snprintf(path, sizeof path, "%s/config.json", from);
+    assert_int_equal(cn_json_read_file(&text, path, 1 << 20), CN_OK);
+    const char *at = strstr(text.data, tied);
+    assert_non_null(at);
+    assert_int_equal(cn_buf_addf(&out, "%.*s%s%s", (int)(at - text.data), text.data, untied,
+                                 at + strlen(tied)), CN_OK);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    write_file(path, out.data, out.len);
+    cn_buf_free(&text);
+    cn_buf_free(&out);
+}
+
+/* Writes a copy of a tied model with an lm_head, which is the embedding times -1. */
+static void write_untied(const char *from, const char *dir)
+{
+    char path[300];
+    cn_safetensors *s;
+    tensor_file f = {0};
+    write_untied_config(from, dir);
+    assert_int_equal(cn_safetensors_open(&s, from), CN_OK);
+    for (size_t i = 0; i < cn_safetensors_count(s); i++) {
+        const cn_st_tensor *t = cn_safetensors_at(s, i);
+        const uint64_t rows = t->n_dims == 2 ? t->shape[0] : 0;
+        const uint64_t cols = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1];
+        const char *dtype = cn_st_dtype_name(t->dtype);
+        tensor_file_add(&f, t->name, dtype, rows, cols, t->data, t->n_bytes);
+        if (strcmp(t->name, "model.embed_tokens.weight") != 0) continue;
+        const size_t elem = t->n_bytes / (rows * cols);
+        uint8_t *head = room(t->n_bytes, 1);
+        memcpy(head, t->data, t->n_bytes);
+        for (size_t b = elem - 1; b < t->n_bytes; b += elem) head[b] ^= 0x80;
+        tensor_file_add(&f, "lm_head.weight", dtype, rows, cols, head, t->n_bytes);
+        free(head);
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    tensor_file_write(&f, path);
+    tensor_file_free(&f);
+    cn_safetensors_close(s);
+}
+
+/* The matrix of the logits is read from its own tensor, in the dtype that the file has. */
+static void an_untied_head_is_plain(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"fp8-block", "fp8-channel"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char from[256], dir[64];
+        make_folder(dir);
+        snprintf(from, sizeof from, "tests/golden/models/%s", names[i]);
+        write_untied(from, dir);
+        check_logits_of(dir, names[i], -1, true);
+        remove_folder(dir);
+    }
+}
+
 /* ---- products ---- */
 
 typedef struct product {
@@ -86,13 +165,6 @@ typedef struct product {
     uint8_t *codes;
     float *scales, *x, *plain, *out, *want, *rounded;
 } product;
-
-static void *room(size_t n, size_t size)
-{
-    void *p = calloc(n + 1, size);
-    assert_non_null(p);
-    return p;
-}
 
 /* Finite values of e4m3 and scales that are no powers of two; some inputs are zero. */
 static void draw_product(product *p, test_rng *rng)
@@ -639,6 +711,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_form_equals_transformers),
         cmocka_unit_test(rounded_inputs_equal_torch),
+        cmocka_unit_test(an_untied_head_is_plain),
         cmocka_unit_test(products_are_sums_of_dequantised_values),
         cmocka_unit_test(made_values_are_the_nearest),
         cmocka_unit_test(tiny_values_make_no_nan),
