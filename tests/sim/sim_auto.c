@@ -10,7 +10,7 @@ void sim_declare_auto(sim_world *w)
     for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++)
         if (o->n_home_blocks[h] > 0) o->auto_homes |= 1U << h;
     /* In some engines a link is slow. */
-    if (sim_mix(o->model_hash, 7) % 4 == 0) o->slow_homes = 1U << CN_HOME_HOST;
+    if (sim_mix(o->model_hash, 8) % 4 == 0) o->slow_homes = 1U << CN_HOME_HOST;
     /* Some engines have no room for `auto` on the device. */
     if (sim_mix(o->model_hash, 4) % 8 == 0) o->auto_homes &= ~(1U << CN_HOME_DEVICE);
 }
