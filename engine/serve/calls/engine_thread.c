@@ -446,16 +446,6 @@ void cn_engine_thread_watch(cn_service *s)
 
 /* ---- mails, steps ---- */
 
-void cn_engine_thread_post(cn_call *call)
-{
-    cn_service_lane *at = lane_of(call);
-    call->mail.open = cn_engine_thread_take;
-    pthread_mutex_lock(&at->lock);
-    cn_list_append(&at->posted, &call->node);
-    cn_lane_post(&at->lane, queue_of(call), &call->mail);
-    pthread_mutex_unlock(&at->lock);
-}
-
 static void take_call(cn_call *call)
 {
     cn_service *s = call->service;
@@ -476,13 +466,23 @@ static void take_call(cn_call *call)
     link_call(call);
 }
 
-void cn_engine_thread_take(cn_mail *mail)
+static void take_mail(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     CN_ASSERT(call);
     cn_service_lane *at = lane_of(call);
     pthread_mutex_lock(&at->lock);
     take_call(call);
+    pthread_mutex_unlock(&at->lock);
+}
+
+void cn_engine_thread_post(cn_call *call)
+{
+    cn_service_lane *at = lane_of(call);
+    call->mail.open = take_mail;
+    pthread_mutex_lock(&at->lock);
+    cn_list_append(&at->posted, &call->node);
+    cn_lane_post(&at->lane, queue_of(call), &call->mail);
     pthread_mutex_unlock(&at->lock);
 }
 

@@ -224,7 +224,6 @@ void cn_engine_thread_post(cn_call *call);
 void cn_engine_thread_watch(cn_service *s);
 /* Ends the calls of an engine that hangs which their clients have cancelled. HTTP thread. */
 void cn_engine_thread_end_cancelled(cn_service_lane *at);
-void cn_engine_thread_take(cn_mail *mail);
 void cn_engine_thread_cancel(cn_mail *mail);
 void cn_engine_thread_step(cn_lane *lane, double seconds);
 void cn_engine_thread_end(cn_lane *lane, cn_status status);
