@@ -1,7 +1,7 @@
 /* test_engine_draft.c - selector `spec` with a retrieval head that reads states of the model, in
  * the engine: batches, chunks, preemption, prefix hits, forks and asynchronous scheduling give the
- * same bits. On the CPU, then, with --batch-invariant, on a GPU if there is one: there also with
- * and without graphs. */
+ * same bits. On the CPU, or, as `test_engine_draft cuda`, with --batch-invariant on a GPU: there
+ * also with and without graphs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ enum { N_PROMPTS = 4, MAX_TOKENS = 100 };
 
 static const char *prompts[N_PROMPTS];
 static scratch_dir folder;
-static bool on_gpu, no_gpu;
+static bool on_gpu;
 
 /* Short lists and tails, so that the first decoded tokens rank, and soon are ranked. */
 static const char *const options[] = {
@@ -66,25 +66,9 @@ static run *run_all(const char *const *extra, uint32_t n)
 
 static run *reference;
 
-static bool has_gpu(void)
-{
-    cn_engine *e = NULL;
-    cn_config *c = cn_config_create();
-    assert_non_null(c);
-    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
-    for (const char *const *o = gpu_options; *o; o += 2) run_set_option(c, o[0], o[1]);
-    const cn_status status = cn_engine_create(&e, c);
-    if (status != CN_OK) print_message("SKIPPED: no GPU: %s\n", cn_last_error());
-    cn_engine_free(e);
-    cn_config_free(c);
-    return status == CN_OK;
-}
-
 static int setup(void **state)
 {
     (void)state;
-    no_gpu = on_gpu && !has_gpu();
-    if (no_gpu) return 0;
     assert_int_equal(run_load_prompts("story", prompts, NULL, N_PROMPTS), N_PROMPTS);
     draft_head_open(&folder);
     reference = run_all(NULL, 1);
@@ -96,7 +80,6 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    if (no_gpu) return 0;
     run_free(reference);
     scratch_dir_close(&folder);
     return 0;
@@ -118,7 +101,6 @@ static void assert_same_with(const char *const *extra)
 static void batches_give_the_same_tokens(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     assert_same_with((const char *[]){"max-num-seqs", "1", NULL});
     assert_same_with((const char *[]){"async-scheduling", "on", NULL});
     if (on_gpu) assert_same_with((const char *[]){"enforce-eager", "true", NULL});
@@ -128,7 +110,6 @@ static void batches_give_the_same_tokens(void **state)
 static void chunks_of_a_prompt_give_the_same_tokens(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     assert_same_with((const char *[]){"max-num-batched-tokens", "48", "max-num-seqs", "16", NULL});
     assert_same_with((const char *[]){"max-num-batched-tokens", "64", "max-num-seqs", "1", NULL});
 }
@@ -136,7 +117,6 @@ static void chunks_of_a_prompt_give_the_same_tokens(void **state)
 static void preemption_changes_nothing(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     run *r = run_all((const char *[]){"num-gpu-blocks-override", "16", NULL}, 1);
     assert_true(r->stats.preemptions > 0 && r->stats.recomputed_tokens > 0);
     assert_same(r, 0);
@@ -147,7 +127,6 @@ static void preemption_changes_nothing(void **state)
 static void a_prefix_hit_changes_nothing(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     run *r = open_run((const char *[]){"enable-prefix-caching", "true", NULL});
     for (uint32_t turn = 0; turn < 2; turn++) {
         for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
@@ -164,7 +143,6 @@ static void a_prefix_hit_changes_nothing(void **state)
 static void forks_give_the_same_tokens(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     run *together = run_all(NULL, 3);
     run *apart = run_all(
         (const char *[]){"max-num-seqs", "1", "num-gpu-blocks-override", "16", NULL}, 3);
@@ -178,7 +156,6 @@ static void forks_give_the_same_tokens(void **state)
 static void the_head_reads_the_states(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     draft_head_write(&folder, 0);
     run *r = run_all(NULL, 1);
     draft_head_write(&folder, 1);
@@ -191,7 +168,6 @@ static void the_head_reads_the_states(void **state)
 static void an_eagle_3_file_gives_the_same_tokens(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     draft_head_write(&folder, 0.5f); /* the two norms differ */
     run *own = run_all(NULL, 1);
     draft_head_write_eagle(&folder, 0.5f);
@@ -206,7 +182,6 @@ static void an_eagle_3_file_gives_the_same_tokens(void **state)
 static void bytes_of_a_step_have_the_keys_of_the_head(void **state)
 {
     (void)state;
-    if (no_gpu) skip();
     enum { RESIDENT = 4096 };
     cn_engine *e = reference->engine;
     const cn_kv_params *kv = &e->config->kv;
@@ -221,7 +196,7 @@ static void bytes_of_a_step_have_the_keys_of_the_head(void **state)
     if (rows < 0.95 * RESIDENT || rows > RESIDENT) fail_msg("keys of %g tokens", rows);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batches_give_the_same_tokens),
@@ -233,7 +208,6 @@ int main(void)
         cmocka_unit_test(an_eagle_3_file_gives_the_same_tokens),
         cmocka_unit_test(bytes_of_a_step_have_the_keys_of_the_head),
     };
-    const int failed = cmocka_run_group_tests_name("cpu", tests, setup, teardown);
-    on_gpu = true;
-    return failed + cmocka_run_group_tests_name("cuda", tests, setup, teardown);
+    on_gpu = argc > 1 && strcmp(argv[1], "cuda") == 0;
+    return cmocka_run_group_tests_name(on_gpu ? "cuda" : "cpu", tests, setup, teardown);
 }
