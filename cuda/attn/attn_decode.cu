@@ -2,7 +2,8 @@
  *
  * q, out [n_decode, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to
  * bf16 before the product with the values. Grid: one block per multiprocessor; block: 4 warps that
- * compute and 1 that fetches. attn_one.cuh has the kernel, attn_walk.cuh the split of the work.
+ * compute and 1 that fetches, in eight bits 8 and 2. attn_one.cuh has the kernel, attn_walk.cuh the
+ * split of the work.
  * Bytes moved: 4 * hk * d * (sum of lengths, each rounded up to 16) + 4 * n_decode * hq * d; in
  * eight bits 2 * hk * (d + 2) for a slot.
  * For each piece of a split item, 4 * d * hq / hk more bytes are written and read.

@@ -5,7 +5,8 @@
  * A row of head_dim bf16 values consists of whole 32-byte sectors, so the rows need not be gathered
  * first. index [n_decode, hk, index_stride]; list_len, tail, lengths [n_decode]. A sequence of
  * length 0 leaves its rows of out unchanged.
- * Bytes moved: 4 * hk * d * (sum of lengths) + 4 * hk * (sum of list_len) + 4 * n_decode * hq * d.
+ * Bytes moved: 4 * hk * d * (sum of lengths) + 4 * hk * (sum of list_len) + 4 * n_decode * hq * d;
+ * in eight bits 2 * hk * (d + 2) for a slot.
  * CPU version: cpu_attn.c. Part of attend_selected. */
 #include "cuda/attn/attn_one.cuh"
 

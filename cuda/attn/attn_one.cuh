@@ -2,10 +2,10 @@
  * (every resident slot) and of attn_lists (a list of slots).
  *
  * One block per multiprocessor, each with a share of the slots (attn_walk.cuh). One warp fetches,
- * or six if the slots are a list. They keep a ring of stages in shared memory full. A stage has a
- * tile of 64 keys and 64 values (32 KiB at head_dim 128, up to 192 KiB in flight) and a note that
- * describes it. Four warps compute, each 16 slots of every tile. They compute the query heads of
- * the group together, so K and V are read once for all of them:
+ * two in eight bits, or six if the slots are a list. They keep a ring of stages in shared memory
+ * full. A stage has a tile of 64 keys and 64 values (32 KiB at head_dim 128, up to 192 KiB in
+ * flight) and a note that describes it. Four warps compute, each 16 slots of every tile. They
+ * compute the query heads of the group together, so K and V are read once for all of them:
  *
  *     scores^T[16 slots, 8 heads] = keys[16, d] * q^T[d, 8]       mma m16n8k16, f32 sums
  *     out^T[d, 8 heads] += values^T[d, 16 slots] * weights^T[16, 8]

@@ -8,7 +8,8 @@
  * of 64 (FlashAttention 2, arXiv 2307.08691). Scores, online softmax and weighted values stay in
  * registers, 16 rows per warp. cp.async fetches the keys and values of the next tile meanwhile.
  * Rows in eight bits become bf16 in shared memory, without loss: the scales of the keys multiply
- * the scores, those of the values the weights.
+ * the scores, those of the values the weights. On compute capability 9.0 attn_plain.cu copies them
+ * first, up to head_dim 128.
  * The bits of a row depend on its query and slots alone, not on its chunk.
  *
  * q, out [T, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to bf16.

@@ -36,7 +36,7 @@ enum {
     CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64; twice that if WIDE */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
     CN_WALK_COST = 4,
-    CN_WALK_LONG_PIECE = 16,   /* pieces of at least so many steps end with a tile */
+    CN_WALK_LONG_PIECE = 16,   /* pieces of at least so many steps end with a tile of 64 */
     CN_WALK_LENGTH_PIECES = 8, /* --batch-invariant: most pieces of an item */
     CN_WALK_LENGTH_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
 };

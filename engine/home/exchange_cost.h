@@ -1,6 +1,6 @@
 /* exchange_cost.h - what a step of a request moves from its home at most, and the batch up to which
  * these transfers hide behind the step. `cinch plan` prints it, and home `auto` (HOMES.md §13)
- * leaves out a home that would slow every step.
+ * leaves out a home that would slow every step, unless a request fits nowhere else.
  *
  * Owner: the caller; plain values. Thread: any. Stage: start. */
 #ifndef CN_EXCHANGE_COST_H
