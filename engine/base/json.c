@@ -402,6 +402,22 @@ cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
     return status == CN_OK ? cn_refuse_lfs_pointer(path, out->data, out->len) : status;
 }
 
+cn_status cn_json_read_optional_file(const char *dir, const char *name, size_t max_bytes,
+                                     uint32_t max_depth, cn_json_read_fn read, void *out)
+{
+    cn_buf path = {0}, text = {0};
+    cn_status status = cn_buf_addf(&path, "%s/%s", dir, name);
+    if (status == CN_OK && access(path.data, F_OK) == 0) {
+        status = cn_json_read_file(&text, path.data, max_bytes);
+        if (status == CN_OK)
+            status = cn_json_read_object(text.data ? text.data : "", text.len, path.data, max_bytes,
+                                         max_depth, CN_ERR_MODEL, read, out);
+    }
+    cn_buf_free(&text);
+    cn_buf_free(&path);
+    return status;
+}
+
 static cn_status parse_file(json_t **out, const cn_buf *text, const char *path, size_t max_bytes,
                             uint32_t max_depth)
 {

@@ -107,6 +107,10 @@ typedef enum cn_json_presence { CN_JSON_OPTIONAL, CN_JSON_REQUIRED } cn_json_pre
 typedef cn_status (*cn_json_read_fn)(const cn_json_at *at, void *out);
 cn_status cn_json_read_object(const char *text, size_t n, const char *what, size_t max_bytes,
                               uint32_t max_depth, cn_status error, cn_json_read_fn read, void *out);
+/* The same for the file dir/name of a checkpoint. CN_OK, and nothing read, if there is none.
+ * Errors: cn_json_read_file; CN_ERR_MODEL when it is no object; those of read. */
+cn_status cn_json_read_optional_file(const char *dir, const char *name, size_t max_bytes,
+                                     uint32_t max_depth, cn_json_read_fn read, void *out);
 
 /* Getters. An absent optional key leaves *out unchanged and returns CN_OK. A missing required key,
  * another type, a value outside [min, max] or a string with a NUL returns a->error; the text has

@@ -2,7 +2,6 @@
 #include "engine/checkpoint/eagle_head.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/retrieval_file.h"
@@ -172,23 +171,6 @@ static cn_status read_eagle_config(const cn_json_at *a, void *out)
     return read_eagle_layers(a, c->m, c->head);
 }
 
-static cn_status read_config(cn_draft_head *head, const char *dir, const cn_model_config *m)
-{
-    cn_buf path = {0}, text = {0};
-    eagle_config c = {m, head};
-    cn_status status = cn_buf_addf(&path, "%s/" CN_RETRIEVAL_CONFIG, dir);
-    if (status == CN_OK && access(path.data, F_OK) == 0) {
-        status = cn_json_read_file(&text, path.data, CONFIG_BYTES);
-        if (status == CN_OK)
-            status = cn_json_read_object(text.data ? text.data : "", text.len, path.data,
-                                         CONFIG_BYTES, CONFIG_DEPTH, CN_ERR_MODEL,
-                                         read_eagle_config, &c);
-    }
-    cn_buf_free(&text);
-    cn_buf_free(&path);
-    return status;
-}
-
 cn_status cn_eagle_read(cn_draft_head *head, const cn_safetensors *s, const char *dir,
                         const char *path, const cn_model_config *m)
 {
@@ -202,7 +184,9 @@ cn_status cn_eagle_read(cn_draft_head *head, const cn_safetensors *s, const char
                             .rope_theta = m->rope_theta};
     const bool deep = n >= 7; /* else the three layers are not ascending */
     if (!deep) head->hidden_layers[2] = 0;
-    CN_TRY(read_config(head, dir, m));
+    eagle_config c = {m, head};
+    CN_TRY(cn_json_read_optional_file(dir, CN_RETRIEVAL_CONFIG, CONFIG_BYTES, CONFIG_DEPTH,
+                                      read_eagle_config, &c));
     if (head->hidden_layers[2] == 0)
         return cn_fail(CN_ERR_MODEL,
                        "%s: the layers that the EAGLE-3 head reads are not known for a model of %u "

@@ -4,7 +4,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/checkpoint_dir.h"
@@ -490,18 +489,8 @@ static cn_status read_architecture(const cn_json_at *a, void *out)
 cn_status cn_model_config_check_architecture(const char *model_dir)
 {
     const architecture *found;
-    cn_buf path = {0}, text = {0};
-    CN_TRY(cn_buf_addf(&path, "%s/config.json", model_dir));
-    cn_status status = CN_OK;
-    if (access(path.data, F_OK) == 0) {
-        status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
-        if (status == CN_OK)
-            status = cn_json_read_object(text.data, text.len, path.data, CONFIG_MAX_BYTES,
-                                         CONFIG_MAX_DEPTH, CN_ERR_MODEL, read_architecture, &found);
-    }
-    cn_buf_free(&text);
-    cn_buf_free(&path);
-    return status;
+    return cn_json_read_optional_file(model_dir, "config.json", CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH,
+                                      read_architecture, &found);
 }
 
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)

@@ -420,18 +420,8 @@ static cn_status read_quant_file(const cn_json_at *a, void *out)
 
 cn_status cn_quant_read_file(cn_model_config *c, const char *dir)
 {
-    cn_buf path = {0}, text = {0};
-    CN_TRY(cn_buf_addf(&path, "%s/hf_quant_config.json", dir));
-    cn_status status = CN_OK;
-    if (access(path.data, F_OK) == 0) {
-        status = cn_json_read_file(&text, path.data, FILE_MAX_BYTES);
-        if (status == CN_OK)
-            status = cn_json_read_object(text.data, text.len, path.data, FILE_MAX_BYTES,
-                                         FILE_MAX_DEPTH, CN_ERR_MODEL, read_quant_file, c);
-    }
-    cn_buf_free(&text);
-    cn_buf_free(&path);
-    return status;
+    return cn_json_read_optional_file(dir, "hf_quant_config.json", FILE_MAX_BYTES, FILE_MAX_DEPTH,
+                                      read_quant_file, c);
 }
 
 cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
