@@ -1,6 +1,5 @@
 /* test_serve_health.c - /health while the engine is idle, works, or does not come back from a step:
  * 503 with the reason after --health-stall seconds, and 200 again when the step has ended. */
-#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,30 +15,7 @@
 #include "tests/lib/sanitizer.h"
 #include "tests/lib/serve_rig.h"
 
-/* ---- a turn of the engine thread that lasts until the test ends it ---- */
-
-static struct {
-    cn_mail mail;
-    sem_t began, end;
-} hang;
-
-static void open_hang(cn_mail *mail)
-{
-    (void)mail;
-    sem_post(&hang.began);
-    sem_wait(&hang.end);
-}
-
-static void begin_hang(serve_rig *rig)
-{
-    sem_init(&hang.began, 0, 0);
-    sem_init(&hang.end, 0, 0);
-    hang.mail.open = open_hang;
-    cn_lane_post(&cn_server_service(rig->server)->lanes[0].lane, CN_MAIL_NORMAL, &hang.mail);
-    sem_wait(&hang.began);
-}
-
-static void end_hang(void) { sem_post(&hang.end); }
+static serve_hang hang;
 
 /* Waits until /health has the status. */
 static void expect_health(const serve_rig *rig, int status)
@@ -83,10 +59,10 @@ static void a_stalled_engine_is_not_healthy(void **state)
     serve_pause_ms(1200); /* an idle engine has no step that could end */
     assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     for (int i = 0; i < 2; i++) {
-        begin_hang(&rig);
+        serve_hang_begin(&hang, &rig, 0);
         expect_health(&rig, 503);
         expect_stall_is_told(&rig);
-        end_hang();
+        serve_hang_end(&hang);
         expect_health(&rig, 200);
     }
     serve_rig_close(&rig);
@@ -132,9 +108,9 @@ static bool stalls_after(const char *const *options, double seconds)
     serve_rig rig;
     serve_rig_open(&rig, options);
     const cn_service *service = cn_server_service(rig.server);
-    begin_hang(&rig);
+    serve_hang_begin(&hang, &rig, 0);
     const bool stalled = cn_service_is_stalled(service, cn_now_s() + seconds);
-    end_hang();
+    serve_hang_end(&hang);
     serve_rig_close(&rig);
     return stalled;
 }

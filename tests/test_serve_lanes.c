@@ -1,7 +1,6 @@
 /* test_serve_lanes.c - a server with several engines: which engine gets a request, results that do
  * not depend on their number, an engine that does not come back from a step, and the drain.
  * tests/serve_lanes_check.sh has engines that fail. */
-#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -209,26 +208,7 @@ static void answers_do_not_depend_on_the_engines(void **state)
 
 /* ---- an engine whose step does not end ---- */
 
-static struct hang {
-    cn_mail mail;
-    sem_t began, end;
-} hangs[2];
-
-static void open_hang(cn_mail *mail)
-{
-    struct hang *h = CN_CONTAINER_OF(mail, struct hang, mail);
-    sem_post(&h->began);
-    sem_wait(&h->end);
-}
-
-static void begin_hang(serve_rig *rig, int i)
-{
-    sem_init(&hangs[i].began, 0, 0);
-    sem_init(&hangs[i].end, 0, 0);
-    hangs[i].mail.open = open_hang;
-    cn_lane_post(&cn_server_service(rig->server)->lanes[i].lane, CN_MAIL_NORMAL, &hangs[i].mail);
-    sem_wait(&hangs[i].began);
-}
+static serve_hang hangs[2];
 
 /* What /health says of an engine: 1 up, 0 not, -1: no engine is. */
 static int state_of(const serve_rig *rig, int engine)
@@ -270,14 +250,14 @@ static void a_stalled_engine_gets_no_requests(void **state)
     (void)state;
     serve_rig rig;
     open_two(&rig, "--health-stall", "1");
-    begin_hang(&rig, 0);
+    serve_hang_begin(&hangs[0], &rig, 0);
     expect_up(&rig, 0, false);
     expect_up(&rig, 1, true);
     for (int i = 0; i < 4; i++) ask(rig.port, serve_long_body(4, false), 200);
-    begin_hang(&rig, 1);
+    serve_hang_begin(&hangs[1], &rig, 1);
     serve_pause_ms(1300);
     assert_int_equal(serve_get_status(rig.port, "/health", NULL), 503);
-    for (int i = 0; i < 2; i++) sem_post(&hangs[i].end);
+    for (int i = 0; i < 2; i++) serve_hang_end(&hangs[i]);
     expect_up(&rig, 0, true);
     ask(rig.port, serve_long_body(4, false), 200);
     serve_rig_close(&rig);
@@ -295,7 +275,7 @@ static void requests_leave_a_stalled_engine(void **state)
     for (int i = 0; i < N; i++) fd[i] = serve_begin(rig.port, NULL, TOKENS, i < STREAMS);
     assert_true(serve_rig_wait_running(&rig, N));
     serve_pause_ms(300); /* the streams have begun */
-    begin_hang(&rig, 0);
+    serve_hang_begin(&hangs[0], &rig, 0);
     for (int i = N; i < N + LATE; i++) fd[i] = serve_begin(rig.port, NULL, 4, false);
     for (int i = STREAMS; i < N + LATE; i++) {
         http_reply r;
@@ -310,7 +290,7 @@ static void requests_leave_a_stalled_engine(void **state)
         close(fd[i]);
     }
     expect_up(&rig, 0, false);
-    sem_post(&hangs[0].end);
+    serve_hang_end(&hangs[0]);
     for (int i = 0; i < STREAMS; i++) {
         http_reply r;
         http_read(fd[i], false, &r);

@@ -1,7 +1,6 @@
 /* test_serve_lost.c - a server with several engines on the CPU of which some fail: what becomes of
  * their requests. tests/serve_lanes_check.sh does it with GPUs of the fake runtime. */
 #include <fcntl.h>
-#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -275,26 +274,7 @@ static void a_poison_line_gets_an_error_line(void **state)
 
 /* ---- an engine that hangs ---- */
 
-static struct hang {
-    cn_mail mail;
-    sem_t began, end;
-} hang;
-
-static void open_hang(cn_mail *mail)
-{
-    (void)mail;
-    sem_post(&hang.began);
-    sem_wait(&hang.end);
-}
-
-static void begin_hang(uint32_t engine)
-{
-    sem_init(&hang.began, 0, 0);
-    sem_init(&hang.end, 0, 0);
-    hang.mail.open = open_hang;
-    cn_lane_post(&service()->lanes[engine].lane, CN_MAIL_NORMAL, &hang.mail);
-    sem_wait(&hang.began);
-}
+static serve_hang hang;
 
 /* From here on, stderr is this file. Returns what it was. */
 static int begin_log(char *path)
@@ -338,7 +318,7 @@ static void a_hang_is_told_and_frees_what_is_cancelled(void **state)
     serve_send(fd, "ann-secret-1", body);
     assert_true(serve_rig_wait_running(&rig, 4));
     const uint32_t hung = stats_of(1).running > 0;
-    begin_hang(hung);
+    serve_hang_begin(&hang, &rig, hung);
     close(fd);
     expect_logged(path, hung ? "engine 1 (cpu): a step has not ended for"
                              : "engine 0 (cpu): a step has not ended for");
@@ -352,7 +332,7 @@ static void a_hang_is_told_and_frees_what_is_cancelled(void **state)
         assert_true(i < 499);
         serve_pause_ms(20);
     }
-    sem_post(&hang.end);
+    serve_hang_end(&hang);
     expect_logged(path, "the step has ended: the engine goes on");
     dup2(before, 2);
     close(before);
@@ -383,7 +363,7 @@ static void a_stop_does_not_wait_for_a_hang(void **state)
              "\"completion_window\": \"24h\"}", file);
     json_decref(http_ask_json(rig.port, "POST", "/v1/batches", body, 200));
     assert_true(serve_rig_wait_running(&rig, 8));
-    begin_hang(0);
+    serve_hang_begin(&hang, &rig, 0);
     const double began_s = cn_now_s();
     serve_rig_close(&rig);
     assert_true(rig.hangs);

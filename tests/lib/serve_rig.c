@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/serve/calls/service_state.h"
+
 enum { MAX_ARGS = 40, WAIT_MS = 120000, LOOK_MS = 5 };
 
 static void *run_server(void *arg)
@@ -88,3 +90,21 @@ bool serve_rig_wait_running(serve_rig *r, uint32_t n)
     }
     return false;
 }
+
+static void open_hang(cn_mail *mail)
+{
+    serve_hang *h = CN_CONTAINER_OF(mail, serve_hang, mail);
+    sem_post(&h->began);
+    sem_wait(&h->end);
+}
+
+void serve_hang_begin(serve_hang *h, serve_rig *r, uint32_t engine)
+{
+    sem_init(&h->began, 0, 0);
+    sem_init(&h->end, 0, 0);
+    h->mail.open = open_hang;
+    cn_lane_post(&cn_server_service(r->server)->lanes[engine].lane, CN_MAIL_NORMAL, &h->mail);
+    sem_wait(&h->began);
+}
+
+void serve_hang_end(serve_hang *h) { sem_post(&h->end); }

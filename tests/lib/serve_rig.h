@@ -4,7 +4,9 @@
 #define CN_TEST_SERVE_RIG_H
 
 #include <pthread.h>
+#include <semaphore.h>
 
+#include "engine/base/mailbox.h"
 #include "engine/serve/server.h"
 
 typedef struct serve_rig {
@@ -34,5 +36,15 @@ void serve_rig_figures(serve_rig *r, cn_serve_figures *out);
 /* Waits until the engine runs n requests; for n = 0, also until no block is used. False after
  * 120 s. */
 bool serve_rig_wait_running(serve_rig *r, uint32_t n);
+
+/* A turn of the thread of an engine that lasts until the test ends it. It must outlive the turn. */
+typedef struct serve_hang {
+    cn_mail mail;
+    sem_t began, end;
+} serve_hang;
+
+/* Returns when the turn has begun. */
+void serve_hang_begin(serve_hang *h, serve_rig *r, uint32_t engine);
+void serve_hang_end(serve_hang *h);
 
 #endif
