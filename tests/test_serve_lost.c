@@ -301,6 +301,43 @@ static void expect_logged(const char *path, const char *text)
     fail_msg("not logged: %s", text);
 }
 
+/* The engine that runs the only request, besides those of a mask; -1: none does yet. */
+static int runs_in(uint32_t n, uint32_t but)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!(but >> i & 1) && stats_of(i).running > 0) return (int)i;
+    return -1;
+}
+
+/* The fourth engine works. Without it the request waits for one of the others. */
+static void a_request_whose_third_engine_hangs_ends(void **state)
+{
+    (void)state;
+    enum { MORE = 2000, LOOK_MS = 2 };
+    static serve_hang hangs[3];
+    uint32_t hung = 0;
+    http_reply r;
+    open_engines("4", (const char *const[]){"--health-stall", "1", "--log-level", "error", NULL});
+    const int fd = serve_begin(rig.port, NULL, MORE, false);
+    for (int k = 0; k < 3; k++) {
+        int at;
+        while ((at = runs_in(4, hung)) < 0) serve_pause_ms(LOOK_MS);
+        serve_hang_begin(&hangs[k], &rig, (uint32_t)at);
+        hung |= 1U << at;
+    }
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 500);
+    assert_non_null(strstr(r.body.data, "3 engines failed while they had this request"));
+    assert_non_null(strstr(r.body.data, "a step has not ended (--health-stall)"));
+    assert_non_null(strstr(r.head.data, "x-should-retry: false"));
+    http_reply_free(&r);
+    close(fd);
+    assert_int_equal(n_failed(), 0);
+    for (int k = 0; k < 3; k++) serve_hang_end(&hangs[k]);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    serve_rig_close(&rig);
+}
+
 static const char *const with_key[] = {"--health-stall", "1", "--max-requests-per-key", "4",
                                        "--log-level", "warning",
                                        "--api-key", "ann:ann-secret-1", NULL};
@@ -337,6 +374,32 @@ static void a_hang_is_told_and_frees_what_is_cancelled(void **state)
     dup2(before, 2);
     close(before);
     unlink(path);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    serve_rig_close(&rig);
+}
+
+/* The calls of clients that have gone end with the hang of the only engine, not with its step. */
+static void the_only_engine_frees_what_is_cancelled(void **state)
+{
+    (void)state;
+    enum { WAIT_MS = 20000, LOOK_MS = 20 };
+    cn_serve_figures figures;
+    http_reply r;
+    open_engines("1", (const char *const[]){"--health-stall", "1", "--log-level", "error", NULL});
+    const int fd = serve_begin(rig.port, NULL, 2000, true);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    serve_hang_begin(&hang, &rig, 0);
+    close(fd);
+    for (int ms = 0;; ms += LOOK_MS) {
+        serve_rig_figures(&rig, &figures);
+        if (figures.active_class[CN_CLASS_INTERACTIVE] == 0) break;
+        assert_true(ms < WAIT_MS);
+        serve_pause_ms(LOOK_MS);
+    }
+    serve_hang_end(&hang);
+    http_ask(rig.port, "POST", "/v1/completions", NULL, serve_long_body(4, false), &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
     assert_true(serve_rig_wait_running(&rig, 0));
     serve_rig_close(&rig);
 }
@@ -380,6 +443,8 @@ int main(void)
         cmocka_unit_test(a_full_queue_is_no_choice),
         cmocka_unit_test(a_poison_line_gets_an_error_line),
         cmocka_unit_test(a_hang_is_told_and_frees_what_is_cancelled),
+        cmocka_unit_test(a_request_whose_third_engine_hangs_ends),
+        cmocka_unit_test(the_only_engine_frees_what_is_cancelled),
         cmocka_unit_test(a_stop_does_not_wait_for_a_hang),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

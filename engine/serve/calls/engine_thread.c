@@ -279,6 +279,12 @@ static void log_failure(const cn_service_lane *at, uint32_t n_calls, uint32_t n_
                lane->index, lane->why, n_calls, n_rescued);
 }
 
+static void fail_suspect(cn_status status, const char *why)
+{
+    cn_fail(status, "%d engines failed while they had this request, the last because: %s",
+            (int)CN_CALL_MOST_LOST, why);
+}
+
 /* Ends a call whose engine makes no more steps, or moves it. */
 static bool try_rescue(cn_call *call, const cn_lane *lane, cn_status status)
 {
@@ -286,8 +292,7 @@ static bool try_rescue(cn_call *call, const cn_lane *lane, cn_status status)
     if (failed && ++call->n_lost < CN_CALL_MOST_LOST && try_move(call)) return true;
     call->is_suspect = failed && call->n_lost == CN_CALL_MOST_LOST && others_work(call);
     if (call->is_suspect)
-        cn_fail(status, "%d engines failed while they had this request, the last because: %s",
-                (int)CN_CALL_MOST_LOST, lane->why);
+        fail_suspect(status, lane->why);
     else
         cn_fail(status, "%s", failed ? lane->why : "the server is stopping");
     end_call(call, status);
@@ -314,11 +319,37 @@ void cn_engine_thread_end(cn_lane *lane, cn_status status)
 
 /* ---- an engine that hangs ---- */
 
-/* Moves a call that the engine has, and leaves it the submission. */
+/* The engine keeps the submission, and what it says of it is dropped. */
+static void leave_submission(cn_service_lane *at, cn_call *call)
+{
+    cn_submission *sub = call->submission;
+    call->submission = NULL;
+    sub->call = NULL;
+    cn_list_append(&at->orphans, &sub->node);
+}
+
+static bool is_last_chance(const cn_call *call)
+{
+    return call->n_lost + 1 >= CN_CALL_MOST_LOST;
+}
+
+/* Ends a call whose last engine hangs as well. It waits for that while no engine works. */
+static bool try_end_suspect(cn_service_lane *at, cn_call *call)
+{
+    if (!others_work(call)) return false;
+    unlink_call(call);
+    leave_submission(at, call);
+    call->is_suspect = true;
+    fail_suspect(CN_ERR_DEVICE, "a step has not ended (--health-stall)");
+    end_call(call, CN_ERR_DEVICE);
+    return true;
+}
+
+/* Takes a call from the engine that hangs: moves it, or ends it. */
 static bool try_take_away(cn_service_lane *at, cn_call *call)
 {
     cn_submission *sub = call->submission;
-    if (call->n_lost + 1 >= CN_CALL_MOST_LOST) return false;
+    if (is_last_chance(call)) return try_end_suspect(at, call);
     unlink_call(call);
     call->n_lost++;
     call->submission = NULL;
@@ -337,12 +368,9 @@ static bool try_take_away(cn_service_lane *at, cn_call *call)
 static void end_cancelled(cn_call *call)
 {
     cn_service_lane *at = lane_of(call);
-    cn_submission *sub = call->submission;
-    if (sub) {
+    if (call->submission) {
         unlink_call(call);
-        call->submission = NULL;
-        sub->call = NULL;
-        cn_list_append(&at->orphans, &sub->node);
+        leave_submission(at, call);
     }
     if (cn_lane_try_recall(&at->lane, CN_MAIL_EXPRESS, &call->cancel_mail)) cn_call_unref(call);
     cn_fail(CN_ERR_CANCELLED, "cancelled");
@@ -374,15 +402,18 @@ void cn_engine_thread_end_cancelled(cn_service_lane *at)
     pthread_mutex_unlock(&at->lock);
 }
 
+/* Returns how many calls go to other engines. */
 static uint32_t take_active(cn_service_lane *at)
 {
     uint32_t n = 0;
     for (uint32_t left = at->active.n; left > 0; left--) {
         cn_call *call = CN_CONTAINER_OF(at->active.head, cn_call, node);
         CN_ASSERT(call);
-        const bool moved = try_take_away(at, call);
-        n += moved;
-        if (moved) continue;
+        const bool ends = is_last_chance(call);
+        if (try_take_away(at, call)) {
+            n += !ends;
+            continue;
+        }
         cn_list_remove(&at->active, &call->node);
         cn_list_append(&at->active, &call->node);
     }
@@ -411,7 +442,7 @@ static uint32_t take_posted(cn_service_lane *at)
 static void note_stall(cn_service_lane *at, uint32_t n_moved)
 {
     const uint32_t n_left = at->active.n + at->posted.n;
-    if (at->is_stalled && n_moved == 0) return;
+    if (at->service->n_lanes == 1 || (at->is_stalled && n_moved == 0)) return;
     at->is_stalled = true;
     cn_log(CN_LOG_ERROR, "engine %u (%s): a step has not ended for %.0f s (--health-stall): %u of "
            "its requests go to other engines, %u wait for it", at->lane.index,

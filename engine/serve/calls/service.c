@@ -248,7 +248,7 @@ static double stalled_s(const cn_service *s, double now_s)
 
 void cn_service_watch(cn_service *s)
 {
-    if (cn_service_n_engines(s) > 1) cn_engine_thread_watch(s);
+    if (cn_service_n_engines(s) > 0) cn_engine_thread_watch(s);
 }
 
 bool cn_service_is_stalled(const cn_service *s, double now_s) { return stalled_s(s, now_s) > 0; }

@@ -219,8 +219,9 @@ bool cn_engine_is_up(const cn_service_lane *at);
 /* engine_thread.c */
 /* Sends a call to its engine. Any thread that reads requests. */
 void cn_engine_thread_post(cn_call *call);
-/* Gives what engines that hang have and their clients have not seen to the other engines. HTTP
- * thread, now and then. */
+/* Gives what engines that hang have and their clients have not seen to the other engines, and ends
+ * what its clients have cancelled. HTTP thread, now and then. The log of the only engine is its
+ * caller's. */
 void cn_engine_thread_watch(cn_service *s);
 /* Ends the calls of an engine that hangs which their clients have cancelled. HTTP thread. */
 void cn_engine_thread_end_cancelled(cn_service_lane *at);
