@@ -1,6 +1,6 @@
 #!/bin/sh
-# serve_lanes_check.sh - the package openai against servers with several engines: batches on two CPU
-# engines, and requests on three GPUs of the fake runtime, of which one is lost meanwhile. Without
+# serve_lanes_check.sh - the package openai against servers with several engines: all its requests and
+# batches on two CPU engines, and requests on three GPUs of the fake runtime, of which one is lost meanwhile. Without
 # the package, or build/tests/fake_cuda, prints SKIPPED.
 set -eu
 dir=$(mktemp -d)
@@ -12,8 +12,10 @@ fake=$(dirname "$cinch")/tests/fake_cuda/cinch-cuda.so
 need_python clients openai==3.52.0 prometheus_client==0.26.0
 key=a-key-for-the-test
 (umask 077 && echo "test:$key" >"$dir/keys")
-serve --data-parallel-size 2 --device cpu --kv-cache-memory-bytes 64M --api-key-file "$dir/keys" \
-    --spool "$dir/spool"
+serve --data-parallel-size 2 --device cpu --kv-cache-memory-bytes 128M --api-key-file "$dir/keys" \
+    --served-model-name tiny,org/tiny --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
+    --tool-call-parser hermes --spool "$dir/spool"
+"$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
 stop
 cp "$cinch" "$fake" "$dir"

@@ -286,10 +286,13 @@ def metrics(client):
 
 
 def value(families, name, **labels):
-    found = [s.value for f in families.values() for s in f.samples
+    """The sum over the engines of one series."""
+    found = [s for f in families.values() for s in f.samples
              if s.name == name and labels.items() <= s.labels.items()]
-    assert len(found) == 1, (name, labels, found)
-    return found[0]
+    engines = [s.labels.get("engine") for s in found]
+    others = {tuple(sorted((k, v) for k, v in s.labels.items() if k != "engine")) for s in found}
+    assert len(others) == 1 and len(set(engines)) == len(engines), (name, labels, found)
+    return sum(s.value for s in found)
 
 
 def closing_a_stream_cancels_the_request(client):
