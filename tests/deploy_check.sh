@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the files in docs/DEPLOY.md: systemd accepts the unit, cinch accepts its command line, and
+# Checks docs/DEPLOY.md and the files that it names: systemd accepts the unit, cinch accepts its command line, and
 # nginx and haproxy with this configuration pass a stream on without buffering it. BUILD is the build
 # directory. Prints SKIPPED for each program that is not installed; with REQUIRE_REFERENCES=1
 # a missing program is a failure.
@@ -9,18 +9,14 @@ dir=$(mktemp -d)
 proxy=""
 trap '[ -z "$proxy" ] || kill "$proxy" 2>/dev/null || true; clean_up' EXIT
 doc=docs/DEPLOY.md
+files=examples/deploy
 
-# block LANGUAGE N: prints the N-th code block in this language.
-block() {
-    awk -v language="$1" -v n="$2" '
-        $0 == "```" { inside = 0 }
-        inside == n { print }
-        $0 == "```" language { inside = ++seen == n ? n : 0 }' $doc
-}
-
-# Every option that the page names must exist.
+# Every file and every option that the page names must exist.
+grep -oE '`(systemd|nginx|haproxy|prometheus)/[a-z.]+`' $doc | tr -d '`' | while read -r file; do
+    [ -f "$files/$file" ] || { echo "$doc: there is no $files/$file"; exit 1; }
+done
 "$cinch" docs config >"$dir/config.md"
-grep -oE '[^a-z-]--[a-z][a-z-]+' $doc | sed 's/.*--/--/' | sort -u | while read -r option; do
+grep -ohE '[^a-z-]--[a-z][a-z-]+' $doc $files/systemd/* | sed 's/.*--/--/' | sort -u | while read -r option; do
     grep -q "^| \`$option\`" "$dir/config.md" || { echo "$doc: there is no $option"; exit 1; }
 done
 
@@ -83,14 +79,14 @@ P
 
 # ---- the unit ----
 
-block ini 1 >"$dir/cinch.service"
+cp $files/systemd/cinch.service "$dir/cinch.service"
 words=$(sed -n '/^ExecStart=/,/[^\\]$/p' "$dir/cinch.service" | tr -d '\\\n' |
     sed "s|^ExecStart=/usr/local/bin/cinch||; s|[$]{[A-Z_]*}|$dir|g")
 # shellcheck disable=SC2086
 "$cinch" $words --help >/dev/null
 if command -v systemd-analyze >/dev/null; then
     mkdir "$dir/cinch.service.d"
-    block ini 2 >"$dir/cinch.service.d/gpu.conf"
+    cp $files/systemd/gpu.conf "$dir/cinch.service.d/gpu.conf"
     # The man page and the program are not installed at the unit's paths.
     sed -i "s|/usr/local/bin/cinch|$cinch|; /^Documentation=/d" "$dir/cinch.service"
     systemd-analyze verify "$dir/cinch.service" >"$dir/verify" 2>&1 || bad=1
@@ -103,7 +99,7 @@ else
 fi
 
 for setting in MemoryMax= LimitCORE=0 TasksMax=; do
-    grep -q "^$setting" "$dir/cinch.service" || { echo "$doc: the unit has no $setting"; exit 1; }
+    grep -q "^$setting" "$dir/cinch.service" || { echo "the unit has no $setting"; exit 1; }
 done
 
 # ---- the key file ----
@@ -130,8 +126,8 @@ port=$(free_port)
 {
     echo "daemon off; pid $dir/nginx.pid; error_log $dir/nginx.log; events {} http { access_log off;"
     for kind in client_body proxy fastcgi uwsgi scgi; do echo "${kind}_temp_path $dir/$kind;"; done
-    block nginx 1 | sed "s|listen 443 ssl|listen 127.0.0.1:$port ssl|; s|127.0.0.1:8000|${url#*//}|
-        s|/etc/ssl/certs/[^;]*|$dir/tls.pem|; s|/etc/ssl/private/[^;]*|$dir/tls.key|"
+    sed "s|listen 443 ssl|listen 127.0.0.1:$port ssl|; s|127.0.0.1:8000|${url#*//}|
+        s|/etc/ssl/certs/[^;]*|$dir/tls.pem|; s|/etc/ssl/private/[^;]*|$dir/tls.key|" $files/nginx/cinch.conf
     echo "}"
 } >"$dir/nginx.conf"
 nginx -t -q -c "$dir/nginx.conf"
@@ -171,8 +167,9 @@ check_state() {
 for check in "GET /health" ""; do
     port=$(free_port)
     stats=$(free_port)
-    block haproxy 1 | sed "s|bind :8080|bind 127.0.0.1:$port|; s|127.0.0.1:8000|${url#*//}|
-        s|option httpchk GET /health|option httpchk $check|; s|inter 2s|inter 100ms|" >"$dir/haproxy.cfg"
+    sed "s|bind :8080|bind 127.0.0.1:$port|; s|127.0.0.1:8000|${url#*//}|
+        s|option httpchk GET /health|option httpchk $check|; s|inter 2s|inter 100ms|" \
+        $files/haproxy/haproxy.cfg >"$dir/haproxy.cfg"
     printf 'frontend stats\n    bind 127.0.0.1:%s\n    stats enable\n    stats uri /\n' "$stats" \
         >>"$dir/haproxy.cfg"
     haproxy -c -q -f "$dir/haproxy.cfg"

@@ -19,14 +19,13 @@ strip --strip-unneeded "$root/usr/bin/cinch"
 strip --strip-debug "$root/usr/lib/libcinch.a"
 gzip -9n "$root/usr/share/man/man1/cinch.1"
 
-# The unit of docs/DEPLOY.md. The administrator writes the model and the other options to
+# The unit without a model. The administrator writes the model and the other options to
 # /etc/default/cinch.
 install -d "$root/lib/systemd/system" "$root/etc/default" "$doc" "$root/DEBIAN"
-awk '$0 == "```" { exit } inside { print } $0 == "```ini" { inside = 1 }' docs/DEPLOY.md |
-    sed -e '/^ExecStart=/,/[^\\]$/d' -e '/^LoadCredential=/d' -e '/^Type=exec/a\
+sed -e '/^ExecStart=/,/[^\\]$/d' -e '/^LoadCredential=/d' -e '/^Type=exec/a\
 EnvironmentFile=/etc/default/cinch\
 ExecStart=/usr/bin/cinch serve --spool ${STATE_DIRECTORY} $CINCH_OPTIONS' \
-        >"$root/lib/systemd/system/cinch.service"
+    examples/deploy/systemd/cinch.service >"$root/lib/systemd/system/cinch.service"
 grep -q '^ExecStart=/usr/bin/cinch serve' "$root/lib/systemd/system/cinch.service"
 cat >"$root/etc/default/cinch" <<'T'
 # Options of `cinch serve` in cinch.service. --model is required, see cinch(1).
@@ -34,7 +33,8 @@ CINCH_OPTIONS="--model /srv/models/my-model --host 127.0.0.1 --port 8000"
 T
 echo /etc/default/cinch >"$root/DEBIAN/conffiles"
 
-cp README.md docs/DEPLOY.md docs/CONFIG.md "$doc"
+cp -r README.md docs/DEPLOY.md docs/CONFIG.md examples/deploy/systemd examples/deploy/nginx \
+    examples/deploy/haproxy examples/deploy/prometheus "$doc"
 cp LICENSE "$doc/copyright"
 # A package that was built after `make cuda` has the backend.
 if [ -e "$root/usr/lib/cinch/cinch-cuda.so" ]; then
