@@ -371,9 +371,7 @@ static cn_status find_owner(cn_scheduler *s, uint32_t id, uint32_t *slot)
     }
     *slot = unused;
     if (unused == s->n_owner_slots) {
-        cn_owner *owners = cn_realloc(s->owners, s->n_owner_slots + 1, sizeof *owners);
-        if (!owners) return cn_fail(CN_ERR_MEMORY, "out of memory for an owner of requests");
-        s->owners = owners;
+        CN_TRY(CN_ROOM(&s->owners, s->n_owner_slots, "the owners of requests"));
         s->n_owner_slots++;
     }
     s->owners[unused] = (cn_owner){.id = id};

@@ -127,6 +127,30 @@ static void two_calls_give_different_random_bytes(void **state)
     assert_int_equal(cn_random_bytes(a, 0), CN_OK);
 }
 
+/* An array keeps its items, and is allocated anew only where their number is a power of two. */
+static void an_array_grows_by_doubling(void **state)
+{
+    (void)state;
+    uint32_t *items = NULL, n = 0;
+    const uint64_t before = cn_alloc_count();
+    for (; n < 1000; n++) {
+        assert_int_equal(CN_ROOM(&items, n, "numbers"), CN_OK);
+        items[n] = n;
+    }
+    assert_int_equal(cn_alloc_count() - before, 7); /* 16, 32, ... 1024 */
+    for (uint32_t i = 0; i < n; i++) assert_int_equal(items[i], i);
+    n = 40; /* items may go, too */
+    for (; n < 300; n++) {
+        assert_int_equal(CN_ROOM(&items, n, "numbers"), CN_OK);
+        items[n] = n;
+    }
+    for (uint32_t i = 0; i < n; i++) assert_int_equal(items[i], i);
+    assert_int_equal(cn_make_room(&items, (size_t)1 << 62, 8, "numbers"), CN_ERR_MEMORY);
+    assert_string_equal(cn_last_error(), "out of memory for numbers");
+    assert_int_equal(items[299], 299);
+    cn_free(items);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -137,6 +161,7 @@ int main(void)
         cmocka_unit_test(buf_grows_and_stays_terminated),
         cmocka_unit_test(allocation_refuses_overflow),
         cmocka_unit_test(two_calls_give_different_random_bytes),
+        cmocka_unit_test(an_array_grows_by_doubling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,13 +62,7 @@ static cn_status find_call(cn_tool_finder *f)
     f->is_call = true;
     f->is_fenced |= f->has_fence;
     if (f->only_one && f->n_calls > 0) return CN_OK;
-    if (f->n_calls == f->max_calls) {
-        const uint32_t most = f->max_calls ? 2 * f->max_calls : 4;
-        cn_tool_call *more = cn_realloc(f->calls, most, sizeof *more);
-        if (!more) return cn_fail(CN_ERR_MEMORY, "out of memory for %u tool calls", most);
-        f->calls = more;
-        f->max_calls = most;
-    }
+    CN_TRY(CN_ROOM(&f->calls, f->n_calls, "the tool calls"));
     CN_TRY(make_id(f->form, f->open.id));
     f->open.content_at = f->n_content;
     f->calls[f->n_calls++] = f->open;

@@ -102,7 +102,7 @@ typedef struct cn_tool_finder {
     cn_xml_args xml;
     cn_tool_call open;   /* the call being read, unless is_kept */
     cn_tool_call *calls; /* those found so far */
-    uint32_t n_calls, max_calls;
+    uint32_t n_calls;
     uint32_t n_taken; /* in a stream: calls whose name was taken */
 } cn_tool_finder;
 

@@ -131,6 +131,19 @@ void *cn_realloc(void *p, size_t n, size_t size)
     return realloc(p, bytes ? bytes : 1);
 }
 
+cn_status cn_make_room(void *items, size_t n, size_t size, const char *what)
+{
+    enum { FIRST = 16 };
+    void *old, *grown;
+    const bool full = n < FIRST ? n == 0 : (n & (n - 1)) == 0;
+    if (!full) return CN_OK;
+    memcpy(&old, items, sizeof old);
+    grown = cn_realloc(old, n < FIRST ? FIRST : 2 * n, size);
+    if (!grown) return cn_fail(CN_ERR_MEMORY, "out of memory for %s", what);
+    memcpy(items, &grown, sizeof grown);
+    return CN_OK;
+}
+
 char *cn_strndup(const char *s, size_t n)
 {
     size_t len = strnlen(s, n);

@@ -79,6 +79,11 @@ void cn_log(cn_log_lvl lvl, const char *fmt, ...) __attribute__((format(printf, 
  * allocations since start, all threads). */
 void *cn_calloc(size_t n, size_t size) __attribute__((malloc));
 void *cn_realloc(void *p, size_t n, size_t size); /* not zeroed */
+/* Makes room for one more item in an array with n items that grows item by item. `items` points to
+ * the array, NULL while it is empty. The capacity is the next power of two, so it is not stored.
+ * CN_ERR_MEMORY names `what`; the array stays as it was. */
+#define CN_ROOM(items, n, what) cn_make_room((items), (n), sizeof **(items), (what))
+cn_status cn_make_room(void *items, size_t n, size_t size, const char *what);
 char *cn_strdup(const char *s);
 char *cn_strndup(const char *s, size_t n);
 void cn_free(void *p); /* NULL is fine */

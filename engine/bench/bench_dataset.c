@@ -42,13 +42,7 @@ static cn_status add_bench_prompt(loader *l, cn_tokens *tokens, uint32_t output_
         cn_tokens_free(tokens);
         return CN_OK;
     }
-    if (d->n == d->cap) {
-        const uint32_t cap = d->cap ? d->cap * 2 : 256;
-        cn_bench_prompt *prompts = cn_realloc(d->prompts, cap, sizeof *prompts);
-        if (!prompts) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", cap);
-        d->prompts = prompts;
-        d->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&d->prompts, d->n, "the prompts"));
     d->prompts[d->n++] = (cn_bench_prompt){.tokens = *tokens, .output_len = output_len};
     *tokens = (cn_tokens){0};
     return CN_OK;

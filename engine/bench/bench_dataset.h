@@ -16,7 +16,7 @@ typedef struct cn_bench_prompt {
 
 typedef struct cn_bench_dataset {
     cn_bench_prompt *prompts; /* [n] */
-    uint32_t n, cap;
+    uint32_t n;
 } cn_bench_dataset;
 
 /* The model that the prompts are for. */

@@ -153,13 +153,7 @@ static bool note_piece(cn_served *s)
         s->first_s = s->last_s = now;
         return true;
     }
-    if (s->n_gaps == s->cap_gaps) {
-        const uint32_t cap = s->cap_gaps ? 2 * s->cap_gaps : 64;
-        double *grown = cn_realloc(s->gaps_s, cap, sizeof *grown);
-        if (!grown) return false;
-        s->gaps_s = grown;
-        s->cap_gaps = cap;
-    }
+    if (CN_ROOM(&s->gaps_s, s->n_gaps, "the times of pieces") != CN_OK) return false;
     s->gaps_s[s->n_gaps++] = now - s->last_s;
     s->last_s = now;
     return true;

@@ -15,7 +15,7 @@
 typedef struct cn_served {
     double sent_s, first_s, last_s, end_s; /* cn_now_s; first and last piece of text, or 0 */
     double *gaps_s;                        /* [n_gaps] between two pieces */
-    uint32_t n_gaps, cap_gaps;
+    uint32_t n_gaps;
     uint64_t prompt_tokens, output_tokens; /* as the server counts them */
     bool completed;
     char error[128];

@@ -10,7 +10,7 @@
 
 typedef struct values {
     double *v;
-    size_t n, cap;
+    size_t n;
 } values;
 
 typedef enum metric { TTFT, TPOT, ITL, E2EL, N_METRICS } metric;
@@ -18,13 +18,7 @@ static const char *const names[N_METRICS] = {"ttft", "tpot", "itl", "e2el"};
 
 static bool add_measured(values *a, double v)
 {
-    if (a->n == a->cap) {
-        const size_t cap = a->cap ? 2 * a->cap : 1024;
-        double *grown = cn_realloc(a->v, cap, sizeof *grown);
-        if (!grown) return false;
-        a->v = grown;
-        a->cap = cap;
-    }
+    if (CN_ROOM(&a->v, a->n, "the figures") != CN_OK) return false;
     a->v[a->n++] = v;
     return true;
 }

@@ -36,7 +36,7 @@ struct cn_safetensors {
     size_t n_shards;
     json_t *metadata;      /* of the first shard that has some, or NULL */
     cn_st_tensor *tensors; /* sorted by name once opened */
-    size_t n_tensors, cap_tensors;
+    size_t n_tensors;
 };
 
 static const struct {
@@ -156,14 +156,7 @@ static cn_status read_safetensors_span(const cn_json_at *a, cn_st_tensor *t,
 
 static cn_status add_tensor(cn_safetensors *s, const cn_st_tensor *t)
 {
-    if (s->n_tensors == s->cap_tensors) {
-        size_t cap = s->cap_tensors ? 2 * s->cap_tensors : 64;
-        cn_st_tensor *grown = cn_realloc(s->tensors, cap, sizeof *grown);
-        if (!grown)
-            return cn_fail(CN_ERR_MEMORY, "%s: out of memory for %zu tensors", t->file, cap);
-        s->tensors = grown;
-        s->cap_tensors = cap;
-    }
+    CN_TRY(CN_ROOM(&s->tensors, s->n_tensors, "the list of tensors"));
     cn_st_tensor copy = *t;
     copy.name = cn_strdup(t->name);
     if (!copy.name) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for a name", t->file);

@@ -101,7 +101,6 @@ double cn_shard_loss(const cn_shard_model *m, uint64_t n_lines, double *mean_tok
 
 static cn_status take_lengths(cn_shard_model *m, cn_line_reader *reader, const char *path)
 {
-    size_t cap = 0;
     for (;;) {
         cn_line line;
         cn_line_state state;
@@ -110,12 +109,7 @@ static cn_status take_lengths(cn_shard_model *m, cn_line_reader *reader, const c
         if (state == CN_LINE_END) break;
         if (state != CN_LINE_READY || cn_batch_line_parse(&f, line.text, line.n) != CN_OK) continue;
         if (f.is_error || f.completion_tokens == 0) continue;
-        if (m->n_lengths == cap) {
-            cap = cap ? cap * 2 : 1024;
-            uint32_t *wider = cn_realloc(m->lengths, cap, sizeof *wider);
-            if (!wider) return cn_fail(CN_ERR_MEMORY, "--lengths %s: out of memory", path);
-            m->lengths = wider;
-        }
+        CN_TRY(CN_ROOM(&m->lengths, m->n_lengths, "the lengths of --lengths"));
         m->lengths[m->n_lengths++] = (uint32_t)f.completion_tokens;
     }
     if (m->n_lengths > 0) return CN_OK;

@@ -12,27 +12,13 @@ cn_status cn_compare_task_name(char **out, const char *path)
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a task");
 }
 
-/* Appends an empty item and returns it; NULL if out of memory. */
-static cn_batch_item *new_task_item(cn_compare_task *t)
-{
-    if (t->n == t->cap) {
-        const uint32_t cap = t->cap ? 2 * t->cap : 64;
-        cn_batch_item *items = cn_realloc(t->items, cap, sizeof *items);
-        if (!items) return NULL;
-        t->items = items;
-        t->cap = cap;
-    }
-    cn_batch_item *item = &t->items[t->n++];
-    *item = (cn_batch_item){0};
-    return item;
-}
-
 static cn_status read_task_line(cn_compare_task *t, const cn_config *c, const cn_line *line,
                                 const cn_api_defaults *defaults)
 {
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
-    cn_batch_item *item = new_task_item(t);
-    if (!item) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", t->n + 1);
+    CN_TRY(CN_ROOM(&t->items, t->n, "the lines"));
+    cn_batch_item *item = &t->items[t->n++];
+    *item = (cn_batch_item){0};
     CN_TRY(cn_batch_item_identify(item, line, &format));
     CN_TRY(cn_batch_item_read(item, &format, defaults));
     if (c->answer_field && !item->reference)

@@ -12,7 +12,7 @@ typedef struct cn_compare_task {
     char *name;       /* the file's name without directory and extension */
     const char *path; /* borrowed */
     cn_batch_item *items; /* [n] */
-    uint32_t n, cap;
+    uint32_t n;
 } cn_compare_task;
 
 /* Reads at most --limit lines of the file. What a line does not set has the engine's default.

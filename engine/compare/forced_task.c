@@ -6,21 +6,6 @@
 #include "engine/base/json.h"
 #include "engine/compare/compare_task.h"
 
-/* Appends an empty document and returns it; NULL if out of memory. */
-static cn_forced_document *new_document(cn_forced_task *t)
-{
-    if (t->n == t->cap) {
-        const uint32_t cap = t->cap ? 2 * t->cap : 64;
-        cn_forced_document *documents = cn_realloc(t->documents, cap, sizeof *documents);
-        if (!documents) return NULL;
-        t->documents = documents;
-        t->cap = cap;
-    }
-    cn_forced_document *d = &t->documents[t->n++];
-    *d = (cn_forced_document){0};
-    return d;
-}
-
 static cn_status read_text(cn_tokens *out, cn_engine *e, const json_t *line, const char *field,
                            bool add_special)
 {
@@ -55,9 +40,9 @@ static cn_status read_forced_line(cn_forced_task *t, cn_engine *e, const cn_line
 {
     const cn_config *c = cn_engine_config(e);
     const cn_batch_format format = {.prompt_field = c->prompt_field, .id_field = c->id_field};
-    cn_forced_document *d = new_document(t);
-    if (!d) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", t->n + 1);
-    d->line = line->number;
+    CN_TRY(CN_ROOM(&t->documents, t->n, "the documents"));
+    cn_forced_document *d = &t->documents[t->n++];
+    *d = (cn_forced_document){.line = line->number};
     cn_batch_item item = {0};
     cn_status status = cn_batch_item_identify(&item, line, &format);
     if (status == CN_OK) status = read_document(d, e, item.object);

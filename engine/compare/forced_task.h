@@ -19,7 +19,7 @@ typedef struct cn_forced_task {
     char *name;       /* the file's name without directory and extension */
     const char *path; /* borrowed */
     cn_forced_document *documents; /* [n] */
-    uint32_t n, cap;
+    uint32_t n;
 } cn_forced_task;
 
 /* Reads at most --limit lines of the file and tokenises the strings of --prompt-field and

@@ -7,7 +7,7 @@
 #include "engine/base/utf8.h"
 #include "engine/grammar/regex.h"
 
-enum { FIRST_CAPACITY = 64, SHOWN_NAME = 64, NAMES_PER_STEP = 8 };
+enum { SHOWN_NAME = 64, NAMES_PER_STEP = 8 };
 
 /* Properties of productions, the least that the items imply. */
 typedef enum property {
@@ -53,20 +53,9 @@ cn_status cn_productions_wrong(const cn_productions *p, const char *at, const ch
 
 /* ---- items ---- */
 
-static cn_status make_rule_room(void **array, uint32_t n, uint32_t *cap, size_t size)
-{
-    if (n < *cap) return CN_OK;
-    const uint32_t grown = *cap ? 2 * *cap : FIRST_CAPACITY;
-    void *more = cn_realloc(*array, grown, size);
-    if (!more) return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
-    *array = more;
-    *cap = grown;
-    return CN_OK;
-}
-
 cn_status cn_item_new(cn_productions *p, cn_item item, uint32_t *out)
 {
-    CN_TRY(make_rule_room((void **)&p->items, p->n_items, &p->cap_items, sizeof *p->items));
+    CN_TRY(CN_ROOM(&p->items, p->n_items, "a grammar"));
     item.at = p->at;
     p->items[p->n_items] = item;
     *out = p->n_items++;
@@ -87,7 +76,7 @@ void cn_item_add(cn_productions *p, uint32_t parent, uint32_t child)
 cn_status cn_item_set(cn_productions *p, cn_charset *set, uint32_t *out)
 {
     if (set->n == 0) return cn_productions_wrong(p, p->at, "expected a class with a character");
-    CN_TRY(make_rule_room((void **)&p->sets, p->n_sets, &p->cap_sets, sizeof *p->sets));
+    CN_TRY(CN_ROOM(&p->sets, p->n_sets, "a grammar"));
     p->sets[p->n_sets] = *set;
     return cn_item_new(p, (cn_item){.kind = CN_ITEM_SET, .value = p->n_sets++}, out);
 }
@@ -117,7 +106,7 @@ cn_status cn_production_find(cn_productions *p, const char *name, size_t len, ui
         *out = i;
         if (p->list[i].len == len && memcmp(p->list[i].name, name, len) == 0) return CN_OK;
     }
-    CN_TRY(make_rule_room((void **)&p->list, p->n, &p->cap, sizeof *p->list));
+    CN_TRY(CN_ROOM(&p->list, p->n, "a grammar"));
     p->list[p->n] = (cn_production){.name = name, .len = (uint32_t)len};
     *out = p->n++;
     return CN_OK;

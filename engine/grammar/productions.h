@@ -54,7 +54,7 @@ typedef struct cn_productions {
     cn_item *items;               /* item 0 is unused */
     cn_charset *sets;
     cn_production *list;
-    uint32_t n_items, cap_items, n_sets, cap_sets, n, cap;
+    uint32_t n_items, n_sets, n;
     cn_buf bytes;    /* of texts and expressions */
     uint32_t ignore; /* production of ignored text, or CN_NO_PRODUCTION */
     uint32_t *made;  /* productions that the network has */

@@ -23,7 +23,7 @@ typedef struct parser {
     const char *at, *end, *begin;
     item *items;
     cn_charset *sets;
-    uint32_t n_items, cap_items, n_sets, cap_sets;
+    uint32_t n_items, n_sets;
     bool anywhere;
     bool wide; /* reads what any dialect does */
     cn_text_form form;
@@ -40,13 +40,7 @@ static cn_status wrong(const parser *p, const char *what)
 
 static cn_status new_regex_item(parser *p, item value, uint32_t *out)
 {
-    if (p->n_items == p->cap_items) {
-        const uint32_t cap = p->cap_items ? 2 * p->cap_items : 32;
-        item *items = cn_realloc(p->items, cap, sizeof *items);
-        if (!items) return cn_fail(CN_ERR_MEMORY, "out of memory for a regular expression");
-        p->items = items;
-        p->cap_items = cap;
-    }
+    CN_TRY(CN_ROOM(&p->items, p->n_items, "a regular expression"));
     value.offset = (uint32_t)(p->at - p->begin);
     p->items[p->n_items] = value;
     *out = p->n_items++;
@@ -55,13 +49,7 @@ static cn_status new_regex_item(parser *p, item value, uint32_t *out)
 
 static cn_status new_set(parser *p, const cn_charset *set, uint32_t *out)
 {
-    if (p->n_sets == p->cap_sets) {
-        const uint32_t cap = p->cap_sets ? 2 * p->cap_sets : 8;
-        cn_charset *sets = cn_realloc(p->sets, cap, sizeof *sets);
-        if (!sets) return cn_fail(CN_ERR_MEMORY, "out of memory for a regular expression");
-        p->sets = sets;
-        p->cap_sets = cap;
-    }
+    CN_TRY(CN_ROOM(&p->sets, p->n_sets, "a regular expression"));
     p->sets[p->n_sets] = *set;
     if (p->form == CN_TEXT_SPACE) {
         cn_charset_keep_spaces(&p->sets[p->n_sets]);

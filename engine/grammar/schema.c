@@ -135,13 +135,7 @@ static cn_status add_term(const cn_schema_job *job, cn_schema_terms *io, cn_sche
             io->list[i].skip &= term.skip;
             return CN_OK;
         }
-    if (io->n == io->cap) {
-        const uint32_t cap = 2 * io->cap + 4;
-        cn_schema_term *list = cn_realloc(io->list, cap, sizeof *list);
-        if (!list) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-        io->list = list;
-        io->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&io->list, io->n, "a schema"));
     io->list[io->n++] = term;
     return CN_OK;
 }

@@ -210,13 +210,7 @@ static cn_status add_member(finder *f, const char *name)
 {
     cn_schema_members *m = f->out;
     if (json_object_get(f->named, name)) return CN_OK;
-    if (m->n == m->cap) {
-        const size_t cap = 2 * m->cap + 8;
-        cn_schema_member *list = cn_realloc(m->list, cap, sizeof *list);
-        if (!list) return no_object_memory();
-        m->list = list;
-        m->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&m->list, m->n, "the members of an object"));
     uint32_t value;
     CN_TRY(object_value_rule(f, name, NULL, &value));
     const bool required = json_object_get(f->required, name) != NULL;

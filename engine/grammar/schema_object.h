@@ -20,7 +20,7 @@ typedef struct cn_schema_group {
 
 typedef struct cn_schema_members {
     cn_schema_member *list;
-    size_t n, cap;
+    size_t n;
     cn_schema_group groups[CN_SCHEMA_MAX_GROUPS];
     uint32_t n_groups;
     uint32_t least, most; /* members; most UINT32_MAX: no limit */

@@ -37,7 +37,7 @@ typedef struct cn_schema_term {
 
 typedef struct cn_schema_terms {
     cn_schema_term *list; /* in the order in which they were met */
-    uint32_t n, cap;
+    uint32_t n;
     bool never; /* one of them is false */
 } cn_schema_terms;
 

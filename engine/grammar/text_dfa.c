@@ -41,15 +41,9 @@ static cn_status spend(cn_net *net, uint64_t begun, uint64_t steps)
 static cn_status begin_state(cn_dfa *d, bool accepts)
 {
     if (d->n_states == CN_DFA_MAX_STATES) return dfa_too_large();
-    if (d->n_states + 1 >= d->cap_states) {
-        const uint32_t cap = 2 * d->cap_states + 64;
-        uint32_t *first = cn_realloc(d->first, cap, sizeof *first);
-        if (first) d->first = first;
-        bool *accept = cn_realloc(d->accepts, cap, sizeof *accept);
-        if (accept) d->accepts = accept;
-        if (!first || !accept) return no_dfa_memory();
-        d->cap_states = cap;
-    }
+    CN_TRY(CN_ROOM(&d->accepts, d->n_states, "a pattern"));
+    if (d->n_states == 0) CN_TRY(CN_ROOM(&d->first, 0, "a pattern"));
+    CN_TRY(CN_ROOM(&d->first, d->n_states + 1, "a pattern"));
     d->first[d->n_states] = d->n_edges;
     d->accepts[d->n_states++] = accepts;
     d->first[d->n_states] = d->n_edges;
@@ -65,13 +59,7 @@ static cn_status add_dfa_edge(cn_dfa *d, uint8_t lo, uint8_t hi, uint32_t to)
         d->first[d->n_states] = d->n_edges;
         return CN_OK;
     }
-    if (d->n_edges == d->cap_edges) {
-        const uint32_t cap = 2 * d->cap_edges + 64;
-        cn_dfa_edge *edges = cn_realloc(d->edges, cap, sizeof *edges);
-        if (!edges) return no_dfa_memory();
-        d->edges = edges;
-        d->cap_edges = cap;
-    }
+    CN_TRY(CN_ROOM(&d->edges, d->n_edges, "a pattern"));
     d->edges[d->n_edges++] = (cn_dfa_edge){to, lo, hi};
     d->first[d->n_states] = d->n_edges;
     return CN_OK;

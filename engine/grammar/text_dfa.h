@@ -21,7 +21,7 @@ typedef struct cn_dfa_edge {
 
 /* State 0 is the start. A byte without an edge ends in no match. */
 typedef struct cn_dfa {
-    uint32_t n_states, n_edges, cap_states, cap_edges;
+    uint32_t n_states, n_edges;
     uint32_t *first;    /* [n_states + 1] where the edges of a state begin */
     bool *accepts;      /* [n_states] */
     cn_dfa_edge *edges; /* of one state: sorted, without overlap */

@@ -38,7 +38,7 @@ typedef struct char_machine {
     cn_net *net;
     uint64_t begun;
     char_edge *edges; /* sorted by `from` */
-    uint32_t n_edges, cap_edges;
+    uint32_t n_edges;
     uint32_t *first;    /* [n_states + 1] edges of a state */
     uint32_t *to_end;   /* [n_states] characters of the shortest text from it; NO_STATE: none */
     char_range *ranges; /* found for one pair of states */
@@ -46,7 +46,6 @@ typedef struct char_machine {
     uint32_t n_ranges, cap_ranges;
     cn_key_index sets; /* sets of characters that have a rule */
     uint32_t *rules;
-    uint32_t cap_rules;
 } char_machine;
 
 static cn_status add_counted_range(char_machine *m, uint32_t lo, uint32_t hi, uint32_t to)
@@ -130,15 +129,9 @@ static cn_status set_rule(char_machine *m, uint32_t to, uint32_t *out)
         key[n++] = m->ranges[i].hi;
     }
     cn_status status = cn_key_index_number(&m->sets, key, n, &number);
-    if (status == CN_OK && m->sets.n > m->cap_rules) {
-        m->cap_rules = 2 * m->cap_rules + 16;
-        uint32_t *rules = cn_realloc(m->rules, m->cap_rules, sizeof *rules);
-        if (rules)
-            m->rules = rules;
-        else
-            status = no_counted_memory();
-    }
-    if (status == CN_OK && m->sets.n > known) {
+    const bool is_new = m->sets.n > known;
+    if (status == CN_OK && is_new) status = CN_ROOM(&m->rules, known, "a pattern");
+    if (status == CN_OK && is_new) {
         m->rules[number] = cn_net_rule_new(m->net);
         if (m->net->status == CN_OK) emit_ranges(m->net, key, n, m->rules[number]);
         status = m->net->status;
@@ -158,12 +151,7 @@ static cn_status add_char_edges(char_machine *m, uint32_t state)
         if (k < m->n_edges) continue;
         CN_TRY(set_rule(m, m->targets[i], &rule));
         CN_TRY(spend_counted(m->net, m->begun, m->n_ranges + m->n_edges - m->first[state]));
-        if (m->n_edges == m->cap_edges) {
-            m->cap_edges = 2 * m->cap_edges + 64;
-            char_edge *edges = cn_realloc(m->edges, m->cap_edges, sizeof *edges);
-            if (!edges) return no_counted_memory();
-            m->edges = edges;
-        }
+        CN_TRY(CN_ROOM(&m->edges, m->n_edges, "a pattern"));
         m->edges[m->n_edges++] = (char_edge){state, m->targets[i], rule};
     }
     m->first[state + 1] = m->n_edges;

@@ -2,19 +2,13 @@
  * merge_table.h. */
 #include "engine/offline/merge_table.h"
 
-enum { FIRST_CAP = 4096, ERROR_BIT = 1 };
+enum { ERROR_BIT = 1 };
 
 bool cn_merge_entry_is_error(const cn_merge_entry *e) { return e->id.lo & ERROR_BIT; }
 
 cn_status cn_merge_table_add(cn_merge_table *t, const cn_merge_entry *e)
 {
-    if (t->len == t->cap) {
-        const size_t cap = t->cap ? t->cap * 2 : FIRST_CAP;
-        cn_merge_entry *at = cn_realloc(t->at, cap, sizeof *at);
-        if (!at) return cn_fail(CN_ERR_MEMORY, "out of memory for the places of %zu lines", cap);
-        t->at = at;
-        t->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&t->at, t->len, "the places of the lines"));
     t->at[t->len++] = *e;
     return CN_OK;
 }

@@ -18,7 +18,7 @@ typedef struct cn_merge_entry {
 
 typedef struct cn_merge_table {
     cn_merge_entry *at; /* [len] */
-    size_t len, cap;
+    size_t len;
 } cn_merge_table; /* zero-initialise */
 
 bool cn_merge_entry_is_error(const cn_merge_entry *e);

@@ -10,13 +10,7 @@
 cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t)
 {
     CN_ASSERT(t->n > 0);
-    if (s->len == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : 64;
-        cn_added_token *grown = cn_realloc(s->tokens, cap, sizeof *grown);
-        if (!grown) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu added tokens", cap);
-        s->tokens = grown;
-        s->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&s->tokens, s->len, "the added tokens"));
     s->tokens[s->len++] = *t;
     return CN_OK;
 }

@@ -19,7 +19,7 @@ typedef struct cn_added_token {
 /* Zero-initialise; add, then seal, then scan. */
 typedef struct cn_added_set {
     cn_added_token *tokens; /* [len], sorted by bytes once sealed */
-    size_t len, cap;
+    size_t len;
     bool starts[256]; /* [byte] true if a token starts with it */
     int only_start;   /* the first byte of all tokens, or -1 if they differ */
 } cn_added_set;

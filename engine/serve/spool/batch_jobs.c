@@ -78,15 +78,7 @@ static uint32_t count_unfinished(const cn_batches *b)
 static cn_status add_batch_record(cn_batches *b, cn_batch_record *record)
 {
     cn_batch *batch = cn_calloc(1, sizeof *batch);
-    if (batch && b->n == b->cap) {
-        const size_t cap = b->cap ? 2 * b->cap : 64;
-        cn_batch **all = cn_realloc(b->all, cap, sizeof *all);
-        if (all) {
-            b->all = all;
-            b->cap = cap;
-        }
-    }
-    if (!batch || b->n == b->cap) {
+    if (!batch || CN_ROOM(&b->all, b->n, "the list of batches") != CN_OK) {
         cn_free(batch);
         cn_batch_record_free(record);
         return cn_fail(CN_ERR_MEMORY, "out of memory for the list of batches");

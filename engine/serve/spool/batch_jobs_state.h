@@ -36,7 +36,7 @@ struct cn_batches {
     cn_files *files;
     cn_buf run_record; /* of this server: what answers depend on (resume.h) */
     cn_batch **all;    /* [n], by order */
-    size_t n, cap;
+    size_t n;
     size_t first_live; /* all batches before it have ended */
     uint32_t n_unread; /* records that could not be loaded */
     uint64_t next_order;

@@ -13,7 +13,7 @@ struct cn_files {
     cn_spool *spool;
     cn_file_limits limits;
     cn_file *all; /* [n], by order */
-    size_t n, cap;
+    size_t n;
     uint64_t bytes, reserved_bytes, unlisted_bytes, next_order;
     cn_list uploads;
 };
@@ -62,13 +62,7 @@ static void free_texts(cn_file *file)
 /* Takes over the file's texts. */
 static cn_status add_spool_file(cn_files *f, const cn_file *file)
 {
-    if (f->n == f->cap) {
-        const size_t cap = f->cap ? 2 * f->cap : 64;
-        cn_file *all = cn_realloc(f->all, cap, sizeof *all);
-        if (!all) return cn_fail(CN_ERR_MEMORY, "out of memory for the list of files");
-        f->all = all;
-        f->cap = cap;
-    }
+    CN_TRY(CN_ROOM(&f->all, f->n, "the list of files"));
     f->all[f->n++] = *file;
     f->bytes += file->bytes;
     if (file->order >= f->next_order) f->next_order = cn_spool_order_after(file->order);
