@@ -1,9 +1,7 @@
 /* generation_config.c - generation_config.json. See generation_config.h. */
 #include "engine/checkpoint/generation_config.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/base/json.h"
 
@@ -49,18 +47,9 @@ cn_status cn_generation_config_parse(cn_generation_config *out, const char *text
 
 cn_status cn_generation_config_load(cn_generation_config *out, const char *model_dir)
 {
-    cn_buf path = {0}, text = {0};
     memset(out, 0, sizeof *out);
-    cn_status status = cn_buf_addf(&path, "%s/generation_config.json", model_dir);
-    bool absent = status == CN_OK && access(path.data, F_OK) != 0 && errno == ENOENT;
-    if (status == CN_OK && !absent) {
-        status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
-        if (status == CN_OK)
-            status = cn_generation_config_parse(out, text.data, text.len, path.data);
-    }
-    cn_buf_free(&text);
-    cn_buf_free(&path);
-    return status;
+    return cn_json_read_optional_file(model_dir, "generation_config.json", CONFIG_MAX_BYTES,
+                                      CONFIG_MAX_DEPTH, read_generation_config, out);
 }
 
 void cn_generation_config_apply(const cn_generation_config *g, cn_sampling *s)

@@ -22,112 +22,25 @@ static double compare_per_second(const cn_compare_figures *f)
 
 /* ---- the table ---- */
 
-enum { CELL_BYTES = CN_TEXT_CELL_BYTES };
-
-static void text_exact(const cn_compare_figures *f, char *s)
-{
-    if (f->graded)
-        snprintf(s, CELL_BYTES, "%u/%u", f->matched, f->graded);
-    else
-        snprintf(s, CELL_BYTES, "-");
-}
-static void text_interval(const cn_compare_figures *f, char *s)
-{
-    if (f->graded)
-        snprintf(s, CELL_BYTES, "%.1f-%.1f %%", 100 * f->low, 100 * f->high);
-    else
-        snprintf(s, CELL_BYTES, "-");
-}
-static void text_identical(const cn_compare_figures *f, char *s)
-{
-    if (f->compared)
-        snprintf(s, CELL_BYTES, "%u", f->identical);
-    else
-        snprintf(s, CELL_BYTES, "-");
-}
-static void text_divergence(const cn_compare_figures *f, char *s)
-{
-    if (f->identical < f->compared)
-        snprintf(s, CELL_BYTES, "%u", f->median_divergence);
-    else
-        snprintf(s, CELL_BYTES, "-");
-}
-static void text_same_best(const cn_compare_figures *f, char *s)
-{
-    const double share = cn_agreement_share(&f->agreement);
-    snprintf(s, CELL_BYTES, isnan(share) ? "-" : "%.2f %%", 100 * share);
-}
-static void text_gap(const cn_compare_figures *f, char *s)
-{
-    const double gap = cn_agreement_gap(&f->agreement);
-    snprintf(s, CELL_BYTES, isnan(gap) ? "-" : "%.4f", gap);
-}
-static void text_speed(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.0f", compare_per_second(f));
-}
-static void text_speedup(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.2f", f->speedup);
-}
-static void text_peak(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.0f", f->peak_tokens);
-}
-static void text_held(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.0f", f->held_tokens);
-}
-static void text_events(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->compressions);
-}
-static void text_evicted(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->evicted_tokens);
-}
-static void text_freed(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.1f", (double)f->freed_bytes / (1 << 20));
-}
-static void text_running(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%.1f", f->running);
-}
-static void text_preemptions(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->preemptions);
-}
-static void text_refused(const cn_compare_figures *f, char *s)
-{
-    snprintf(s, CELL_BYTES, "%u", f->refused);
-}
-
-static const struct {
-    const char *title;
-    void (*text)(const cn_compare_figures *f, char *s);
-} columns[] = {
-    {"exact", text_exact},
-    {"95 %", text_interval},
-    {"same output", text_identical},
-    {"diverges at", text_divergence},
-    {"same best", text_same_best},
-    {"gap/token", text_gap},
-    {"tokens/s", text_speed},
-    {"speed-up", text_speedup},
-    {"KV peak", text_peak},
-    {"KV held", text_held},
-    {"events", text_events},
-    {"evicted", text_evicted},
-    {"MiB freed", text_freed},
-    {"running", text_running},
-    {"preempted", text_preemptions},
-    {"refused", text_refused}, /* the last one: only printed when lines were refused */
+/* REFUSED is only printed when lines were refused. */
+enum {
+    EXACT, INTERVAL, SAME_OUTPUT, DIVERGES, SAME_BEST, GAP, SPEED, SPEED_UP, PEAK, HELD, EVENTS,
+    EVICTED, FREED, RUNNING, PREEMPTED, REFUSED, N_COLUMNS
 };
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-/* Columns of `columns`: what was refused, quality, speed, memory, and then the rest. */
-static const uint32_t by_importance[N_COLUMNS] = {15, 0, 1, 4,  6, 7, 8,  11,
-                                                  2,  10, 3, 5, 9, 13, 14, 12};
+
+static const char *const titles[N_COLUMNS] = {
+    [EXACT] = "exact",         [INTERVAL] = "95 %",      [SAME_OUTPUT] = "same output",
+    [DIVERGES] = "diverges at", [SAME_BEST] = "same best", [GAP] = "gap/token",
+    [SPEED] = "tokens/s",      [SPEED_UP] = "speed-up",  [PEAK] = "KV peak",
+    [HELD] = "KV held",        [EVENTS] = "events",      [EVICTED] = "evicted",
+    [FREED] = "MiB freed",     [RUNNING] = "running",    [PREEMPTED] = "preempted",
+    [REFUSED] = "refused",
+};
+
+/* What was refused, quality, speed, memory, and then the rest. */
+static const uint32_t by_importance[N_COLUMNS] = {
+    REFUSED,     EXACT,  INTERVAL, SAME_BEST, SPEED, SPEED_UP, PEAK,      EVICTED,
+    SAME_OUTPUT, EVENTS, DIVERGES, GAP,       HELD,  RUNNING,  PREEMPTED, FREED};
 
 typedef struct task_table {
     const cn_compare_report *r;
@@ -139,16 +52,44 @@ static const char *table_label(const void *table, uint32_t row)
     return ((const task_table *)table)->r->arms->arms[row].label;
 }
 
+/* "-" where nothing was graded, compared or replayed. */
+static void put_quality(char *s, const cn_compare_figures *f, uint32_t column)
+{
+    const size_t n = CN_TEXT_CELL_BYTES;
+    const double share = cn_agreement_share(&f->agreement), gap = cn_agreement_gap(&f->agreement);
+    snprintf(s, n, "-");
+    if (column == EXACT && f->graded) snprintf(s, n, "%u/%u", f->matched, f->graded);
+    if (column == INTERVAL && f->graded)
+        snprintf(s, n, "%.1f-%.1f %%", 100 * f->low, 100 * f->high);
+    if (column == SAME_OUTPUT && f->compared) snprintf(s, n, "%u", f->identical);
+    if (column == DIVERGES && f->identical < f->compared)
+        snprintf(s, n, "%u", f->median_divergence);
+    if (column == SAME_BEST && !isnan(share)) snprintf(s, n, "%.2f %%", 100 * share);
+    if (column == GAP && !isnan(gap)) snprintf(s, n, "%.4f", gap);
+}
+
 static void table_cell(const void *table, uint32_t row, uint32_t column, char *s)
 {
     const task_table *t = table;
-    columns[column].text(figures_of(t->r, t->task, row), s);
+    const cn_compare_figures *f = figures_of(t->r, t->task, row);
+    const size_t n = CN_TEXT_CELL_BYTES;
+    switch (column) {
+    case SPEED: snprintf(s, n, "%.0f", compare_per_second(f)); break;
+    case SPEED_UP: snprintf(s, n, "%.2f", f->speedup); break;
+    case PEAK: snprintf(s, n, "%.0f", f->peak_tokens); break;
+    case HELD: snprintf(s, n, "%.0f", f->held_tokens); break;
+    case EVENTS: snprintf(s, n, "%llu", (unsigned long long)f->compressions); break;
+    case EVICTED: snprintf(s, n, "%llu", (unsigned long long)f->evicted_tokens); break;
+    case FREED: snprintf(s, n, "%.1f", (double)f->freed_bytes / (1 << 20)); break;
+    case RUNNING: snprintf(s, n, "%.1f", f->running); break;
+    case PREEMPTED: snprintf(s, n, "%llu", (unsigned long long)f->preemptions); break;
+    case REFUSED: snprintf(s, n, "%u", f->refused); break;
+    default: put_quality(s, f, column); break;
+    }
 }
 
 void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
 {
-    const char *titles[N_COLUMNS];
-    for (uint32_t c = 0; c < N_COLUMNS; c++) titles[c] = columns[c].title;
     const cn_compare_figures *arm;
     uint32_t n_rows = 0, n_refused = 0;
     for (; n_rows < r->arms->n && (arm = figures_of(r, task, n_rows)); n_rows++)
