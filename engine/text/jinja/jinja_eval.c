@@ -50,26 +50,13 @@ static cn_status find_eval_key(cn_jrun *run, const cn_jdict *dict, cn_jvalue key
     return CN_OK;
 }
 
-/* Macros have two members that templates read; groupby() gives pairs with names. */
-static bool is_named_member(cn_jvalue object, cn_jtext name, cn_jvalue *out)
-{
-    bool pair = object.kind == CN_J_TUPLE && object.list->n == 2;
-    if (object.kind == CN_J_MACRO && cn_jtext_is(name, "name"))
-        *out = cn_jstring(object.macro->name);
-    else if (pair && cn_jtext_is(name, "grouper"))
-        *out = object.list->at[0];
-    else if (pair && cn_jtext_is(name, "list"))
-        *out = object.list->at[1];
-    else
-        return false;
-    return true;
-}
-
 cn_status cn_jmember(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_jvalue *out)
 {
     if (object.kind == CN_J_UNDEFINED) return cn_jfail_undefined(object);
-    if (object.kind == CN_J_LOOP) return cn_jloop_member(run, object, name, out);
-    if (is_named_member(object, name, out)) return CN_OK;
+    const bool is_name = object.kind == CN_J_MACRO && cn_jtext_is(name, "name");
+    if (object.kind == CN_J_LOOP) *out = cn_jloop_member(object, name);
+    if (is_name) *out = cn_jstring(object.macro->name);
+    if (object.kind == CN_J_LOOP || is_name) return CN_OK;
     CN_TRY(find_eval_method(run, object, name, out));
     bool keyed = object.kind == CN_J_DICT || object.kind == CN_J_NAMESPACE;
     if (!keyed || out->kind != CN_J_UNDEFINED) return CN_OK;
@@ -103,8 +90,9 @@ cn_status cn_jitem(cn_jrun *run, cn_jvalue object, cn_jvalue key, cn_jvalue *out
         return char_at(run, object.text, index, out);
     if (object.kind == CN_J_DICT) CN_TRY(find_eval_key(run, object.dict, key, out));
     if (out->kind != CN_J_UNDEFINED || key.kind != CN_J_STRING) return CN_OK;
-    if (object.kind == CN_J_LOOP) return cn_jloop_member(run, object, key.text, out);
-    return find_eval_method(run, object, key.text, out);
+    if (object.kind != CN_J_LOOP) return find_eval_method(run, object, key.text, out);
+    *out = cn_jloop_member(object, key.text);
+    return CN_OK;
 }
 
 static cn_status eval_const(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)

@@ -157,25 +157,6 @@ static cn_status indent(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return cn_jcut(run, mark, out);
 }
 
-static cn_status center(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jtext t;
-    int64_t width = 80;
-    CN_TRY(cn_jstr(run, c->self, &t));
-    CN_TRY(cn_jwant_int(c, c->slot[0], "the width", &width));
-    CN_TRY(cn_jscan(run, t));
-    int64_t n = width - (int64_t)cn_pylen(t);
-    int64_t left = n > 0 ? n / 2 + (n & width & 1) : 0;
-    size_t mark = cn_jmark(run);
-    for (int64_t i = 0; i < n; i++) {
-        CN_TRY(cn_jwork(run, 1));
-        if (i == left) CN_TRY(cn_jputs(run, t));
-        CN_TRY(cn_jput(run, " ", 1));
-    }
-    if (n <= left) CN_TRY(cn_jputs(run, t));
-    return cn_jcut(run, mark, out);
-}
-
 static cn_status escape(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     static const char *const names[] = {
@@ -188,23 +169,6 @@ static cn_status escape(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
         unsigned char byte = (unsigned char)t.at[i];
         const char *name = byte < sizeof names / sizeof *names ? names[byte] : NULL;
         CN_TRY(name ? cn_jput(run, name, strlen(name)) : cn_jput(run, t.at + i, 1));
-    }
-    return cn_jcut(run, mark, out);
-}
-
-static cn_status urlencode(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jtext t;
-    CN_TRY(cn_jstr(run, c->self, &t));
-    CN_TRY(cn_jscan(run, t));
-    size_t mark = cn_jmark(run);
-    for (size_t i = 0; i < t.n; i++) {
-        unsigned char byte = (unsigned char)t.at[i];
-        char hex[4];
-        bool kept = cn_pydigit(byte) || (byte < 0x80 && cn_pyalpha(byte)) ||
-                    (byte && strchr("_.-~/", byte));
-        snprintf(hex, sizeof hex, "%%%02X", byte);
-        CN_TRY(kept ? cn_jput(run, t.at + i, 1) : cn_jput(run, hex, 3));
     }
     return cn_jcut(run, mark, out);
 }
@@ -226,30 +190,6 @@ static cn_status wordcount(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     }
     *out = cn_jint(n);
     return CN_OK;
-}
-
-static cn_status truncate(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jtext t, end = CN_JTEXT("...");
-    int64_t length = 255, leeway = 5;
-    CN_TRY(cn_jstr(run, c->self, &t));
-    CN_TRY(cn_jwant_int(c, c->slot[0], "the length", &length));
-    if (c->slot[2].kind != CN_J_MISSING) CN_TRY(cn_jwant_text(c, c->slot[2], "the end", &end));
-    CN_TRY(cn_jwant_int(c, c->slot[3], "the leeway", &leeway));
-    CN_TRY(cn_jscan(run, t));
-    *out = cn_jstring(t);
-    int64_t keep = length - (int64_t)cn_pylen(end);
-    if (keep < 0 || leeway < 0)
-        return cn_fail(CN_ERR_ARG, "truncate(): the length %lld is below that of the end",
-                       (long long)length);
-    if ((int64_t)cn_pylen(t) - leeway <= length) return CN_OK;
-    t.n = cn_pyoffset(t, (size_t)keep);
-    size_t space = cn_jflag(c->slot[1], false) ? SIZE_MAX : cn_pyrfind(t, CN_JTEXT(" "));
-    if (space != SIZE_MAX) t.n = space;
-    size_t mark = cn_jmark(run);
-    CN_TRY(cn_jputs(run, t));
-    CN_TRY(cn_jputs(run, end));
-    return cn_jcut(run, mark, out);
 }
 
 static cn_status format_percent(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
@@ -419,14 +359,10 @@ const cn_jbuiltin cn_jscalar_filters[] = {
     {"string", "", to_string},
     {"replace", "old new count", replace_all},
     {"indent", "width first blank", indent},
-    {"center", "width", center},
     {"escape", "", escape},
     {"e", "", escape},
-    {"forceescape", "", escape},
     {"safe", "", same_value},
-    {"urlencode", "", urlencode},
     {"wordcount", "", wordcount},
-    {"truncate", "length killwords end leeway", truncate},
     {"format", "*", format_percent},
     {"int", "default base", to_int},
     {"float", "default", to_float},

@@ -73,36 +73,6 @@ static cn_status pairs(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-/* batch(n): lists of n items. slice(n): n lists. */
-static cn_status divide_seq(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jlist *items;
-    int64_t n = 0;
-    bool batch = c->name[0] == 'b', fills = c->slot[1].kind > CN_J_NONE;
-    CN_TRY(cn_jiterate(run, c->self, &items));
-    CN_TRY(cn_jwant_int(c, c->slot[0], "a number", &n));
-    if (n <= 0) return cn_fail(CN_ERR_ARG, "%s(): expected a number above 0", c->name);
-    CN_TRY(cn_jlist_new(&run->arena, CN_J_STREAM, 0, out));
-    size_t parts = batch ? (size_t)cn_ceil_div(items->n, (uint64_t)n) : (size_t)n, used = 0;
-    for (size_t i = 0; i < parts; i++) {
-        cn_jvalue part;
-        size_t long_parts = batch ? 0 : items->n % parts;
-        size_t size = batch ? (size_t)n : items->n / parts + (i < long_parts);
-        CN_TRY(cn_jwork(run, 1));
-        CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, &part));
-        while (part.list->n < size && used < items->n)
-            CN_TRY(cn_jlist_add(&run->arena, part.list, items->at[used++]));
-        bool short_part = batch ? part.list->n < size : long_parts && i >= long_parts;
-        while (fills && short_part) {
-            CN_TRY(cn_jwork(run, 1));
-            CN_TRY(cn_jlist_add(&run->arena, part.list, c->slot[1]));
-            short_part = batch && part.list->n < size;
-        }
-        CN_TRY(cn_jlist_add(&run->arena, out->list, part));
-    }
-    return CN_OK;
-}
-
 /* ---- attributes ---- */
 
 /* The member of v at a path such as "function.name" or "0"; v itself without a path. */
@@ -345,35 +315,6 @@ static cn_status unique(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-/* (key, items) for each key, by key. */
-static cn_status groupby(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jlist *list;
-    sorted_item *items;
-    cn_jvalue group = {0}, pair;
-    CN_TRY(cn_jiterate(run, c->self, &list));
-    CN_TRY(keyed(run, list, c->slot[0], cn_jflag(c->slot[2], false), &items));
-    for (size_t i = 0; i < list->n; i++)
-        if (items[i].key.kind == CN_J_UNDEFINED && c->slot[1].kind != CN_J_MISSING)
-            items[i].key = c->slot[1];
-    CN_TRY(sort_items(run, items, list->n, false));
-    CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, out));
-    for (size_t i = 0; i < list->n; i++) {
-        bool same = false;
-        cn_jvalue key;
-        if (i) CN_TRY(cn_jcompare(run, CN_JOP_EQ, items[i].key, items[i - 1].key, &same));
-        if (!same) {
-            CN_TRY(follow_seq(run, items[i].value, c->slot[0], &key));
-            if (key.kind == CN_J_UNDEFINED) key = items[i].key;
-            CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, 0, &group));
-            CN_TRY(cn_jpair_new(&run->arena, key, group, &pair));
-            CN_TRY(cn_jlist_add(&run->arena, out->list, pair));
-        }
-        CN_TRY(cn_jlist_add(&run->arena, group.list, items[i].value));
-    }
-    return CN_OK;
-}
-
 const cn_jbuiltin cn_jseq_filters[] = {
     {"length", "", length},
     {"count", "", length},
@@ -382,8 +323,6 @@ const cn_jbuiltin cn_jseq_filters[] = {
     {"list", "", to_list},
     {"reverse", "", reversed},
     {"items", "", pairs},
-    {"batch", "linecount fill_with", divide_seq},
-    {"slice", "slices fill_with", divide_seq},
     {"join", "d attribute", join_items},
     {"sum", "attribute start", sum},
     {"map", "*", map},
@@ -396,6 +335,5 @@ const cn_jbuiltin cn_jseq_filters[] = {
     {"min", "case_sensitive attribute", smallest_or_largest},
     {"max", "case_sensitive attribute", smallest_or_largest},
     {"unique", "case_sensitive attribute", unique},
-    {"groupby", "attribute default case_sensitive", groupby},
     {0},
 };

@@ -221,51 +221,6 @@ static cn_status is_class(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-/* isupper() and islower(). */
-static cn_status is_case(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jtext t = c->self.text;
-    bool upper = c->name[2] == 'u', some = false, none_wrong = true;
-    CN_TRY(cn_jscan(run, t));
-    while (t.n) {
-        uint32_t cp;
-        size_t len = cn_pychar(t, &cp);
-        bool is_upper = cn_pylower(cp) != cp, is_lower = cn_pyupper(cp) != cp;
-        some = some || (upper ? is_upper : is_lower);
-        none_wrong = none_wrong && !(upper ? is_lower : is_upper);
-        t = (cn_jtext){t.at + len, t.n - len};
-    }
-    *out = cn_jbool(some && none_wrong);
-    return CN_OK;
-}
-
-static cn_status put_fill(cn_jrun *run, int64_t n, cn_jtext fill)
-{
-    for (int64_t i = 0; i < n; i++) {
-        CN_TRY(cn_jwork(run, 1));
-        CN_TRY(cn_jputs(run, fill));
-    }
-    return CN_OK;
-}
-
-/* ljust and rjust; zfill is rjust with "0". */
-static cn_status justify(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    int64_t width = 0;
-    cn_jtext fill = c->name[0] == 'z' ? CN_JTEXT("0") : CN_JTEXT(" "), t = c->self.text;
-    CN_TRY(cn_jscan(run, t));
-    CN_TRY(cn_jwant_int(c, c->slot[0], "the width", &width));
-    if (c->slot[1].kind != CN_J_MISSING)
-        CN_TRY(cn_jwant_text(c, c->slot[1], "the fill character", &fill));
-    size_t mark = cn_jmark(run), sign = c->name[0] == 'z' && t.n && (*t.at == '-' || *t.at == '+');
-    int64_t n = width - (int64_t)cn_pylen(t);
-    if (c->name[0] == 'l') CN_TRY(cn_jputs(run, t));
-    CN_TRY(cn_jput(run, t.at, sign));
-    CN_TRY(put_fill(run, n, fill));
-    if (c->name[0] != 'l') CN_TRY(cn_jput(run, t.at + sign, t.n - sign));
-    return cn_jcut(run, mark, out);
-}
-
 /* str.format() with {}, {0} and {name}, without format specifications. */
 static cn_status format(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
@@ -343,11 +298,6 @@ static const cn_jbuiltin str_methods[] = {
     {"isalpha", "", is_class},
     {"isalnum", "", is_class},
     {"isspace", "", is_class},
-    {"isupper", "", is_case},
-    {"islower", "", is_case},
-    {"ljust", "width fillchar", justify},
-    {"rjust", "width fillchar", justify},
-    {"zfill", "width", justify},
     {"format", "*", format},
     {0},
 };
@@ -409,44 +359,18 @@ static const cn_jbuiltin list_methods[] = {
     {0},
 };
 
-/* ---- loops ---- */
-
-static cn_status cycle(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    (void)run;
-    if (c->args->n == 0) return cn_fail(CN_ERR_ARG, "cycle(): expected at least one value");
-    *out = c->args->at[c->self.loop->index % c->args->n];
-    return CN_OK;
-}
-
-/* True if the arguments differ from those of the last call in this loop. */
-static cn_status changed(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jloop *loop = c->self.loop;
-    cn_jvalue now;
-    CN_TRY(cn_jlist_new(&run->arena, CN_J_LIST, c->args->n, &now));
-    for (size_t i = 0; i < c->args->n; i++)
-        CN_TRY(cn_jlist_add(&run->arena, now.list, c->args->at[i]));
-    bool same = loop->seen != NULL;
-    cn_jvalue before = {.kind = CN_J_LIST, .list = loop->seen};
-    if (same) CN_TRY(cn_jcompare(run, CN_JOP_EQ, now, before, &same));
-    loop->seen = now.list;
-    *out = cn_jbool(!same);
-    return CN_OK;
-}
-
-static const cn_jbuiltin loop_methods[] = {{"cycle", "*", cycle}, {"changed", "*", changed}, {0}};
+/* ---- lookup ---- */
 
 const cn_jbuiltin *cn_jfind_method(cn_jvalue object, cn_jtext name)
 {
     if (object.kind == CN_J_STRING) return cn_jfind(str_methods, name);
     if (object.kind == CN_J_DICT) return cn_jfind(dict_methods, name);
     if (object.kind == CN_J_LIST || object.kind == CN_J_TUPLE) return cn_jfind(list_methods, name);
-    return object.kind == CN_J_LOOP ? cn_jfind(loop_methods, name) : NULL;
+    return NULL;
 }
 
 /* loop.index and its kin. */
-cn_status cn_jloop_member(cn_jrun *run, cn_jvalue self, cn_jtext name, cn_jvalue *out)
+cn_jvalue cn_jloop_member(cn_jvalue self, cn_jtext name)
 {
     const cn_jloop *loop = self.loop;
     size_t i = loop->index, n = loop->items->n;
@@ -466,17 +390,7 @@ cn_status cn_jloop_member(cn_jrun *run, cn_jvalue self, cn_jtext name, cn_jvalue
         {"previtem", i > 0 ? loop->items->at[i - 1] : cn_jundefined(name)},
         {"nextitem", i + 1 < n ? loop->items->at[i + 1] : cn_jundefined(name)},
     };
-    *out = cn_jundefined(name);
-    for (size_t k = 0; k < sizeof members / sizeof *members; k++) {
-        if (!cn_jtext_is(name, members[k].name)) continue;
-        *out = members[k].value;
-        return CN_OK;
-    }
-    const cn_jbuiltin *method = cn_jfind(loop_methods, name);
-    if (!method) return CN_OK;
-    cn_jbound *bound;
-    CN_TRY(cn_jalloc(&run->arena, 1, sizeof *bound, &bound));
-    *bound = (cn_jbound){method, self};
-    *out = (cn_jvalue){.kind = CN_J_BUILTIN, .bound = bound};
-    return CN_OK;
+    for (size_t k = 0; k < sizeof members / sizeof *members; k++)
+        if (cn_jtext_is(name, members[k].name)) return members[k].value;
+    return cn_jundefined(name);
 }

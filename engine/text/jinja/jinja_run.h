@@ -38,7 +38,6 @@ typedef struct cn_jloop {
     cn_jlist *items;
     size_t index, depth;
     cn_jscope *scope; /* around the loop, for loop(...) */
-    cn_jlist *seen;   /* arguments of the last loop.changed() */
 } cn_jloop;
 
 /* ---- limits ---- */
@@ -96,7 +95,7 @@ cn_status cn_jexec(cn_jrun *run, const cn_jnode *list);
 cn_status cn_jmacro_call(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn_jvalue *out);
 /* loop(items) of a recursive loop. */
 cn_status cn_jloop_call(cn_jrun *run, const cn_jloop *loop, const cn_jargs *args, cn_jvalue *out);
-cn_status cn_jloop_member(cn_jrun *run, cn_jvalue loop, cn_jtext name, cn_jvalue *out);
+cn_jvalue cn_jloop_member(cn_jvalue loop, cn_jtext name);
 cn_status cn_jscope_new(cn_jrun *run, cn_jscope *parent, cn_jscope **out);
 
 #endif

@@ -93,16 +93,6 @@ static cn_status is_same(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
     return CN_OK;
 }
 
-/* upper and lower, of str(value). */
-static cn_status is_test_case(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
-{
-    cn_jvalue text = {.kind = CN_J_STRING};
-    const char *method = c->name[0] == 'u' ? "isupper" : "islower";
-    CN_TRY(cn_jstr(run, c->self, &text.text));
-    const cn_jbuiltin *b = cn_jfind_method(text, (cn_jtext){method, strlen(method)});
-    return cn_jbuiltin_call(run, b, text, &(cn_jargs){0}, out);
-}
-
 static cn_status is_test_known(cn_jrun *run, const cn_jcall *c, cn_jvalue *out)
 {
     cn_jtext name;
@@ -141,8 +131,6 @@ const cn_jbuiltin cn_jtests[] = {
     {"ge", "other", is_compared},
     {"in", "seq", is_compared},
     {"sameas", "other", is_same},
-    {"upper", "", is_test_case},
-    {"lower", "", is_test_case},
     {"filter", "", is_test_known},
     {"test", "", is_test_known},
     {0},
