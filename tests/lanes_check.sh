@@ -70,11 +70,37 @@ refused 'list their GPUs with --devices' --device cuda:1 --data-parallel-size 2
 refused 'names 2' --devices cuda:0-1 --data-parallel-size 3
 refused 'kv home peer needs' --data-parallel-size 2 --device cpu --cache-device cpu \
     --kv-homes peer --home-space 0.01 --kv-selectors spade
-for command in compare bench plan; do
+for command in compare plan; do
     ! "$cinch" $command --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
         fail "$command takes engines"
-    grep -q 'data-parallel-size is for run-batch and serve;' "$dir/log" || fail "$command: another text"
+    grep -q 'data-parallel-size is for run-batch, serve and' "$dir/log" || fail "$command: another text"
 done
+
+# bench OPTIONS...: a dataset of 40 requests on CPU engines.
+bench() {
+    "$cinch" bench throughput --model examples/tiny-reasoner --device cpu --threads 2 \
+        --kv-cache-memory-bytes 32M --num-prompts 40 --input-len 20 --output-len 30 \
+        --max-num-seqs 4 --progress none --output-json "$dir/bench.json" "$@" >"$dir/log" 2>&1
+}
+for n in 1 2 3; do
+    bench --data-parallel-size $n || fail "bench with $n engines"
+    python3 - "$dir/bench.json" $n <<'P' || fail "bench: other figures with $n engines"
+import json, sys
+j, n = json.load(open(sys.argv[1])), int(sys.argv[2])
+assert j["complete"] and (j["num_requests"], j["total_output_tokens"]) == (40, 1200), j
+made = [e["output_tokens"] for e in j.get("engines", [])]
+assert n == 1 or (len(made) == n and sum(made) == 1200 and min(made) > 0), made
+assert n == 1 or sum(e["steps"] for e in j["engines"]) == j["steps"]
+P
+done
+for mode in "--steady-steps 8" "--resident 64" "--prefill 64" "--timeline $dir/timeline"; do
+    # shellcheck disable=SC2086 # an option and its value
+    ! "$cinch" bench throughput --model examples/tiny-reasoner --data-parallel-size 2 $mode \
+        >"$dir/log" 2>&1 || fail "bench $mode takes engines"
+    grep -q -e "${mode%% *} measures one engine" "$dir/log" || fail "bench $mode: another text"
+done
+! "$cinch" bench serve --model examples/tiny-reasoner --data-parallel-size 2 >"$dir/log" 2>&1 ||
+    fail "bench serve takes engines"
 [ ! -e "$dir/no" ] || fail "a refused run leaves an output"
 
 # gpus CODE TEXT ENVIRONMENT OPTIONS...: a run on the fake runtime.

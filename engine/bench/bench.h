@@ -2,6 +2,7 @@
  * length, and counters of the requests that have ended.
  *
  *   bench_throughput.c  a dataset: all requests at once, until all have ended
+ *   bench_lanes.c       the same on several engines
  *   bench_steady.c      a steady state: requests of every age, replaced as they end
  *   bench_serve.c       uses none of this: it is a client of a running server
  *   bench_decode.c      single steps: decode with a given number of resident tokens, and prefill
@@ -12,6 +13,7 @@
 
 #include <jansson.h>
 
+#include "engine/bench/bench_dataset.h"
 #include "engine/bench/bench_timeline.h"
 #include "engine/compare/compare_arms.h"
 #include "engine/engine_probe.h"
@@ -29,6 +31,12 @@ typedef struct cn_bench {
     const volatile int *stop_asked; /* set by the caller's signal handler */
     bool interrupted;               /* a signal ended the measurement; its figures are partial */
 } cn_bench;
+
+/* Of a dataset. */
+typedef struct cn_bench_figures {
+    cn_stats stats;
+    double elapsed_s, stalled_s;
+} cn_bench_figures;
 
 /* Submits a request with exactly output_len output tokens, the configured sampling and
  * b->kv. CN_ERR_BUSY if the queue is full. *request is set to its id; request may be
@@ -50,6 +58,14 @@ cn_status cn_bench_serve(const cn_config *c);
 /* What the modes check before memory is allocated and weights are read: that all requests fit. */
 cn_status cn_bench_check_steady(const cn_bench *b);
 cn_status cn_bench_check_steps(cn_bench *b);
+
+/* Loads the dataset for the model of b->engine, and checks that every request fits. */
+cn_status cn_bench_load_dataset(cn_bench *b, cn_bench_dataset *d);
+/* Prints the figures, and sets *json to them, an object. */
+cn_status cn_bench_report(cn_bench *b, const cn_bench_figures *f, uint32_t n_requests,
+                          json_t **json);
+/* The dataset on the engines of --data-parallel-size or --devices. b has no engine. */
+cn_status cn_bench_lanes(cn_bench *b, json_t **json);
 
 /* Modes of `cinch bench throughput`. Each prints its figures and returns them in *json, an
  * object. */

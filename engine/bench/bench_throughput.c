@@ -99,8 +99,6 @@ static cn_status run_throughput(cn_bench *b, const cn_bench_dataset *d, double *
 {
     const double began_s = cn_now_s();
     uint32_t next = 0;
-    b->n_requests = d->n;
-    for (uint32_t i = 0; i < d->n; i++) b->n_tokens += d->prompts[i].output_len;
     cn_status stepped = CN_OK;
     while (stepped == CN_OK && b->done < d->n) {
         while (next < d->n) {
@@ -118,19 +116,10 @@ static cn_status run_throughput(cn_bench *b, const cn_bench_dataset *d, double *
     return b->interrupted ? CN_OK : stepped;
 }
 
-/* Counts the output tokens of requests that have not ended too. */
-static void count_partial(cn_bench *b, uint32_t n_requests)
+static json_t *figures_json(const cn_bench *b, const cn_bench_figures *f)
 {
-    cn_stats s;
-    if (!b->interrupted) return;
-    cn_engine_stats(b->engine, &s);
-    b->output_tokens = s.generation_tokens;
-    printf("Interrupted: partial figures, %llu of %u requests ended\n",
-           (unsigned long long)b->done, n_requests);
-}
-
-static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed_s)
-{
+    const cn_stats *s = &f->stats;
+    const double elapsed_s = f->elapsed_s;
     const uint64_t total = b->prompt_tokens + b->output_tokens;
     return json_pack(
         "{s:b, s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
@@ -146,37 +135,56 @@ static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed
         "holder_preemptions", (json_int_t)s->holder_preemptions,
         "recomputed_tokens", (json_int_t)s->recomputed_tokens, "compressions",
         (json_int_t)s->compressions, "evicted_tokens", (json_int_t)s->evicted_tokens, "stalled_s",
-        cn_engine_event_stats(b->engine)->stalled_s);
+        f->stalled_s);
 }
 
-static cn_status bench_dataset(cn_bench *b, json_t **json)
+cn_status cn_bench_report(cn_bench *b, const cn_bench_figures *f, uint32_t n_requests,
+                          json_t **json)
 {
-    cn_bench_dataset d = {0};
-    double elapsed_s = 0;
+    if (b->interrupted) {
+        b->output_tokens = f->stats.generation_tokens; /* also of requests that have not ended */
+        printf("Interrupted: partial figures, %llu of %u requests ended\n",
+               (unsigned long long)b->done, n_requests);
+    }
+    printf("Throughput: %.2f requests/s, %.2f total tokens/s, %.2f output tokens/s\n",
+           (double)b->done / f->elapsed_s,
+           (double)(b->prompt_tokens + b->output_tokens) / f->elapsed_s,
+           (double)b->output_tokens / f->elapsed_s);
+    printf("%llu requests, %llu prompt tokens, %llu output tokens in %.2f s, %llu steps, "
+           "%llu preemptions\n",
+           (unsigned long long)b->done, (unsigned long long)b->prompt_tokens,
+           (unsigned long long)b->output_tokens, f->elapsed_s,
+           (unsigned long long)f->stats.steps, (unsigned long long)f->stats.preemptions);
+    *json = figures_json(b, f);
+    return *json ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+}
+
+cn_status cn_bench_load_dataset(cn_bench *b, cn_bench_dataset *d)
+{
     const cn_bench_model model = {
         .vocab = cn_engine_model_config(b->engine)->vocab,
         .max_model_len = cn_engine_max_model_len(b->engine),
         .tokenizer = cn_engine_tokenizer(b->engine),
     };
-    CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
-    cn_status status = check_dataset_fit(b, &d);
-    if (status == CN_OK) status = run_throughput(b, &d, &elapsed_s);
-    if (status == CN_OK) count_partial(b, d.n);
+    CN_TRY(cn_bench_dataset_load(d, b->config, &model));
+    CN_TRY(check_dataset_fit(b, d));
+    b->n_requests = d->n;
+    for (uint32_t i = 0; i < d->n; i++) b->n_tokens += d->prompts[i].output_len;
+    return CN_OK;
+}
+
+static cn_status bench_dataset(cn_bench *b, json_t **json)
+{
+    cn_bench_dataset d = {0};
+    cn_bench_figures f = {0};
+    cn_status status = cn_bench_load_dataset(b, &d);
+    if (status == CN_OK) status = run_throughput(b, &d, &f.elapsed_s);
+    const uint32_t n_requests = d.n;
     cn_bench_dataset_free(&d);
     CN_TRY(status);
-    cn_stats s;
-    cn_engine_stats(b->engine, &s);
-    printf("Throughput: %.2f requests/s, %.2f total tokens/s, %.2f output tokens/s\n",
-           (double)b->done / elapsed_s,
-           (double)(b->prompt_tokens + b->output_tokens) / elapsed_s,
-           (double)b->output_tokens / elapsed_s);
-    printf("%llu requests, %llu prompt tokens, %llu output tokens in %.2f s, %llu steps, "
-           "%llu preemptions\n",
-           (unsigned long long)b->done, (unsigned long long)b->prompt_tokens,
-           (unsigned long long)b->output_tokens, elapsed_s, (unsigned long long)s.steps,
-           (unsigned long long)s.preemptions);
-    *json = figures_json(b, &s, elapsed_s);
-    return CN_OK;
+    cn_engine_stats(b->engine, &f.stats);
+    f.stalled_s = cn_engine_event_stats(b->engine)->stalled_s;
+    return cn_bench_report(b, &f, n_requests, json);
 }
 
 /* ---- the command ---- */
@@ -218,6 +226,35 @@ static cn_status check_mode(void *ctx, cn_engine *e)
     else if (c->resident || c->prefill)
         status = cn_bench_check_steps(b);
     b->engine = NULL;
+    return status;
+}
+
+/* Whether several engines are asked for, or one of a list. */
+static bool has_lanes(const cn_config *c) { return c->n_lanes > 1 || c->devices; }
+
+/* One step, and the state of one engine over time, are those of one engine. */
+static cn_status check_lanes(const cn_config *c)
+{
+    const char *mode = c->steady_steps ? "steady-steps"
+                       : c->resident   ? "resident"
+                       : c->prefill    ? "prefill"
+                       : c->timeline   ? "timeline"
+                                       : NULL;
+    if (!mode || !has_lanes(c)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--%s measures one engine: leave out --%s, and choose a GPU with "
+                               "--device", mode, c->devices ? "devices" : "data-parallel-size");
+}
+
+static cn_status run_lanes(cn_bench *b)
+{
+    json_t *figures = NULL;
+    cn_stop_signals_set(&stop_rule);
+    cn_progress_begin(&b->progress, b->config->progress, stderr);
+    cn_status status = cn_bench_lanes(b, &figures);
+    cn_progress_end(&b->progress);
+    if (status == CN_OK) status = write_throughput_json(figures, b->config);
+    json_decref(figures);
+    if (status == CN_OK && b->interrupted) status = cn_fail(CN_ERR_CANCELLED, "interrupted");
     return status;
 }
 
@@ -266,7 +303,8 @@ static cn_status bench(cn_config *c)
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? open_arms(&b) : CN_OK;
     if (status == CN_OK) status = check_churn(&b);
-    if (status == CN_OK) status = run_engine(&b);
+    if (status == CN_OK) status = check_lanes(c);
+    if (status == CN_OK) status = has_lanes(c) ? run_lanes(&b) : run_engine(&b);
     cn_compare_arms_free(&b.arms);
     return status;
 }
@@ -276,7 +314,7 @@ static cn_status bench(cn_config *c)
 static cn_status check_word(const cn_config *c, bool server)
 {
     const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT |
-                                          CN_SECTION_PROGRESS
+                                          CN_SECTION_PROGRESS | CN_SECTION_LANES
                                     : CN_SECTION_BENCH_SERVE;
     size_t n;
     const cn_option *o = cn_options(&n);

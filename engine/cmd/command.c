@@ -31,9 +31,9 @@ static const cn_command commands[] = {
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_PROMPTS |
          CN_SECTION_COMPARE | CN_SECTION_PROGRESS,
      cn_cmd_compare},
-    {"bench", "throughput|serve --model DIR", "measure the throughput of an engine, or a server",
+    {"bench", "throughput|serve --model DIR", "measure the throughput of engines, or a server",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH | CN_SECTION_BENCH_THROUGHPUT |
-         CN_SECTION_BENCH_SERVE | CN_SECTION_PROGRESS,
+         CN_SECTION_BENCH_SERVE | CN_SECTION_LANES | CN_SECTION_PROGRESS,
      cn_cmd_bench},
     {"plan", "--model DIR", "print memory, KV blocks and concurrency without loading the model",
      ENGINE_SECTIONS | CN_SECTION_SHARING | CN_SECTION_PLAN, cn_cmd_plan},

@@ -99,9 +99,8 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     if (!out->option && !out->removed) return refuse_unknown(arg, copy, sections);
     if (out->option && !(out->option->section & sections) &&
         out->option->section == CN_SECTION_LANES)
-        return cn_fail(CN_ERR_ARG, "%s is for run-batch and serve; this command has one engine: "
-                       "measure several with run-batch --summary-json, or with bench serve on a "
-                       "server that has them", arg);
+        return cn_fail(CN_ERR_ARG, "%s is for run-batch, serve and bench throughput; this command "
+                       "has one engine", arg);
     if (out->option && !(out->option->section & sections))
         return cn_fail(CN_ERR_ARG, "%s is an option of the %s section, which this command does not "
                        "accept", arg, cn_section_name(out->option->section));
