@@ -81,7 +81,7 @@ SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
 FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
 EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
-TOOL_BIN := $(BUILD)/tests/diff_dumps $(BUILD)/tests/cinch_true_query
+TOOL_BIN := $(BUILD)/tests/diff_dumps $(BUILD)/tests/cinch_true_query $(BUILD)/tests/print_docs
 # Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
 LATE_TESTS := $(addprefix $(BUILD)/tests/test_, soak engine_async engine_auto engine_away \
   engine_away_timing)
@@ -187,7 +187,7 @@ $(BUILD)/cinch: $(BUILD)/engine/cmd/main.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
-$(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
+$(EXAMPLE_BIN) $(BENCH_BIN) $(BUILD)/tests/print_docs: %: %.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
@@ -365,23 +365,22 @@ $(BUILD)/tests/tidy: tests/tidy.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -pie $(LDFLAGS) -o $@ $<
 
-# ---- documents printed by the program ----
+# ---- documents printed from the option table ----
 
-docs: $(BUILD)/cinch
+docs: $(BUILD)/tests/print_docs
 	@mkdir -p docs
-	$(BUILD)/cinch docs config >docs/CONFIG.md
-	$(BUILD)/cinch docs man >docs/cinch.1
+	$< config >docs/CONFIG.md
+	$< man >docs/cinch.1
 
-docs-check: $(BUILD)/cinch
-	@$(BUILD)/cinch docs config | diff -u docs/CONFIG.md - && \
-	  $(BUILD)/cinch docs man | diff -u docs/cinch.1 - || \
+docs-check: $(BUILD)/tests/print_docs
+	@$< config | diff -u docs/CONFIG.md - && $< man | diff -u docs/cinch.1 - || \
 	  { echo "docs/ does not match the option table: run make docs"; exit 1; }
 
 # ---- installing ----
 
 VERSION = $(shell sed -n 's/.*define CINCH_VERSION "\(.*\)"/\1/p' engine/cinch.h)
 
-install: all
+install: all $(BUILD)/tests/print_docs
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include \
 	  $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -391,7 +390,7 @@ install: all
 	if [ -e $(BUILD)/cinch-cuda.so ]; then \
 	  install -D -m 755 $(BUILD)/cinch-cuda.so $(DESTDIR)$(PREFIX)/lib/cinch/cinch-cuda.so; fi
 	install -m 644 docs/cinch.1 $(DESTDIR)$(PREFIX)/share/man/man1/cinch.1
-	$(BUILD)/cinch docs bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/cinch
+	$(BUILD)/tests/print_docs bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/cinch
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
 	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc
 

@@ -31,13 +31,9 @@ expect 1 "unknown command 'dance'" help dance
 expect 1 "unknown command 'run-bach': did you mean run-batch?" run-bach --model x
 expect 1 "unknown command 'serv': did you mean serve?" help serv
 expect 1 "expected a command before --model, such as cinch run-batch --model" --model x
-expect 0 "# Options" docs config
-expect 0 ".TH CINCH 1" docs man
-expect 1 "config, man or bash" docs
-expect 1 "config, man or bash" docs config man
 
 # completes WORDS... gives WANTED: what bash offers for the last word.
-"$cinch" docs bash >"$dir/completion"
+"${BUILD:-build}/tests/print_docs" bash >"$dir/completion"
 completes() {
     wanted=$1
     shift
@@ -52,7 +48,7 @@ completes "convex subtract" cinch plan --kv-combine ""
 completes "zip" cinch run-batch --model x --kv-policy z
 completes "--include-stop-str-in-output --input-len" cinch bench --in
 completes "" cinch tokenize --kv-po
-expect 1 "unknown option --nonsense" docs --nonsense
+expect 1 "unknown option --nonsense" plan --nonsense
 
 decode="tokenize --model examples/tiny-reasoner --decode"
 # shellcheck disable=SC2086
@@ -280,7 +276,6 @@ full "cinch help: $reason" help
 full "cinch version: $reason" --version
 full "cinch plan: $reason" plan --help
 full "cinch plan: $reason" plan --model examples/tiny-reasoner
-full "cinch docs: $reason" docs config
 full "cinch tokenize: $reason" tokenize --model examples/tiny-reasoner --text x
 full "cinch bench: $reason" bench throughput --model examples/tiny-reasoner --num-prompts 1 \
     --input-len 4 --output-len 2
@@ -324,7 +319,6 @@ for field in anser answer; do
 done
 expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 
-"$cinch" docs config >"$dir/config.md"
 # flags FILE: the options that a help text names, sorted.
 flags() {
     sed -n 's/^  \(-[a-z], \)\{0,1\}--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\3/p' "$1" | sort
@@ -356,13 +350,13 @@ for command in $commands; do
         echo "cinch run-batch --help has $usual options, expected 20"
         exit 1
     fi
-    sections=$(sed -n "s/^| \`cinch $command\` | \(.*\) |\$/\1/p" "$dir/config.md")
+    sections=$(sed -n "s/^| \`cinch $command\` | \(.*\) |\$/\1/p" docs/CONFIG.md)
     for section in $sections; do
-        sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" "$dir/config.md"
+        sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" docs/CONFIG.md
     done | sort >"$dir/taken"
     [ -s "$dir/taken" ] && cmp "$dir/help" "$dir/taken"
     # An option of a section that the command does not take is refused, not ignored.
-    sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
+    sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' docs/CONFIG.md | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
 done
 

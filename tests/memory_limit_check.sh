@@ -27,7 +27,7 @@ try() {
 }
 
 for limit in 20000 50000 60000 80000 100000 130000 200000 300000 500000 1000000 2000000; do
-    for command in "help" "docs config" "plan $model" "tokenize $model --text a" \
+    for command in "help" "plan $model" "tokenize $model --text a" \
         "calibrate $model --text $dir/text -o $dir/out" "serve $model --uds $dir/socket" \
         "run-batch $model -i $dir/in -o $dir/out --prompt-field prompt" \
         "compare $model -i $dir/in --prompt-field prompt --arms full" \

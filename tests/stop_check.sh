@@ -125,7 +125,7 @@ what="tokenize, idle input"
 input=$dir/empty start "$cinch" tokenize --model examples/tiny-reasoner
 sleep 0.3
 twice TERM TERM 143
-for command in "plan --model examples/tiny-reasoner" "docs config" \
+for command in "plan --model examples/tiny-reasoner" \
     "tokenize --model examples/tiny-reasoner --text word" "help run-batch"; do
     what="$command, full output"
     # shellcheck disable=SC2086

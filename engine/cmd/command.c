@@ -40,9 +40,6 @@ static const cn_command commands[] = {
     {"calibrate", "--model DIR --text FILE [MORE...] [-o DIR/select.safetensors]",
      "measure which channels of the keys matter, for selection by labels",
      CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_CALIBRATE, cn_cmd_calibrate},
-    {"docs", "config|man|bash",
-     "print docs/CONFIG.md, the manual page or a completion for bash from the option table",
-     CN_SECTION_GENERAL, cn_cmd_docs},
     {"tokenize", "--model DIR [options]", "convert text to token ids, or back",
      CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_TOKENIZE, cn_cmd_tokenize},
 };

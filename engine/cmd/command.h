@@ -48,7 +48,6 @@ void cn_handle_signal(int number, void (*handler)(int number), int flags);
 void cn_ignore_write_signals(void);
 
 /* The subcommands, each in its own file. */
-int cn_cmd_docs(int argc, char **argv);
 int cn_cmd_tokenize(int argc, char **argv);
 int cn_cmd_run_batch(int argc, char **argv);
 int cn_cmd_merge(int argc, char **argv);
