@@ -123,7 +123,8 @@ TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend
 
 # The parts of `make nightly`, without the sanitizers.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-checkpoint
+  nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-routers \
+  nightly-checkpoint
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check cuda-deps install deb wheel package-check examples programs test-programs sanitized \
@@ -330,6 +331,8 @@ nightly-tokenizer: programs
 	@TOKENIZER_TEXTS=40000 $(RUN) tests/tokenizer_check.sh
 nightly-clients: programs
 	@SEED=$(SEED) $(RUN) tests/nightly_clients.sh
+nightly-routers: programs
+	@$(RUN) tests/nightly_routers.sh
 nightly-checkpoint: programs
 	@$(RUN) tests/nightly_checkpoint.sh
 

@@ -115,12 +115,12 @@ static void harmless_and_neutral_fields_pass(void **state)
 {
     (void)state;
     static const char *const rests[] = {
-        "\"model\": \"m\", \"user\": \"u\", \"metadata\": {\"a\": \"b\"}, \"store\": true",
+        "\"model\": \"m\", \"user\": \"u\", \"store\": true, \"stream_reasoning\": true",
         "\"response_format\": {\"type\": \"text\"}, \"tools\": [], \"tool_choice\": \"none\"",
-        "\"add_generation_prompt\": true, \"best_of\": 1, \"length_penalty\": 1.0",
-        "\"service_tier\": \"flex\", \"verbosity\": \"low\", \"cache_salt\": \"s\"",
-        "\"stream\": true, \"stream_options\": {\"include_usage\": true}",
-        "\"logprobs\": false, \"top_logprobs\": 0",
+        "\"service_tier\": \"flex\", \"add_generation_prompt\": true, \"cache_salt\": \"s\"",
+        "\"length_penalty\": 1.0, \"separate_reasoning\": true, \"metadata\": {\"a\": \"b\"}",
+        "\"stream\": true, \"stream_options\": {\"include_usage\": true}, \"no_stop_trim\": false",
+        "\"logprobs\": false, \"top_logprobs\": 0, \"best_of\": 1, \"return_hidden_states\": false",
     };
     cn_api_request r;
     for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {

@@ -384,8 +384,12 @@ static const struct neutral {
     {"include_reasoning", "true"},
     {"length_penalty", "1"},
     {"modalities", "[\"text\"]"},
+    {"no_stop_trim", "false"},
+    {"return_hidden_states", "false"},
     {"return_tokens_as_token_ids", "false"},
+    {"separate_reasoning", "true"},
     {"spaces_between_special_tokens", "true"},
+    {"stream_reasoning", "true"},
     {"suffix", "\"\""},
     {"use_beam_search", "false"},
 };
