@@ -533,6 +533,7 @@ typedef struct cn_fetch_args {
     const uint32_t *n_moves;
     uint32_t move_stride;
     uint32_t n_seqs, first_layer, n_layers;
+    bool one_list; /* the moves of all layers are the same: both arrays are [S, hk] */
 } cn_fetch_args;
 
 /* The scores of an event that keeps the best slots, in the order in which they apply

@@ -376,6 +376,38 @@ static void small_caps_reach_the_wanted_set_step_by_step(void **state)
     backend_rig_close(be);
 }
 
+/* Moves that all layers share give what the same moves give layer by layer. */
+static void one_list_serves_all_layers(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(2);
+    test_rng r = {17};
+    for (int i = 0; i < N_SMALL_CAPS; i++) {
+        world w = open_world(exchange_case_draw(&r, 300), &r);
+        exchange_case *c = w.c;
+        const uint32_t n_layers = c->n_layers;
+        const size_t bytes = cn_kv_pool_bytes(&c->local);
+        c->n_layers = 1; /* the moves of one layer */
+        run(be, &w, true);
+        c->n_layers = n_layers;
+        cn_fetch_args f = fetch_args(&w);
+        f.one_list = true;
+        assert_int_equal(be->fetch(backend_rig_stream(be), &f), CN_OK);
+        void *shared = copy_of(w.local.kv, bytes);
+        memcpy(w.local.kv, w.kv, bytes);
+        for (uint32_t l = 0; l < n_layers; l++) {
+            f = fetch_args(&w);
+            f.first_layer += l;
+            f.n_layers = 1;
+            assert_int_equal(be->fetch(backend_rig_stream(be), &f), CN_OK);
+        }
+        assert_memory_equal(w.local.kv, shared, bytes);
+        cn_free(shared);
+        close_world(&w);
+    }
+    backend_rig_close(be);
+}
+
 static void what_has_no_room_is_refused(void **state)
 {
     (void)state;
@@ -405,6 +437,7 @@ int main(void)
         cmocka_unit_test(random_rounds_agree_with_sorting),
         cmocka_unit_test(long_sequences_agree_with_sorting),
         cmocka_unit_test(small_caps_reach_the_wanted_set_step_by_step),
+        cmocka_unit_test(one_list_serves_all_layers),
         cmocka_unit_test(what_has_no_room_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

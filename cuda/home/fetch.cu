@@ -56,11 +56,12 @@ __device__ static inline fetch_unit unit_of(const fetch_params &p, uint32_t inde
     fetch_unit u;
     u.local = a.local_tables + (size_t)at.seq * a.local_stride;
     u.home = a.home_tables + (size_t)at.seq * a.home_stride;
-    u.moves = a.moves + (size_t)index * a.move_stride;
+    const uint32_t list = a.one_list ? at.seq * a.local.layout.n_kv_heads + at.head : index;
+    u.moves = a.moves + (size_t)list * a.move_stride;
     u.log2 = a.entry_log2[at.seq];
     u.layer = a.first_layer + at.row;
     u.head = at.head;
-    u.n_tokens = min(a.n_moves[index], a.move_stride) << u.log2;
+    u.n_tokens = min(a.n_moves[list], a.move_stride) << u.log2;
     return u;
 }
 

@@ -42,8 +42,9 @@ static void fetch_task(void *ctx, uint32_t task, uint32_t worker)
     const uint32_t entry = 1U << a->entry_log2[seq], n = cn_min_u32(entry, l->tile_tokens);
     const uint32_t *local = a->local_tables + (size_t)seq * a->local_stride;
     const uint32_t *home = a->home_tables + (size_t)seq * a->home_stride;
-    const cn_move *moves = a->moves + (size_t)task * a->move_stride;
-    for (uint32_t i = 0; i < a->n_moves[task]; i++)
+    const uint32_t unit = a->one_list ? seq * hk + head : task;
+    const cn_move *moves = a->moves + (size_t)unit * a->move_stride;
+    for (uint32_t i = 0; i < a->n_moves[unit]; i++)
         for (uint32_t t = 0; t < entry; t += n) {
             const uint32_t slot = moves[i].entry * entry + t;
             const uint32_t position = moves[i].source * entry + t;
