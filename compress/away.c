@@ -44,6 +44,8 @@ void cn_kv_keep_all(cn_kv_params *kv)
 
 static bool ranks_tiles(const cn_kv_params *kv) { return cn_selector_of(kv->select)->has_tiles; }
 
+static bool ranks_ahead(const cn_kv_params *kv) { return cn_selector_of(kv->select)->ahead; }
+
 uint32_t cn_away_selectors(void)
 {
     uint32_t selectors = 0;
@@ -128,12 +130,12 @@ static cn_status check_selector(const cn_kv_params *kv)
     if (kv->select == CN_SELECT_NONE)
         return cn_fail(CN_ERR_ARG,
                        "kv home %s without a selector: nothing would bring tokens back; set kv "
-                       "select to spade, last or tls, or kv home to device",
+                       "select to spade, last, tls or spec, or kv home to device",
                        home);
     if (cn_selector_of(kv->select)->away) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "kv select %s with kv home %s: expected spade, last or tls, which rank before "
-                   "the step's query is known; change one of the two",
+                   "kv select %s with kv home %s: expected spade, last, tls or spec, which rank "
+                   "before the step's query is known; change one of the two",
                    cn_kv_select_name(kv->select), home);
 }
 
@@ -143,6 +145,12 @@ static cn_status check_away_zip(const cn_kv_params *kv)
         return cn_fail(CN_ERR_ARG,
                        "kv policy zip with kv select %s and kv home %s: expected spade or last, "
                        "because a tile may have tokens that zip keeps; or use kv policy window",
+                       cn_kv_select_name(kv->select), cn_kv_home_kind(kv)->name);
+    if (ranks_ahead(kv))
+        return cn_fail(CN_ERR_ARG,
+                       "kv policy zip with kv select %s and kv home %s: expected spade or last, "
+                       "because one list serves all layers and zip keeps other tokens in each; or "
+                       "use kv policy window",
                        cn_kv_select_name(kv->select), cn_kv_home_kind(kv)->name);
     if (kv->window_tokens >= 2) return CN_OK;
     return cn_fail(CN_ERR_ARG,
@@ -169,7 +177,8 @@ cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens)
     if ((unsigned)kv->select_query > CN_QUERY_PREDICTED)
         return cn_fail(CN_ERR_ARG, "kv select_query %u: expected a value of cn_select_query",
                        (unsigned)kv->select_query);
-    if (!kind->ranks_rows && kv->select_keys == CN_SELECT_ROWS && !ranks_tiles(kv))
+    if (!kind->ranks_rows && kv->select_keys == CN_SELECT_ROWS && !ranks_tiles(kv) &&
+        !ranks_ahead(kv))
         return cn_fail(CN_ERR_ARG,
                        "kv select_keys rows with kv home %s: expected labels, because each step "
                        "would read all keys from host memory; or use kv home peer",

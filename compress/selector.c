@@ -48,6 +48,7 @@ static const cn_selector table[CN_N_SELECTORS] = {
                         .params = "select_tokens sinks recent_tokens",
                         .entry_tokens = 1,
                         .ahead = true,
+                        .away = true,
                         .planes = 1U << CN_PLANE_DRAFT | 1U << CN_PLANE_STATE},
 };
 
@@ -69,6 +70,7 @@ cn_selector_needs cn_selectors_need(uint32_t selectors)
         if (!(selectors >> i & 1)) continue;
         needs.any = true;
         needs.slots |= table[i].predicts;
+        needs.away_slots |= table[i].away && !table[i].ahead;
         needs.tiles |= table[i].has_tiles;
         needs.head |= table[i].ahead;
         needs.planes |= table[i].planes;
@@ -297,7 +299,7 @@ cn_select_span cn_select_span_away(const cn_kv_params *kv, uint32_t block_tokens
 uint32_t cn_selector_ring_rows(const cn_kv_params *kv)
 {
     const cn_selector *row = cn_selector_of(kv->select);
-    if (!row->predicts && !(row->away && cn_kv_is_away(kv))) return 0;
+    if (!row->predicts && !(row->away && !row->ahead && cn_kv_is_away(kv))) return 0;
     return (reads_window(kv) ? kv->select_window : 1) + 1;
 }
 

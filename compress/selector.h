@@ -21,7 +21,8 @@ typedef struct cn_selector {
     bool has_tiles;        /* a stage over tiles comes first */
     bool predicts;         /* ranks by a query of the past: needs a ring, and candidates lag */
     bool ahead;            /* ranks before layer 0, once for all layers, with a retrieval head */
-    bool away;             /* can rank for a home elsewhere (away.h): needs a ring there */
+    bool away;             /* can rank for a home elsewhere (away.h): needs a ring there, unless it
+                            * ranks ahead */
     uint32_t planes;       /* digest planes of a block: bit i is cn_block_plane i */
 } cn_selector;
 
@@ -32,6 +33,7 @@ const cn_selector *cn_selector_of(cn_kv_select select);
 typedef struct cn_selector_needs {
     bool any;   /* some selector besides `none` */
     bool slots; /* some selector needs a ring of queries */
+    bool away_slots; /* some selector needs one for a home elsewhere */
     bool labels, tiles;
     bool head;        /* some selector needs a retrieval head */
     uint32_t planes;  /* of a block */

@@ -1,8 +1,8 @@
 /* batch.c - flattens a plan. One host buffer and one device buffer of the same layout:
  *
  *   tokens | sampled rows | positions | kv_slots | q_rows | q_start | kv_len | logit rows
- *   | sample rows | selection | plane slots | plane and pool lengths | tables | bans | biases
- *   | plane tables
+ *   | sample rows | selection | plane slots | plane and pool lengths | draft slots | draft lengths
+ *   | tables | bans | biases | plane tables | draft tables
  *
  * Each array has a fixed, 64-byte-aligned offset, sized for the largest step. One copy moves
  * everything up to the last table in use. The others are rare and have copies of their own. */
@@ -29,10 +29,13 @@ typedef enum section {
     SEC_PLANE_SLOTS, /* cn_plane_view; empty without a plane */
     SEC_PLANE_LEN,
     SEC_POOL_LEN,
+    SEC_DRAFT_SLOTS, /* cn_batch_draft_view; empty where no draft K lies by home block */
+    SEC_DRAFT_LEN,
     SEC_TABLES, /* large: only the part in use is copied */
     SEC_BANS,
     SEC_BIASES,
     SEC_PLANE_TABLES,
+    SEC_DRAFT_TABLES,
     N_SECTIONS
 } section;
 
@@ -48,6 +51,7 @@ struct cn_batch {
     cn_select_builder select;
     bool selects; /* some row of the current step attends to a list */
     cn_plane_view plane; /* table_stride 0: no row of the current step reads the plane */
+    cn_batch_view drafts; /* table_stride 0: the slots of draft K are those of the KV */
 };
 
 static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1])
@@ -66,10 +70,13 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
         [SEC_PLANE_SLOTS] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_tokens : 0,
         [SEC_PLANE_LEN] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_seqs : 0,
         [SEC_POOL_LEN] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_seqs : 0,
+        [SEC_DRAFT_SLOTS] = o->max_draft_blocks > 0 ? sizeof(uint32_t) * o->max_tokens : 0,
+        [SEC_DRAFT_LEN] = o->max_draft_blocks > 0 ? sizeof(uint32_t) * o->max_seqs : 0,
         [SEC_BANS] = sizeof(uint32_t) * o->max_bans,
         [SEC_BIASES] = sizeof(cn_logit_bias) * o->max_biases,
         [SEC_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_blocks_per_seq,
         [SEC_PLANE_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_home_blocks,
+        [SEC_DRAFT_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_draft_blocks,
     };
     offset[0] = 0;
     for (int i = 0; i < N_SECTIONS; i++) offset[i + 1] = cn_round_up(offset[i] + bytes[i], 64);
@@ -80,6 +87,7 @@ cn_batch_opts cn_batch_opts_of(const cn_config *c, const cn_model_config *m, uin
 {
     const uint32_t longest_blocks =
         (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens);
+    const bool drafts = cn_config_away(c) && cn_selectors_need(cn_config_selectors(c)).head;
     return (cn_batch_opts){
         .max_tokens = cn_start_max_tokens(c),
         .max_seqs = cn_start_max_rows(c),
@@ -92,6 +100,7 @@ cn_batch_opts cn_batch_opts_of(const cn_config *c, const cn_model_config *m, uin
         .select_seed = (uint32_t)c->seed,
         .selectors = cn_config_local_selectors(c),
         .max_home_blocks = cn_config_away(c) && c->select_dense_layers > 0 ? longest_blocks : 0,
+        .max_draft_blocks = drafts ? longest_blocks : 0,
     };
 }
 
@@ -280,6 +289,59 @@ static void build_plane(cn_batch *b, const cn_plan *plan)
     for (uint32_t r = 0; r < plan->n_decode; r++) build_plane_row(b, &plan->rows[r], r);
 }
 
+/* Whether the draft K of a row lies by home block: past its first commit, when a slot of its pool
+ * table is no position. */
+static bool drafts_at_home(const cn_plan_row *row)
+{
+    return row->seq->home_len > 0 && cn_selector_of(row->seq->kv.select)->ahead;
+}
+
+/* The draft arrays of a row. */
+static void build_draft_row(cn_batch *b, const cn_plan_row *row, uint32_t r)
+{
+    const cn_seq *q = row->seq;
+    const uint32_t block_tokens = b->opts.block_tokens, at = row->first_pos;
+    const bool home = drafts_at_home(row);
+    const uint32_t length = home ? at + 1 : row->first_slot + row->n_new;
+    const uint32_t n = (uint32_t)cn_ceil_div(length, block_tokens);
+    uint32_t *table =
+        (uint32_t *)host_at(b, SEC_DRAFT_TABLES) + (size_t)r * b->drafts.table_stride;
+    ((uint32_t *)host_at(b, SEC_DRAFT_LEN))[r] = length;
+    if (!home) {
+        memcpy(table, q->table, n * sizeof *table);
+        return;
+    }
+    CN_ASSERT(row->n_new == 1 && n <= q->n_home_blocks);
+    const uint32_t first = b->opts.draft_first + b->opts.plane_first[q->kv.home];
+    for (uint32_t i = 0; i < n; i++) table[i] = first + q->home_table[i];
+    ((uint32_t *)host_at(b, SEC_DRAFT_SLOTS))[r] =
+        table[at / block_tokens] * block_tokens + at % block_tokens;
+}
+
+/* A step without rows of that kind uses the arrays of its KV. */
+static void build_drafts(cn_batch *b, const cn_plan *plan)
+{
+    cn_batch_view *v = &b->drafts;
+    uint32_t longest = 0;
+    v->table_stride = 0;
+    if (b->opts.max_draft_blocks == 0) return;
+    for (uint32_t r = 0; r < plan->n_decode; r++)
+        if (drafts_at_home(&plan->rows[r]))
+            longest = cn_max_u32(longest, plan->rows[r].first_pos + 1);
+    if (longest == 0) return;
+    *v = b->view;
+    v->kv_slots = device_at(b, SEC_DRAFT_SLOTS);
+    v->kv_len = device_at(b, SEC_DRAFT_LEN);
+    v->tables = device_at(b, SEC_DRAFT_TABLES);
+    v->table_stride = cn_max_u32(v->table_stride,
+                                 (uint32_t)cn_ceil_div(longest, b->opts.block_tokens));
+    v->max_kv = cn_max_u32(v->max_kv, longest);
+    CN_ASSERT(v->table_stride <= b->opts.max_draft_blocks);
+    memcpy(host_at(b, SEC_DRAFT_SLOTS), host_at(b, SEC_KV_SLOTS),
+           plan->n_tokens * sizeof(uint32_t));
+    for (uint32_t r = 0; r < plan->n_rows; r++) build_draft_row(b, &plan->rows[r], r);
+}
+
 void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
 {
     CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
@@ -324,7 +386,9 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));
     build_plane(b, plan);
-    CN_ASSERT(b->plane.table_stride == 0 || shape.rows == 0); /* no graph has the plane */
+    build_drafts(b, plan);
+    /* No graph has the plane. */
+    CN_ASSERT(b->plane.table_stride + b->drafts.table_stride == 0 || shape.rows == 0);
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }
@@ -373,6 +437,10 @@ cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
         CN_TRY(b->be->mem_write(s, b->device + at[SEC_PLANE_TABLES],
                                 b->host + at[SEC_PLANE_TABLES],
                                 sizeof(uint32_t) * b->view.n_decode * b->plane.table_stride));
+    if (b->drafts.table_stride)
+        CN_TRY(b->be->mem_write(s, b->device + at[SEC_DRAFT_TABLES],
+                                b->host + at[SEC_DRAFT_TABLES],
+                                sizeof(uint32_t) * b->view.n_seqs * b->drafts.table_stride));
     return CN_OK;
 }
 
@@ -386,6 +454,11 @@ const cn_select_view *cn_batch_select_view(const cn_batch *b)
 const cn_plane_view *cn_batch_plane_view(const cn_batch *b)
 {
     return b->plane.table_stride > 0 ? &b->plane : NULL;
+}
+
+const cn_batch_view *cn_batch_draft_view(const cn_batch *b)
+{
+    return b->drafts.table_stride > 0 ? &b->drafts : NULL;
 }
 
 const uint32_t *cn_batch_logit_rows(const cn_batch *b) { return device_at(b, SEC_LOGIT_ROWS); }

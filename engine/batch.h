@@ -27,10 +27,12 @@ typedef struct cn_batch_opts {
     uint32_t max_home_blocks; /* of a row that reads the plane of dense layers; 0: no plane */
     cn_kv_layout plane_layout;
     void *plane_kv;
-    uint32_t plane_first[CN_N_HOMES]; /* the plane's first block of each home */
+    uint32_t max_draft_blocks; /* of a row whose draft K lies by home block; 0: there are none */
+    uint32_t draft_first;      /* the first block of their plane behind those of the pool */
+    uint32_t plane_first[CN_N_HOMES]; /* the first block of each home in both planes */
 } cn_batch_opts;
 
-/* The options of batches of the largest steps; plane_first is left 0. */
+/* The options of batches of the largest steps; plane_first and draft_first are left 0. */
 cn_batch_opts cn_batch_opts_of(const cn_config *c, const cn_model_config *m, uint32_t block_tokens,
                                uint32_t window_tokens);
 
@@ -66,6 +68,8 @@ cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
 const cn_select_view *cn_batch_select_view(const cn_batch *b); /* NULL: all rows are dense */
 const cn_plane_view *cn_batch_plane_view(const cn_batch *b);   /* NULL: no row reads the plane */
+/* The batch by the slots of draft K. NULL: these are the slots of the KV. */
+const cn_batch_view *cn_batch_draft_view(const cn_batch *b);
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
 const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */

@@ -168,6 +168,7 @@ cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook
         .pools = &e->pools,
         .select = cn_batch_select_view(e->batch),
         .plane = cn_batch_plane_view(e->batch),
+        .drafts = cn_batch_draft_view(e->batch),
         .hook = hook,
         .logit_rows = cn_batch_logit_rows(e->batch),
         .n_rows = n_rows,

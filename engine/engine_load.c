@@ -179,6 +179,7 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
                                        plan->window_tokens);
     o.plane_layout = e->homes.plane.layout;
     o.plane_kv = e->homes.plane.kv;
+    o.draft_first = e->plan.kv.n_blocks;
     for (int h = 0; h < CN_N_HOMES; h++) o.plane_first[h] = e->homes.at[h].plane_first;
     return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }

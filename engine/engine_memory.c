@@ -101,7 +101,9 @@ static void declare_pools(cn_start_plan *p, cn_pools *pools)
                                              kv->block_tokens);
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
         const cn_block_plane plane = (cn_block_plane)i;
-        const uint64_t n = (uint64_t)cn_block_plane_layers(&l, plane) * kv->n_blocks;
+        const bool draft = plane == CN_PLANE_DRAFT || plane == CN_PLANE_STATE;
+        const uint64_t n_blocks = kv->n_blocks + (draft ? (uint64_t)kv->n_draft_blocks : 0);
+        const uint64_t n = cn_block_plane_layers(&l, plane) * n_blocks;
         if ((kv->planes | 1U << CN_PLANE_KV) >> i & 1)
             cn_start_add(p, planes[i].name, CN_PART_KV, n * cn_block_plane_bytes(&l, plane),
                          planes[i].slot);

@@ -104,6 +104,15 @@ static inline cn_planes cn_planes_kv(const cn_planes *p, uint32_t n_layers)
     return out;
 }
 
+/* Returns the planes of a retrieval head alone. */
+static inline cn_planes cn_planes_draft(cn_planes p)
+{
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+        if (i != CN_PLANE_DRAFT && i != CN_PLANE_STATE) p.block[i].base = NULL;
+    for (int i = 0; i < CN_N_SLOT_PLANES; i++) p.slot[i].base = NULL;
+    return p;
+}
+
 /* Bytes of one block or query slot: all planes that exist, all layers. */
 static inline size_t cn_planes_item_bytes(const cn_plane *planes, uint32_t n)
 {

@@ -65,6 +65,7 @@ typedef struct cn_seq {
     uint32_t home_slot;   /* row of `chosen` in the home space */
     uint32_t home_len;    /* tokens home at the last commit; 0 before the first */
     uint32_t n_exchange;  /* X, leading blocks of the table after the first commit; else 0 */
+    bool caught_up; /* a list ranked ahead has come since the first commit (engine/home/ahead.h) */
 
     cn_kv_usage usage_kv;
     uint32_t n_cached_tokens;  /* prompt tokens found in the prefix cache at first admission */

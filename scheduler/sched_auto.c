@@ -77,14 +77,16 @@ void cn_sched_count_choice(cn_scheduler *s, cn_seq *q)
 /* ---- the move ---- */
 
 /* Returns true when q can begin its first event with this home: at a block boundary, as a sequence
- * that had the home from its admission. Its ring must be filled, so a sequence without one stays.
+ * that had the home from its admission. A ring that it needs there must be filled, so a sequence
+ * without one stays.
  * Policy `zip` has not observed the queries that its event reads. */
 static bool can_move(const cn_scheduler *s, const cn_seq *q, cn_kv_home home)
 {
     const cn_seq_sched *st = q->sched;
     const cn_seq_form *form = &st->forms[home];
     const cn_home_room left = cn_sched_home_room(&s->home[home]);
-    return st->homes >> home & 1 && form->kv.policy == CN_KV_WINDOW && form->n_home > 0 &&
+    const bool ready = q->query_slot >= 0 || !cn_kv_needs_slot(&form->kv);
+    return st->homes >> home & 1 && ready && form->kv.policy == CN_KV_WINDOW && form->n_home > 0 &&
            q->n_blocks >= form->n_max && left.slots > 0 && left.blocks >= form->n_home &&
            cn_space_reservable_blocks(&s->device) >= form->n_max &&
            cn_seq_count_shared(s, q, form->n_max - 1) <= cn_pool_available(s->device.blocks);
@@ -95,8 +97,8 @@ static cn_kv_home find_home(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
     const bool full = q->n_resident == q->n_blocks * s->o.block_tokens;
-    if (!st->chooses || q->state != CN_SEQ_RUNNING || cn_kv_is_away(&q->kv) || q->query_slot < 0 ||
-        !full || q->n_computed < q->n_prompt || st->samples || q->n_computed >= q->max_tokens - 1)
+    if (!st->chooses || q->state != CN_SEQ_RUNNING || cn_kv_is_away(&q->kv) || !full ||
+        q->n_computed < q->n_prompt || st->samples || q->n_computed >= q->max_tokens - 1)
         return CN_HOME_DEVICE;
     for (int h = CN_HOME_DEVICE + 1; h < CN_N_HOMES; h++)
         if (can_move(s, q, (cn_kv_home)h)) return (cn_kv_home)h;

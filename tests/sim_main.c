@@ -62,10 +62,11 @@ int main(int argc, char **argv)
            "puts when a sequence left\n",
            (unsigned long long)r.early_puts, (unsigned long long)r.full_puts,
            (unsigned long long)r.puts_left);
-    printf("%llu away sequences: %llu blocks put, %llu areas filled, %llu exchanges of %llu "
-           "entries, %llu returns from swap space for a home\n",
+    printf("%llu away sequences: %llu blocks put, %llu areas filled, %llu exchanges (%llu ahead) "
+           "of %llu entries, %llu returns from swap space for a home\n",
            (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,
-           (unsigned long long)r.exchanges, (unsigned long long)r.moves,
+           (unsigned long long)r.exchanges, (unsigned long long)r.exchanges_ahead,
+           (unsigned long long)r.moves,
            (unsigned long long)r.home_returns);
     printf("home auto: %llu admissions to the device, %llu to peer, %llu to host; %llu moves\n",
            (unsigned long long)r.auto_admissions[0], (unsigned long long)r.auto_admissions[1],

@@ -140,7 +140,8 @@ static void each_refusal_names_field_and_value(void **state)
     const cn_kv_select at_home[] = {CN_SELECT_ORACLE, CN_SELECT_QUEST, CN_SELECT_DS,
                                     CN_SELECT_RANDOM};
     for (int i = 0; i < 4; i++) {
-        refused(params(at_home[i], CN_HOME_PEER), "with kv home peer: expected spade, last or tls");
+        refused(params(at_home[i], CN_HOME_PEER),
+                "with kv home peer: expected spade, last, tls or spec");
         refused(params(at_home[i], CN_HOME_HOST), cn_selector_of(at_home[i])->name);
     }
     refused(params(CN_SELECT_NONE, CN_HOME_HOST), "kv home host without a selector");
@@ -150,9 +151,16 @@ static void each_refusal_names_field_and_value(void **state)
     refused(kv, "select_keys rows with kv home host: expected labels");
     kv.home = CN_HOME_PEER;
     checked(kv, 64);
+    kv = params(CN_SELECT_SPEC, CN_HOME_HOST); /* ranks keys of its own, on the device */
+    kv.select_keys = CN_SELECT_ROWS;
+    assert_int_equal(cn_ring_rows(&kv), 0);
+    assert_false(cn_kv_needs_slot(&kv));
+    checked(kv, 64);
     kv = params(CN_SELECT_TLS, CN_HOME_PEER);
     kv.policy = CN_KV_ZIP;
     refused(kv, "policy zip with kv select tls and kv home peer: expected spade or last");
+    kv.select = CN_SELECT_SPEC;
+    refused(kv, "policy zip with kv select spec and kv home peer: expected spade or last");
     kv.select = CN_SELECT_SPADE;
     checked(kv, 64);
     kv.window_tokens = 1;

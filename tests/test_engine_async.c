@@ -231,14 +231,17 @@ static void draw_select(scenario *x, cn_kv_params *kv)
 /* A home, with a selector and a policy that it accepts. */
 static bool draw_home(scenario *x, cn_kv_params *kv)
 {
-    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS};
+    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS,
+                                      CN_SELECT_SPEC};
     if (!x->homes || chance(x, 25)) return false;
     const bool has_peer = x->homes >> CN_HOME_PEER & 1, has_host = x->homes >> CN_HOME_HOST & 1;
     kv->home = has_peer && (!has_host || chance(x, 50)) ? CN_HOME_PEER : CN_HOME_HOST;
-    kv->select = selectors[below(x, 3)];
-    const bool has_tiles = kv->select == CN_SELECT_TLS;
-    /* tls keeps a tile of sinks, more than these budgets. zip has the ring in its window. */
-    if (has_tiles || !cn_policy_of(kv->policy)->away) kv->policy = CN_KV_FULL;
+    kv->select = selectors[below(x, 4)];
+    const bool has_tiles = kv->select == CN_SELECT_TLS, ahead = kv->select == CN_SELECT_SPEC;
+    /* tls keeps a tile of sinks, more than these budgets. zip has the ring in its window, and none
+     * of the selectors with one list for all layers. */
+    if (has_tiles || (ahead && kv->policy == CN_KV_ZIP) || !cn_policy_of(kv->policy)->away)
+        kv->policy = CN_KV_FULL;
     else if (kv->policy == CN_KV_ZIP && kv->window_tokens < 2) kv->policy = CN_KV_WINDOW;
     kv->select_tokens = between(x, 1, SELECT_TOKENS);
     kv->select_tiles = chance(x, 70) ? 2 : SELECT_TILES;

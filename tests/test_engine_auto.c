@@ -28,7 +28,7 @@ static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 
 /* Totals, so that the test fails when nothing was tested. */
 static struct {
-    uint64_t compared[CN_N_HOMES], moved, cancelled;
+    uint64_t compared[CN_N_HOMES], moved, moved_ahead, cancelled;
 } seen;
 
 static void draw_kv(away_scenario *x, away_ask *a)
@@ -44,6 +44,7 @@ static void draw_kv(away_scenario *x, away_ask *a)
     a->kv.home = CN_HOME_AUTO;
     if (kind == 8) a->kv.policy = CN_KV_ZIP;
     if (kind == 7) a->kv.policy = CN_KV_WINDOW;
+    if (kind == 6) a->kv.select = CN_SELECT_SPEC;
     if (kind != 9) return;
     a->kv.select = CN_SELECT_TLS;
     a->kv.select_tiles = 3;
@@ -104,6 +105,7 @@ static void draw_move(away_scenario *x)
         a->cancel_at = 0;
         away_draw_select(x, &a->kv);
         a->kv.select_keys = CN_SELECT_LABELS;
+        if (away_chance(x, 50)) a->kv.select = CN_SELECT_SPEC; /* it needs no ring */
         if (r == 0) a->kv.home = CN_HOME_AUTO;
         else a->kv.select = CN_SELECT_NONE;
     }
@@ -163,6 +165,9 @@ static void check_moved(const away_scenario *x, const away_ask *a, const run_sam
     assert_true(kv.home == CN_HOME_PEER || kv.home == CN_HOME_HOST);
     kv.home = CN_HOME_AUTO;
     kv = cn_away_form(&kv, CN_HOME_DEVICE);
+    /* On the device this selector rounds its list up to 16, not to a block. */
+    if (kv.select == CN_SELECT_SPEC)
+        kv.select_tokens = (uint32_t)cn_round_up(a->kv.select_tokens, 16);
     uint32_t n_before = 0;
     for (uint32_t p = a->n_prompt; p < cn_min_u32(end, moved_at); p++)
         n_before += cn_select_span_at(&kv, a->n_prompt, p, x->block).listed;
@@ -170,6 +175,7 @@ static void check_moved(const away_scenario *x, const away_ask *a, const run_sam
     assert_int_equal(u->exchanges, n_after);
     assert_int_equal(u->selected_steps, n_before + n_after);
     seen.moved++;
+    seen.moved_ahead += kv.select == CN_SELECT_SPEC;
 }
 
 typedef enum kind { ANY, MOVES, RETURNS } kind;
@@ -248,6 +254,7 @@ static void a_request_moves_while_it_runs(void **state)
     seen.moved = seen.compared[CN_HOME_DEVICE] = 0;
     for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, MOVES);
     assert_true(seen.moved > n_seeds / 2 && seen.compared[CN_HOME_DEVICE] >= n_seeds);
+    assert_true(n_seeds < 8 || (seen.moved_ahead > 0 && seen.moved > seen.moved_ahead));
 }
 
 static void a_request_returns_with_another_home(void **state)
@@ -317,7 +324,7 @@ static void wrong_requests_are_refused(void **state)
     assert_int_equal(r->samples[0][0].usage.kv.params.home, CN_HOME_DEVICE);
     assert_int_equal(r->stats.auto_admissions[CN_HOME_DEVICE], 1);
     kv = good, kv.select = CN_SELECT_DS;
-    run_assert_kv_refused(r, &kv, "kv home auto with kv select ds: expected spade, last or tls");
+    run_assert_kv_refused(r, &kv, "kv home auto with kv select ds: expected spade, last, tls");
     kv = good, kv.select = CN_SELECT_NONE;
     run_assert_kv_refused(r, &kv, "kv home auto with kv select none");
     run_free(r);

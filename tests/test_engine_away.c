@@ -1,5 +1,7 @@
 /* test_engine_away.c - where the full KV of a request lies changes no list: on a second CPU backend
  * (home peer), in host memory (home host), or on the device. Wrong options are refused.
+ * Selector `spec` ranks with the query of the step itself, by keys that depend on the tokens alone:
+ * its lists must be the best by the keys of an engine with home `device`.
  *     test_engine_away [SEEDS [FIRST]]
  *
  * A seed draws a model, an engine and forced tokens. In layer 0 queries and keys depend on the
@@ -435,6 +437,161 @@ static void a_cap_leaves_tokens_out_and_copies_the_others(void **state)
     assert_true(seen.missed > 0);
 }
 
+/* ---- lists ranked ahead ---- */
+
+/* The keys of the retrieval head, [position, hk, d], of an engine with home `device`. */
+static void note_keys(away_scenario *x, float *keys)
+{
+    away_ask a = x->asks[0];
+    const uint32_t n_options = x->n_options;
+    a.kv.home = CN_HOME_DEVICE;
+    run *r = away_open_run(x);
+    x->n_options = n_options;
+    const cn_engine *e = r->engine;
+    const cn_kv_layout l = cn_kv_layout_draft(&e->pools.layout);
+    const uint32_t hk = l.n_kv_heads, d = l.head_dim, b = l.block_tokens;
+    for (away_submit(r, &a); r->n_done < 1;) {
+        run_steps(r, 1);
+        const cn_seq *q = seq_of(r);
+        for (uint32_t p = 0; q && p < q->n_computed; p++)
+            for (uint32_t h = 0; h < hk; h++)
+                memcpy(keys + ((size_t)p * hk + h) * d,
+                       (const char *)e->pools.draft +
+                           cn_kv_at(&l, 0, q->table[p / b], h, p % b, CN_KV_K),
+                       d * sizeof *keys);
+    }
+    run_free(r);
+}
+
+/* The keys of all tokens so far lie by home block. */
+static void expect_keys(const cn_engine *e, const cn_seq *q, const float *keys)
+{
+    const cn_pools *there = &home_of(e, q)->ahead.env.home;
+    const cn_kv_layout *l = &there->layout;
+    const uint32_t hk = l->n_kv_heads, b = l->block_tokens;
+    for (uint32_t p = 0; p < q->n_computed; p++)
+        for (uint32_t h = 0; h < hk; h++)
+            assert_memory_equal(
+                (const char *)there->kv + cn_kv_at(l, 0, q->home_table[p / b], h, p % b, CN_KV_K),
+                keys + ((size_t)p * hk + h) * l->head_dim, l->head_dim * sizeof *keys);
+}
+
+/* The best candidates of the newest step: scored by the op from keys in blocks of their own. */
+static void expect_best(const cn_engine *e, const cn_seq *q, const float *keys,
+                        uint8_t (*in)[AWAY_CONTEXT])
+{
+    static uint16_t score[4 * AWAY_CONTEXT];
+    static float logits[8 * AWAY_CONTEXT], blocks[4 * AWAY_CONTEXT * 256];
+    static uint32_t table[AWAY_CONTEXT / 64];
+    cn_pools own = home_of(e, q)->ahead.env.home;
+    const cn_kv_layout *l = &own.layout;
+    const uint32_t b = l->block_tokens, hk = l->n_kv_heads, zero = 0;
+    const cn_away_span away = cn_away_span_of(&q->kv, q->home_len, b);
+    cn_select_span s = {.n = {0, away.n}, .base = {0, away.base},
+                        .k = {0, cn_away_of(&q->kv, b).n_entries},
+                        .stage = {{0}, cn_selector_token_stage(&q->kv)}};
+    for (uint32_t p = 0; p < q->home_len; p++)
+        for (uint32_t h = 0; h < hk; h++)
+            memcpy((char *)blocks + cn_kv_at(l, 0, p / b, h, p % b, CN_KV_K),
+                   keys + ((size_t)p * hk + h) * l->head_dim, l->head_dim * sizeof *keys);
+    for (uint32_t i = 0; i < AWAY_CONTEXT / b; i++) table[i] = i;
+    own.kv = blocks;
+    const cn_score_args c = {
+        .q = {[CN_SEL_TRUE] = e->draft.queries}, .stage = &s.stage[1], .pools = own,
+        .tables = table, .table_stride = AWAY_CONTEXT / b, .first = &zero, .n = &s.n[1],
+        .base = &s.base[1], .n_seqs = 1, .n_layers = 1, .logits = logits, .out = score};
+    assert_int_equal(e->backend->score(e->stream, &c), CN_OK);
+    assert_int_equal(e->backend->stream_sync(e->stream), CN_OK);
+    const uint8_t held[AWAY_CONTEXT] = {0};
+    for (uint32_t h = 0; h < hk; h++) mark_best(&s, score + (size_t)h * s.n[1], held, in[h]);
+}
+
+/* The area of each layer has the tokens of the one list. in: NULL: any tokens. */
+static void check_list(const cn_engine *e, const cn_seq *q, uint8_t (*in)[AWAY_CONTEXT])
+{
+    const cn_exchange_env *env = &home_of(e, q)->ahead.env;
+    const uint32_t k = cn_away_of(&q->kv, e->plan.kv.block_tokens).n_entries;
+    const uint32_t hk = e->model_config.n_kv_heads;
+    for (uint32_t head = 0; head < hk; head++) {
+        const uint32_t *chosen =
+            env->chosen + ((size_t)q->home_slot * hk + head) * env->chosen_stride;
+        for (uint32_t i = 0; i < k; i++) {
+            for (uint32_t l = e->homes.packs.first_layer; l < e->model_config.n_layers; l++)
+                expect_copied(e, q, l, head, i, chosen[i]);
+            if (!in) continue;
+            if (in[head][chosen[i]] != 1)
+                fail_msg("position %u, head %u: %u is not in the list, or twice",
+                         q->n_computed - 1, head, chosen[i]);
+            in[head][chosen[i]] = 2;
+            seen.lists++;
+        }
+    }
+}
+
+/* With a cap of k every list is the whole best set; with a small one the first. */
+static void run_ahead(uint64_t seed, const char *home, bool capped)
+{
+    away_scenario *x = draw_equality(seed);
+    float *keys = calloc((size_t)AWAY_CONTEXT * 4 * 256, sizeof *keys);
+    assert_non_null(keys);
+    away_ask *a = &x->asks[0];
+    away_set_text(x, "kv-selectors", "spec");
+    away_set(x, "select-dense-layers", away_chance(x, 60) ? 0 : away_below(x, x->n_layers));
+    away_set_home(x, home);
+    a->kv.select = CN_SELECT_SPEC;
+    a->kv.select_cap = capped ? away_between(x, 1, 3) : AWAY_MAX_LIST;
+    away_set(x, "select-cap", a->kv.select_cap);
+    away_set_text(x, "async-scheduling", away_chance(x, 50) ? "on" : "off");
+    a->kv.home = strcmp(home, "peer") == 0 ? CN_HOME_PEER : CN_HOME_HOST;
+    note_keys(x, keys);
+    late_device_choose(seed % 3 == 0 ? seed : 0);
+    run *r = away_open_run(x);
+    uint32_t kept_len = 0, n_before = 0;
+    for (away_submit(r, a); r->n_done < 1;) {
+        const cn_seq *q = seq_of(r);
+        const uint32_t before = q->home_len;
+        const bool first = !q->caught_up;
+        run_steps(r, 1);
+        q = seq_of(r);
+        if (!q || q->home_len == 0 || q->state != CN_SEQ_RUNNING || !q->caught_up) continue;
+        sync_all(r->engine);
+        if (q->home_len != kept_len) expect_kept(r->engine, q);
+        kept_len = q->home_len;
+        expect_plane(r->engine, q);
+        expect_keys(r->engine, q, keys);
+        /* A step before a commit ranked fewer tokens. */
+        const bool ranked_these = q->home_len == before || before == 0;
+        uint8_t in[4][AWAY_CONTEXT] = {0};
+        const bool whole = (first || !capped) && ranked_these && q->n_computed > n_before;
+        if (whole) expect_best(r->engine, q, keys, in);
+        check_list(r->engine, q, whole ? in : NULL);
+        n_before = q->n_computed;
+    }
+    const cn_kv_usage *u = &r->samples[0][0].usage.kv;
+    assert_int_equal(u->exchanges, r->stats.exchanges);
+    assert_int_equal(u->fetched_entries, r->stats.fetched_entries);
+    if (!capped) assert_int_equal(u->missed_entries, 0);
+    seen.exchanges += u->exchanges;
+    seen.missed += u->missed_entries;
+    run_free(r);
+    late_device_choose(0);
+    free(keys);
+    away_free_scenario(x);
+}
+
+static void lists_ahead_are_the_best_of_their_own_step(void **state)
+{
+    (void)state;
+    const uint64_t before = seen.lists;
+    seen.missed = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++)
+        run_ahead(seed, seed % 2 == 0 ? "host" : "peer", false);
+    assert_int_equal(seen.missed, 0);
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++)
+        run_ahead(seed, seed % 2 == 0 ? "peer" : "host", true);
+    assert_true(n_seeds < 4 || (seen.missed > 0 && seen.lists > before + 1000));
+}
+
 /* ---- refusals ---- */
 
 #define PEER "kv-homes", "peer", "cache-device", "cpu", "home-space", "0.1"
@@ -459,7 +616,7 @@ static void wrong_starts_are_refused(void **state)
          "kv home peer: --cache-device is missing"},
         {{"kv-homes", "host", "home-space", "1", "cache-device", "cpu", "kv-selectors", "spade"},
          "--cache-device cpu: kv home host uses host memory"},
-        {{PEER, "kv-selectors", "ds"}, "no selector can use it; add spade, last or tls"},
+        {{PEER, "kv-selectors", "ds"}, "no selector can use it; add spade, last, tls or spec"},
         {{"kv-homes", "peer", "cache-device", "disk", "home-space", "0.1", "kv-selectors", "last"},
          "--cache-device disk: expected auto, cpu, cuda or cuda:N"},
         {{"kv-homes", "peer", "cache-device", "cuda:1", "home-space", "0.1", "kv-selectors",
@@ -541,6 +698,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(zip_recovers_evicted_tokens),
         cmocka_unit_test(tiles_come_back_with_their_labels),
         cmocka_unit_test(a_cap_leaves_tokens_out_and_copies_the_others),
+        cmocka_unit_test(lists_ahead_are_the_best_of_their_own_step),
         cmocka_unit_test(wrong_starts_are_refused),
         cmocka_unit_test(wrong_requests_are_refused),
         cmocka_unit_test(a_backend_without_exchange_is_refused_by_name),

@@ -54,6 +54,7 @@ static void draw_timed_kv(away_scenario *x, away_ask *a, const char *homes)
     if (home == CN_HOME_HOST) a->kv.select_keys = CN_SELECT_LABELS;
     if (kind >= 8) a->kv.policy = CN_KV_ZIP;
     if (kind == 7) a->kv.policy = CN_KV_WINDOW;
+    if (kind == 4) a->kv.select = CN_SELECT_SPEC;
     if (kind != 5 && kind != 6) return;
     a->kv.select = CN_SELECT_TLS;
     a->kv.select_tiles = away_between(x, 2, 3);

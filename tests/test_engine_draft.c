@@ -19,6 +19,7 @@ enum { N_PROMPTS = 4, MAX_TOKENS = 100 };
 static const char *prompts[N_PROMPTS];
 static scratch_dir folder;
 static bool on_gpu;
+static uint32_t max_tokens = MAX_TOKENS;
 
 /* Short lists and tails, so that the first decoded tokens rank, and soon are ranked. */
 static const char *const options[] = {
@@ -32,7 +33,7 @@ static const char *const cpu_options[] = {"device", "cpu", NULL};
 static uint32_t submit(run *r, uint32_t i, uint32_t n)
 {
     cn_message m;
-    cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+    cn_request_params p = run_params(r, prompts[i], &m, max_tokens);
     p.sampling.ignore_eos = true;
     p.sampling.logprobs = 0;
     p.sampling.n = n;
@@ -152,6 +153,53 @@ static void forks_give_the_same_tokens(void **state)
     run_free(apart);
 }
 
+/* Runs all prompts with `home`, `extra` besides, and `turns` times. */
+static run *run_away(const char *home, const char *const *extra, uint32_t turns)
+{
+    const char *all[32] = {"kv-homes", home, "kv-home", home, "home-space", "0.1"};
+    size_t n = 6;
+    if (strcmp(home, "peer") == 0) {
+        all[n++] = "cache-device";
+        all[n++] = "cpu";
+    }
+    for (const char *const *o = extra; o && *o; o++) all[n++] = *o;
+    run *r = open_run(all);
+    for (uint32_t t = 0; t < turns; t++) {
+        for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
+        run_finish(r);
+    }
+    for (uint32_t i = 0; i < turns * N_PROMPTS; i++)
+        assert_true(r->samples[i][0].usage.kv.exchanges > 0);
+    return r;
+}
+
+/* The states of the head go home with its keys. */
+static void batches_with_a_home_give_the_same_tokens(void **state)
+{
+    (void)state;
+    static const char *const extras[][5] = {{"max-num-seqs", "1"},
+                                            {"async-scheduling", "on"},
+                                            {"max-num-batched-tokens", "48", "max-num-seqs", "16"},
+                                            {"num-gpu-blocks-override", "18"}};
+    const char *const homes[] = {"host", "peer"};
+    max_tokens = 2 * MAX_TOKENS; /* past the first event */
+    for (int h = 0; h < (on_gpu ? 1 : 2); h++) {
+        run *own = run_away(homes[h], NULL, 1);
+        for (size_t e = 0; e < sizeof extras / sizeof *extras; e++) {
+            run *r = run_away(homes[h], extras[e], 1);
+            for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same_bits(own, i, r, i, 0);
+            run_free(r);
+        }
+        run *hit = run_away(homes[h], (const char *[]){"enable-prefix-caching", "true", NULL}, 2);
+        for (uint32_t i = 0; i < 2 * N_PROMPTS; i++)
+            run_assert_same_bits(own, i % N_PROMPTS, hit, i, 0);
+        assert_true(hit->samples[N_PROMPTS][0].usage.cached_tokens > 0);
+        run_free(hit);
+        run_free(own);
+    }
+    max_tokens = MAX_TOKENS;
+}
+
 /* Without its states the head chooses other tokens. */
 static void the_head_reads_the_states(void **state)
 {
@@ -204,6 +252,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(a_prefix_hit_changes_nothing),
         cmocka_unit_test(forks_give_the_same_tokens),
+        cmocka_unit_test(batches_with_a_home_give_the_same_tokens),
         cmocka_unit_test(the_head_reads_the_states),
         cmocka_unit_test(an_eagle_3_file_gives_the_same_tokens),
         cmocka_unit_test(bytes_of_a_step_have_the_keys_of_the_head),

@@ -220,13 +220,15 @@ static bool may_have(const soak *s, cn_kv_select select) { return s->selectors >
 /* A home, with a selector and a policy that it accepts. */
 static void random_home(soak *s, cn_kv_params *kv)
 {
-    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS};
+    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS,
+                                      CN_SELECT_SPEC};
     const bool both = s->homes == (1U << CN_HOME_PEER | 1U << CN_HOME_HOST);
     const bool peer = both ? one_in(s, 2) : s->homes >> CN_HOME_PEER & 1;
     kv->home = peer ? CN_HOME_PEER : CN_HOME_HOST;
-    do kv->select = selectors[below(s, 3)];
+    do kv->select = selectors[below(s, 4)];
     while (!may_have(s, kv->select));
     if (kv->select == CN_SELECT_TLS) kv->policy = CN_KV_FULL; /* it keeps a tile of sinks */
+    if (kv->select == CN_SELECT_SPEC && kv->policy == CN_KV_ZIP) kv->policy = CN_KV_FULL;
     kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
     kv->select_tiles = 1 + below(s, 2);
     kv->select_query = (cn_select_query)below(s, 2);

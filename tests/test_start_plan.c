@@ -412,7 +412,7 @@ static void a_home_has_its_own_memory(void **state)
         const uint64_t given = UINT64_C(1) << 27;
         assert_in_range(h->n_blocks * h->block_bytes, given - h->block_bytes, given);
         const cn_exchange_sizes sizes =
-            cn_exchange_sizes_of(r->config, &r->model, cases[i].home, 64, false);
+            cn_exchange_sizes_of(r->config, &r->model, cases[i].home, 64, false, false);
         const uint64_t scores = (uint64_t)sizes.room * sizes.pack_layers * 2; /* kv heads */
         has_item(r, &p, "exchange scores", scores * 2);
         has_item(r, &p, "exchange logits", scores * 4 * 4);

@@ -35,20 +35,21 @@ uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
     return p.n ? (uint32_t)cn_ceil_div(p.n_layers, p.n) : 0;
 }
 
-/* Most candidates of one layer in one call of `score`, of so many requests. */
-static uint32_t exchange_room_of(const cn_config *c, const cn_model_config *m, uint32_t rows)
+/* Most candidates of one layer in one call of `score`, of so many requests and layers. */
+static uint32_t exchange_room_of(const cn_config *c, const cn_model_config *m, uint32_t rows,
+                                 uint32_t layers)
 {
-    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
     const uint32_t longest = cn_start_max_model_len(c, m);
     const uint64_t all = (uint64_t)rows * longest;
     return cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all : MOST_SCORES / layers);
 }
 
-/* The largest exchange area and cap of any selector. */
-static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens)
+/* The largest exchange area and cap of any selector that ranks ahead, or of any other. */
+static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens, bool ahead)
 {
     cn_away most = {0}, a;
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (cn_selector_of((cn_kv_select)i)->ahead != ahead) continue;
         if (!cn_planner_away(c, home, i, block_tokens, &a)) continue;
         most.n_entries = cn_max_u32(most.n_entries, a.n_entries);
         most.cap = cn_max_u32(most.cap, a.cap);
@@ -57,25 +58,27 @@ static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_token
 }
 
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
-                                       cn_kv_home home, uint32_t block_tokens, bool fill)
+                                       cn_kv_home home, uint32_t block_tokens, bool fill,
+                                       bool ahead)
 {
     if (!(cn_config_away(c) >> home & 1)) return (cn_exchange_sizes){0};
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
-    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
+    const uint32_t layers = ahead ? 1 : cn_max_u32(cn_pack_most_layers(c, m), 1);
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
     const uint32_t longest_blocks =
         (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens);
-    const cn_away most = most_of(c, home, block_tokens);
+    const cn_away most = most_of(c, home, block_tokens, ahead);
+    if (most.n_entries == 0) return (cn_exchange_sizes){0};
     return (cn_exchange_sizes){
         .max_rows = rows,
         /* A request may have a larger budget than the default. It has an exchange only if it
          * reaches its cap. */
         .max_local = longest_blocks,
         .max_home = longest_blocks,
-        .room = exchange_room_of(c, m, rows),
-        .move_stride = fill ? most.n_entries : most.cap,
+        .room = exchange_room_of(c, m, rows, layers),
+        .move_stride = fill || ahead ? most.n_entries : most.cap, /* ahead: the first is uncapped */
         .pack_layers = layers,
-        .n_layers = packs.n_layers,
+        .n_layers = ahead ? 1 : packs.n_layers,
     };
 }
 
@@ -219,10 +222,10 @@ static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *
 /* What an exchange ranks: tokens, or for `tls` tiles. */
 static cn_sel_stage exchange_stage_of(const cn_kv_params *kv)
 {
-    if (!cn_selector_of(kv->select)->has_tiles) return cn_selector_token_stage(kv);
-    cn_sel_stage tiles = cn_selector_tile_stage();
-    tiles.query = CN_SEL_PREDICTED;
-    return tiles;
+    const bool tiles = cn_selector_of(kv->select)->has_tiles;
+    cn_sel_stage stage = tiles ? cn_selector_tile_stage() : cn_selector_token_stage(kv);
+    stage.query = CN_SEL_PREDICTED; /* ahead: the head's query of the step, in the same place */
+    return stage;
 }
 
 void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
@@ -232,17 +235,17 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     const cn_away_span span = cn_away_span_of(kv, row->home_len, r->block_tokens);
     const uint32_t i = r->n_added++, ring = cn_ring_rows(kv);
     const cn_sel_stage stage = exchange_stage_of(kv);
-    CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && ring >= 2);
+    CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && (r->ahead || ring >= 2));
     const uint32_t values[N_ROW_ARRAYS] = {
         [RING_SLOT] = row->query_slot,
         [NEWEST] = row->newest,
         [MODULUS] = ring,
-        [N_WINDOW] = cn_min_u32(cn_selector_ring_rows(kv), ring) - 1,
+        [N_WINDOW] = r->ahead ? 0 : cn_min_u32(cn_selector_ring_rows(kv), ring) - 1,
         [FIRST] = place(r, i, span.n),
         [N] = span.n,
         [BASE] = span.base,
         [K] = away.n_entries,
-        [CAP] = away.cap,
+        [CAP] = row->uncapped ? away.n_entries : away.cap,
         [HOME_SLOT] = row->home_slot,
         [HELD_FROM] = away.n_exchange * r->block_tokens,
         [N_HELD] = span.excludes_held ? kv->budget_tokens : 0,
@@ -255,6 +258,16 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     r->holds |= span.excludes_held;
     r->forms.stage[1] |= cn_sel_form(&stage);
     copy_tables(r, i, row);
+}
+
+void cn_exchange_rows_skip(cn_exchange_rows *r)
+{
+    const uint32_t i = r->n_added++, first = place(r, i, 0);
+    CN_ASSERT(i < r->n_rows);
+    for (uint32_t a = 0; a < N_ROW_ARRAYS; a++)
+        u32_of(r, r->host, (row_array)a)[i] = a == FIRST ? first : 0;
+    ((cn_sel_stage *)(void *)(r->host + stages_at(&r->sizes)))[i] = (cn_sel_stage){0};
+    for (uint32_t a = 0; a < N_BYTE_ARRAYS; a++) r->host[byte_at(&r->sizes, a) + i] = 0;
 }
 
 /* ---- running ---- */
@@ -298,10 +311,10 @@ static const cn_sel_stage *device_stages(const job *j)
     return (const cn_sel_stage *)(const void *)(arrays_of(j->r, j->m) + stages_at(&j->r->sizes));
 }
 
-/* Elements of the query of a row. */
+/* Elements of the query of a row. The keys that a head ranks have its own shape. */
 static size_t query_stride(const job *j)
 {
-    const cn_pools *p = &j->x->local;
+    const cn_pools *p = &j->x->home;
     return (size_t)j->n_layers * p->n_heads * p->layout.head_dim;
 }
 
@@ -336,8 +349,10 @@ static cn_status predict(const job *j, cn_row_range range)
 static cn_status score(const job *j, cn_row_range range)
 {
     const uint32_t r = range.start;
+    const size_t elem = cn_dtype_bytes(j->x->home.act_dtype);
+    const size_t at = j->r->ahead ? r * query_stride(j) * elem : 0;
     const cn_score_args a = {
-        .q = {[CN_SEL_PREDICTED] = j->predicted},
+        .q = {[CN_SEL_PREDICTED] = (const char *)j->predicted + at},
         .q_stride = {[CN_SEL_PREDICTED] = query_stride(j)},
         .stage = device_stages(j) + r,
         .pools = j->x->home,
@@ -354,6 +369,15 @@ static cn_status score(const job *j, cn_row_range range)
         .out = j->m->score,
     };
     return j->x->be->score(j->s, &a);
+}
+
+/* Equal scores: the newest candidates are the best. */
+static cn_status take_newest(const job *j, cn_row_range range)
+{
+    const uint32_t *n = u32_of(j->r, j->r->host, N), *first = u32_of(j->r, j->r->host, FIRST);
+    const size_t all = first[range.end - 1] + n[range.end - 1];
+    return j->x->be->mem_write(j->s, j->m->score, j->x->zeros,
+                               all * j->x->home.layout.n_kv_heads * sizeof *j->x->zeros);
 }
 
 /* Forced churn: overwrites the scores of a range. buffer: of the pack. */
@@ -431,6 +455,7 @@ static cn_status fetch_entries(const job *j)
         .n_seqs = j->r->n_rows,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
+        .one_list = j->r->ahead,
     };
     return j->x->be->fetch(j->s, &a);
 }
@@ -458,7 +483,8 @@ static job exchange_job_of(const cn_exchange_env *x, cn_stream *s, const cn_exch
     const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
     const size_t query = (size_t)x->local.n_heads * x->local.layout.head_dim;
     const size_t half = cn_exchange_queries(&r->sizes) * query * cn_dtype_bytes(x->local.act_dtype);
-    const uint32_t turn = r->turn * packs->n + pack; /* of the pack */
+    /* Of the pack. Ahead there is one list: a step waits for all pushes of the one before. */
+    const uint32_t turn = r->ahead ? 0 : r->turn * packs->n + pack;
     uint32_t *const counts = counts_of(r, m, hk);
     return (job){
         .x = x,
@@ -469,8 +495,8 @@ static job exchange_job_of(const cn_exchange_env *x, cn_stream *s, const cn_exch
         .n_layers = cn_pack_start(packs, pack + 1) - start,
         .predicted = (char *)m->predicted + turn % 2 * half,
         .moves = (cn_move *)m->moves + turn % 2 * cn_exchange_moves(&r->sizes, hk),
-        .moved = counts + before,
-        .missed = counts + cn_exchange_counts(&r->sizes, hk) + before,
+        .moved = counts + (r->ahead ? 0 : before),
+        .missed = counts + cn_exchange_counts(&r->sizes, hk) + (r->ahead ? 0 : before),
     };
 }
 
@@ -478,6 +504,7 @@ cn_status cn_exchange_predict(const cn_exchange_env *x, cn_stream *s, const cn_e
                               const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
     const job j = exchange_job_of(x, s, r, m, packs, pack);
+    CN_ASSERT(!r->ahead);
     return r->n_ranges > 0 ? predict(&j, r->ranges[0]) : CN_OK;
 }
 
@@ -489,8 +516,8 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
     j.fill = fill;
     const uint32_t buffer = fill ? CN_CHURN_BUFFERS - 1 : r->turn % 2 * CN_MAX_PACKS + pack;
     for (uint32_t g = 0; g < r->n_ranges; g++) {
-        if (g > 0) CN_TRY(predict(&j, r->ranges[g])); /* in the place of the range before */
-        CN_TRY(score(&j, r->ranges[g]));
+        if (g > 0 && !r->ahead) CN_TRY(predict(&j, r->ranges[g])); /* in place of those before */
+        CN_TRY(r->ahead && fill ? take_newest(&j, r->ranges[g]) : score(&j, r->ranges[g]));
         if (x->churn) CN_TRY(force_scores(&j, r->ranges[g], buffer));
         CN_TRY(replace_entries(&j, r->ranges[g]));
     }

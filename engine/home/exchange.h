@@ -31,10 +31,12 @@ typedef struct cn_exchange_sizes {
     uint32_t move_stride; /* moves of a unit */
     uint32_t pack_layers, n_layers;
 } cn_exchange_sizes;
-/* All 0 if `home` is not declared, or is `device`. fill: of the exchange that fills the area of one
- * sequence; else of a step's exchange. */
+/* All 0 if `home` is not declared, or is `device`, or no declared selector exchanges so. fill: of
+ * the exchange that fills the area of one sequence; else of a step's exchange. ahead: of selectors
+ * that rank before layer 0, with one list for all layers; else of the others. */
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
-                                       cn_kv_home home, uint32_t block_tokens, bool fill);
+                                       cn_kv_home home, uint32_t block_tokens, bool fill,
+                                       bool ahead);
 
 /* Device memory, one item of the start list each. Arrays and counts have a half for each of two
  * successive exchanges, predicted queries and moves for each of two successive packs. Fills, whose
@@ -63,6 +65,7 @@ typedef struct cn_exchange_row {
     const uint32_t *local[2]; /* its block table in two parts, exchange area first */
     uint32_t n_local[2];
     const uint32_t *home;
+    bool uncapped; /* replaces all entries that it wants to */
 } cn_exchange_row;
 
 /* What each sequence of an exchange has room for: the most that any of them needs. */
@@ -85,6 +88,8 @@ typedef struct cn_exchange_rows {
     uint32_t n_rows, n_added, n_ranges;
     uint32_t turn; /* number of the exchange, among those with the same scratch */
     bool holds; /* some policy's area holds tokens that are no candidates */
+    bool ahead; /* ranked before layer 0: `predicted` has a query of each row from the head, and
+                 * one list serves all layers */
     cn_sel_forms forms; /* of the rows: stage 1 */
 } cn_exchange_rows;
 /* CN_ERR_MEMORY. Free also after an error. */
@@ -94,6 +99,8 @@ void cn_exchange_rows_free(cn_exchange_rows *r);
 /* Starts an exchange of n_rows rows, which the caller then adds. */
 void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_strides strides);
 void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row);
+/* Adds a row that exchanges nothing. */
+void cn_exchange_rows_skip(cn_exchange_rows *r);
 
 /* What all exchanges with a home share. */
 typedef struct cn_exchange_env {
@@ -103,6 +110,8 @@ typedef struct cn_exchange_env {
     uint32_t n_slots, chosen_stride;
     const float *cos, *sin; /* rope tables */
     cn_churn *churn; /* NULL: scores decide */
+    const uint16_t *zeros; /* host, [room, hk]: scores of fills ahead, which thus take the newest
+                            * candidates: an event has no query of the head */
 } cn_exchange_env;
 
 /* Enqueues the upload of the rows. The second exchange before it must have ended. */

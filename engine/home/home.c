@@ -3,6 +3,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/home/ahead.h"
 #include "engine/home/exchange_cost.h"
 #include "engine/home/home_memory.h"
 #include "engine/start/device_choice.h"
@@ -64,8 +65,8 @@ cn_status cn_home_check_start(const cn_config *c)
         return cn_fail(CN_ERR_ARG, "--cache-device %s: kv home host uses host memory; leave it out",
                        c->cache_device);
     if (!(cn_config_selectors(c) & cn_away_selectors()))
-        return cn_fail(CN_ERR_ARG, "--kv-homes %s: no selector can use it; add spade, last or tls "
-                                   "to --kv-selectors",
+        return cn_fail(CN_ERR_ARG, "--kv-homes %s: no selector can use it; add spade, last, tls "
+                                   "or spec to --kv-selectors",
                        cn_kv_home_name(peer ? CN_HOME_PEER : CN_HOME_HOST));
     return CN_OK;
 }
@@ -74,6 +75,8 @@ void cn_home_force_churn(cn_home *h, float share)
 {
     h->churn.share = share;
     h->env.churn = share > 0 ? &h->churn : NULL;
+    h->ahead.churn.share = share;
+    h->ahead.env.churn = share > 0 ? &h->ahead.churn : NULL;
 }
 
 bool cn_homes_any(const cn_homes *hs) { return hs->at[CN_HOME_PEER].be || hs->at[CN_HOME_HOST].be; }
@@ -207,30 +210,39 @@ static cn_status check_chosen(const cn_homes *hs, const cn_home *h, uint32_t cho
                    h->be->most_chosen, chosen);
 }
 
+cn_status cn_home_create_fills(const cn_homes *hs, const cn_home *h, bool ahead,
+                               cn_exchange_rows *rows, char **arrays)
+{
+    const uint32_t b = hs->o.plan->block_tokens, n = hs->o.plan->homes[kind_of(hs, h)].n_slots;
+    const cn_exchange_sizes z =
+        cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true, ahead);
+    if (z.max_rows == 0) return CN_OK;
+    CN_TRY(check_chosen(hs, h, z.move_stride));
+    CN_TRY(cn_exchange_rows_init(rows, &z, b));
+    rows->ahead = ahead;
+    *arrays = cn_calloc_aligned(n * cn_exchange_bytes(&z), 1);
+    if (*arrays) return CN_OK;
+    return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
+}
+
 static cn_status create_home(cn_homes *hs, cn_home *h)
 {
-    const uint32_t b = hs->o.plan->block_tokens;
-    const cn_exchange_sizes z =
-        cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true);
-    CN_TRY(check_chosen(hs, h, z.move_stride));
-    CN_TRY(cn_exchange_rows_init(&h->fill_rows, &z, b));
+    CN_TRY(cn_home_create_fills(hs, h, false, &h->fill_rows, &h->fill_arrays));
     describe_space(hs, h);
-    h->fill_arrays = cn_calloc_aligned((size_t)h->env.n_slots * cn_exchange_bytes(&z), 1);
-    if (!h->fill_arrays)
-        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home",
-                       h->env.n_slots);
+    CN_TRY(cn_ahead_create(hs, h));
     CN_TRY(make_tiles(h));
     return create_fences(hs, h);
 }
 
 static cn_status enter_layer(void *ctx, uint32_t layer);
 static cn_status leave_layer(void *ctx, uint32_t layer);
+static cn_status begin_ahead(void *ctx, const void *queries);
 
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
 {
     cn_backend *model_be = o->model_be;
     hs->o = *o;
-    hs->hook = (cn_layer_hook){enter_layer, leave_layer, hs};
+    hs->hook = (cn_layer_hook){enter_layer, leave_layer, begin_ahead, hs};
     hs->packs =
         cn_packs_make(o->config->select_dense_layers, o->model->n_layers, o->config->n_packs);
     describe_plane(hs);
@@ -280,6 +292,7 @@ static void free_home(const cn_homes *hs, cn_home *h)
     cn_exchange_rows_free(&h->fill_rows);
     cn_churn_free(&h->churn);
     cn_free(h->fill_arrays);
+    cn_ahead_free(hs, h);
     cn_free(h->tiles);
 }
 
@@ -340,8 +353,8 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
     const uint32_t away = cn_away_selectors();
     if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
         return cn_fail(CN_ERR_ARG,
-                       "kv home auto with kv select %s: expected spade, last or tls, which can "
-                       "bring tokens back from another home; change one of the two",
+                       "kv home auto with kv select %s: expected spade, last, tls or spec, which "
+                       "can bring tokens back from another home; change one of the two",
                        cn_kv_select_name(kv->select));
     const cn_kv_params given = *kv;
     for (int h = CN_N_HOMES; h-- > 0;) { /* each may be chosen, so each form must be possible */
@@ -355,25 +368,28 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
 
 /* ---- steps ---- */
 
-/* The rows of the pass with this home; NULL: none. */
-static cn_home_step *step_of(const cn_homes *hs, const cn_home *h)
+/* The rows of the pass that exchange with this home in this way; NULL: none. */
+static cn_home_rows *rows_by(const cn_homes *hs, const cn_home *h, int way)
 {
-    cn_home_step *st = hs->steps ? &hs->steps[kind_of(hs, h)] : NULL;
-    return st && st->rows.n_rows > 0 ? st : NULL;
+    cn_home_rows *r = hs->steps ? &hs->steps[kind_of(hs, h)].by[way] : NULL;
+    return r && r->rows.n_rows > 0 ? r : NULL;
 }
 
 cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, cn_home_clock *clock)
 {
     hs->clock = clock;
-    const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
-    hs->steps = any ? steps : NULL;
+    hs->steps = steps;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        cn_home_step *st = step_of(hs, h);
-        if (!st) continue;
-        st->rows.turn = h->n_turns++;
+        cn_home_rows *behind = rows_by(hs, h, CN_HOME_BEHIND);
+        const cn_home_rows *ahead = rows_by(hs, h, CN_HOME_AHEAD);
+        if (behind) behind->rows.turn = h->n_turns++;
         /* The last prediction on this stream waits for the last pack of the step before, and that
          * pack for the pushes of the step before that one. */
-        CN_TRY(cn_exchange_upload(&h->env, h->predicts, &st->rows, &h->step));
+        if (behind) CN_TRY(cn_exchange_upload(&h->env, h->predicts, &behind->rows, &h->step));
+        /* The model's stream has waited for the pushes of the step before. */
+        if (ahead)
+            CN_TRY(cn_exchange_upload(&h->ahead.env, hs->o.model_stream, &ahead->rows,
+                                      &h->ahead.step));
     }
     return CN_OK;
 }
@@ -424,7 +440,7 @@ static uint32_t second_before(const cn_homes *hs, uint32_t p)
 }
 
 /* Enqueues the prediction of pack p with one home. */
-static cn_status predict_home(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+static cn_status predict_home(const cn_homes *hs, cn_home *h, const cn_home_rows *st, uint32_t p)
 {
     CN_TRY(h->be->fence_wait(h->predicts, hs->stepped[p]));
     CN_TRY(h->be->fence_wait(h->predicts, h->ranked[second_before(hs, p)])); /* it reads queries */
@@ -433,7 +449,7 @@ static cn_status predict_home(const cn_homes *hs, cn_home *h, const cn_home_step
 }
 
 /* Enqueues the exchange of pack p with one home. */
-static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_rows *st, uint32_t p)
 {
     static const cn_home_span untimed;
     cn_home_span *timed = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
@@ -448,7 +464,7 @@ static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st
     CN_TRY(h->be->fence_wait(h->pushes, h->ranked[p]));
     if (p + 1 == hs->packs.n) {
         CN_TRY(cn_exchange_read_counts(&h->env, h->pushes, &st->rows, &h->step, st->counts));
-        CN_TRY(h->be->fence_record(st->read, h->pushes));
+        CN_TRY(h->be->fence_record(hs->steps[kind_of(hs, h)].read, h->pushes));
     }
     CN_TRY(mark_home(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
     CN_TRY(cn_exchange_push(&h->env, h->pushes, &st->rows, &h->step, &hs->packs, p));
@@ -465,8 +481,18 @@ static cn_status leave_layer(void *ctx, uint32_t layer)
     if (p == hs->packs.n) return CN_OK;
     CN_TRY(hs->o.model_be->fence_record(hs->stepped[p], hs->o.model_stream));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        const cn_home_step *st = step_of(hs, h);
+        const cn_home_rows *st = rows_by(hs, h, CN_HOME_BEHIND);
         if (st) CN_TRY(exchange(hs, h, st, p));
+    }
+    return CN_OK;
+}
+
+static cn_status begin_ahead(void *ctx, const void *queries)
+{
+    cn_homes *hs = ctx;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        const cn_home_rows *st = rows_by(hs, h, CN_HOME_AHEAD);
+        if (st) CN_TRY(cn_ahead_exchange(hs, h, st, queries));
     }
     return CN_OK;
 }
@@ -488,7 +514,7 @@ typedef struct put_list {
     const cn_seq *seq;
     const cn_block_copy *blocks;
     uint32_t n;
-    bool dense; /* the dense layers too */
+    bool dense; /* before the first commit: the dense layers and the keys of a head too */
 } put_list;
 
 /* The copy engine copies to host memory. A kernel would take multiprocessors from the model. */
@@ -524,6 +550,7 @@ static cn_status put(cn_homes *hs, cn_stream *s, const put_list *l)
                             {.blocks = l->blocks, .n_blocks = l->n}};
     h->put_blocks += l->n;
     CN_TRY(hs->o.model_be->copy_blocks(s, &a));
+    if (l->dense) CN_TRY(cn_ahead_put(hs, h, s, l->seq, l->blocks, l->n));
     return put_dense(hs, s, l);
 }
 
@@ -702,14 +729,11 @@ cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uin
     return CN_OK;
 }
 
-/* Fills the exchange area of one request: the exchange of the step before its first one. */
-static cn_status fill_home(cn_homes *hs, const cn_sched_event *ev)
+/* The row of the exchange that fills the area of one request, in arrays of its own. */
+static void add_fill(const cn_sched_event *ev, cn_exchange_rows *r, char *arrays)
 {
-    cn_home *h = cn_home_of_seq(hs, ev->seq);
-    cn_exchange_rows *r = &h->fill_rows;
     const cn_seq *q = ev->seq;
-    char *own = r->host;
-    r->host = h->fill_arrays + q->home_slot * cn_exchange_bytes(&r->sizes);
+    r->host = arrays + q->home_slot * cn_exchange_bytes(&r->sizes);
     const cn_exchange_row row = {
         .kv = &q->kv,
         .query_slot = (uint32_t)q->query_slot,
@@ -724,14 +748,28 @@ static cn_status fill_home(cn_homes *hs, const cn_sched_event *ev)
     cn_exchange_strides_add(&strides, &q->kv, ev->home_len, r->block_tokens);
     cn_exchange_rows_begin(r, 1, strides);
     cn_exchange_rows_add(r, &row);
-    cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
-    for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++) {
-        status = cn_exchange_predict(&h->env, h->fills, r, &h->fill, &hs->packs, p);
-        if (status == CN_OK)
-            status = cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
-        if (status == CN_OK)
-            status = cn_exchange_push(&h->env, h->fills, r, &h->fill, &hs->packs, p);
+}
+
+/* Fills the exchange area of one request: the exchange of the step before its first one. */
+static cn_status fill_behind(cn_homes *hs, cn_home *h, const cn_exchange_rows *r)
+{
+    CN_TRY(cn_exchange_upload(&h->env, h->fills, r, &h->fill));
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        CN_TRY(cn_exchange_predict(&h->env, h->fills, r, &h->fill, &hs->packs, p));
+        CN_TRY(cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true));
+        CN_TRY(cn_exchange_push(&h->env, h->fills, r, &h->fill, &hs->packs, p));
     }
+    return CN_OK;
+}
+
+static cn_status fill_home(cn_homes *hs, const cn_sched_event *ev)
+{
+    cn_home *h = cn_home_of_seq(hs, ev->seq);
+    const bool ahead = cn_selector_of(ev->seq->kv.select)->ahead;
+    cn_exchange_rows *r = ahead ? &h->ahead.fill_rows : &h->fill_rows;
+    char *own = r->host;
+    add_fill(ev, r, ahead ? h->ahead.fill_arrays : h->fill_arrays);
+    const cn_status status = ahead ? cn_ahead_fill(hs, h, r) : fill_behind(hs, h, r);
     r->host = own;
     return status;
 }

@@ -11,6 +11,9 @@
  * and for nothing else of the exchange. Every event and every copy of device blocks waits for the
  * pushes of all packs.
  *
+ * Selector `spec` ranks before layer 0, with the query of the step itself, on the model's stream.
+ * Then all packs are pushed on `pushes`, and each pack of the same step waits for its own.
+ *
  * A prompt goes home on `puts`, beside the steps that compute the rest of it, and its digests are
  * made on `digests`. Its first event waits for both. */
 #ifndef CN_HOME_H
@@ -32,13 +35,20 @@ typedef struct cn_home_opts {
     const float *cos, *sin; /* rope tables */
 } cn_home_opts;
 
-/* The away rows of a step with one home (home_step.h). */
-typedef struct cn_home_step {
+/* Rows that exchange in one way: behind the step, or ahead of it. */
+enum { CN_HOME_BEHIND, CN_HOME_AHEAD, CN_HOME_WAYS };
+typedef struct cn_home_rows {
     cn_exchange_rows rows;
-    cn_seq **seqs;      /* [max_num_seqs] of the rows */
+    cn_seq **seqs;      /* [max_num_seqs] of the rows; NULL: the row exchanges nothing */
     uint32_t n_counted; /* leading rows that have been counted, or have no token */
-    cn_fence *read;     /* of the home's backend: `counts` has been written */
     uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk] moved, then missed */
+} cn_home_rows;
+
+/* The away rows of a step with one home (home_step.h). Ahead, rows are those of all decode rows of
+ * the step, because these have the queries. */
+typedef struct cn_home_step {
+    cn_home_rows by[CN_HOME_WAYS];
+    cn_fence *read; /* of the home's backend: the counts of the rows behind have been written */
 } cn_home_step;
 
 /* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack.
@@ -64,6 +74,18 @@ typedef struct cn_home_timer {
     void *ctx;
 } cn_home_timer;
 
+/* Exchanges ahead with one home. They rank on the device of the model, where the keys of the
+ * retrieval head are. */
+typedef struct cn_home_ahead {
+    cn_exchange_env env; /* env.home: the head's keys by home block; env.chosen: of one layer */
+    cn_exchange_scratch step, fill;
+    cn_exchange_rows fill_rows;
+    char *fill_arrays; /* as in cn_home */
+    uint16_t *zeros;   /* env.zeros */
+    cn_fence *ranked;  /* of the model's device */
+    cn_churn churn;
+} cn_home_ahead;
+
 /* One home: `peer` or `host`. */
 typedef struct cn_home {
     cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
@@ -87,6 +109,7 @@ typedef struct cn_home {
     uint64_t put_blocks;
     double link_bytes_per_s; /* of copies to the home; 0: not measured, as on a CPU */
     cn_churn churn;
+    cn_home_ahead ahead;
 } cn_home;
 
 typedef struct cn_homes {
@@ -115,6 +138,11 @@ cn_status cn_homes_measure_links(cn_homes *hs);
 /* The homes that `auto` leaves to requests the device cannot hold (HOMES.md §13), after
  * cn_homes_measure_links. Logs which and why. */
 uint32_t cn_homes_slow(cn_homes *hs);
+
+/* Allocates host memory of the fills of events, of one way to exchange. Nothing if no declared
+ * selector exchanges so. */
+cn_status cn_home_create_fills(const cn_homes *hs, const cn_home *h, bool ahead,
+                               cn_exchange_rows *rows, char **arrays);
 
 /* Forces churn on the exchanges that are launched from now on. share: 0: scores decide. */
 void cn_home_force_churn(cn_home *h, float share);
@@ -157,8 +185,9 @@ cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_
 cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, cn_home_clock *clock);
 /* Ends it. */
 void cn_home_end_step(cn_homes *hs);
-/* The hook of a pass between these two. At the first layer of a pack, `enter` lets the model's
- * stream wait for the pack's exchange of the previous step. After the last layer of a pack, `leave`
+/* The hook of a pass between these two. `drafted` starts the exchanges ahead. At the first layer of
+ * a pack, `enter` lets the model's stream wait for these, and for the pack's exchange of the
+ * previous step. After the last layer of a pack, `leave`
  * starts the pack's exchange with each home that the step has rows of. Errors are those of the
  * backends. */
 const cn_layer_hook *cn_home_hook(const cn_homes *hs); /* NULL: no home is declared */

@@ -11,9 +11,9 @@ static cn_memory_part part_of(cn_kv_home home)
     return cn_home_kind_of(home)->has_device ? CN_PART_CACHE : CN_PART_STEPS;
 }
 
-static cn_exchange_sizes sizes_of(const cn_start_plan *p, cn_kv_home home, bool fill)
+static cn_exchange_sizes sizes_of(const cn_start_plan *p, cn_kv_home home, bool fill, bool ahead)
 {
-    return cn_exchange_sizes_of(p->config, p->model, home, p->kv.block_tokens, fill);
+    return cn_exchange_sizes_of(p->config, p->model, home, p->kv.block_tokens, fill, ahead);
 }
 
 /* Memory of an exchange, for steps or for the fills of events. */
@@ -21,7 +21,7 @@ static void declare_exchange(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_hom
 {
     const cn_model_config *m = p->model;
     const cn_memory_part part = part_of(home);
-    const cn_exchange_sizes s = sizes_of(p, home, fill);
+    const cn_exchange_sizes s = sizes_of(p, home, fill, false);
     const uint64_t scores = (uint64_t)s.room * s.pack_layers, halves = fill ? 1 : 2;
     const uint64_t q_bytes =
         (uint64_t)m->n_heads * m->head_dim * cn_dtype_bytes(p->backend->act_dtype);
@@ -39,13 +39,44 @@ static void declare_exchange(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_hom
                  halves * 2 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t), &x->counts);
 }
 
-/* Adds what exchanges with one home need, if it is declared. */
+/* The same for exchanges ahead: one layer, one turn, no queries of their own. */
+static void declare_ahead(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_home home, bool fill)
+{
+    const cn_exchange_sizes s = sizes_of(p, home, fill, true);
+    const uint64_t hk = p->model->n_kv_heads;
+    cn_start_add(p, fill ? "draft fill arrays" : "draft exchange arrays", CN_PART_STEPS,
+                 cn_exchange_bytes(&s), &x->arrays);
+    cn_start_add(p, fill ? "draft fill scores" : "draft exchange scores", CN_PART_STEPS,
+                 s.room * hk * sizeof(uint16_t), &x->score);
+    if (!fill)
+        cn_start_add(p, "draft exchange logits", CN_PART_STEPS,
+                     s.room * (uint64_t)cn_select_logit_bytes(p), &x->logits);
+    cn_start_add(p, fill ? "draft fill moves" : "draft exchange moves", CN_PART_STEPS,
+                 cn_exchange_moves(&s, (uint32_t)hk) * sizeof(cn_move), &x->moves);
+    cn_start_add(p, fill ? "draft fill counts" : "draft exchange counts", CN_PART_STEPS,
+                 2 * cn_exchange_counts(&s, (uint32_t)hk) * sizeof(uint32_t), &x->counts);
+}
+
+/* Adds what exchanges ahead with one home need, on the device of the model. */
+static void declare_home_ahead(cn_start_plan *p, cn_home_ahead *a, cn_kv_home home)
+{
+    const cn_exchange_sizes s = sizes_of(p, home, true, true);
+    if (s.max_rows == 0) return;
+    declare_ahead(p, &a->step, home, false);
+    declare_ahead(p, &a->fill, home, true);
+    cn_start_add(p, "draft exchanged tokens", CN_PART_STEPS,
+                 (uint64_t)p->config->max_num_seqs * p->model->n_kv_heads * s.move_stride *
+                     sizeof *a->env.chosen,
+                 &a->env.chosen);
+}
+
+/* Adds what exchanges with one home need where it is, if it is declared. */
 static void declare_home_exchanges(cn_start_plan *p, cn_home *h, cn_kv_home home)
 {
-    if (!(cn_config_away(p->config) >> home & 1)) return;
     const cn_config *c = p->config;
     const cn_model_config *m = p->model;
-    const uint64_t entries = sizes_of(p, home, true).move_stride;
+    const uint64_t entries = sizes_of(p, home, true, false).move_stride;
+    if (entries == 0) return;
     declare_exchange(p, &h->step, home, false);
     declare_exchange(p, &h->fill, home, true);
     cn_start_add(p, "exchanged tokens", part_of(home),
@@ -59,17 +90,22 @@ static void declare_home_exchanges(cn_start_plan *p, cn_home *h, cn_kv_home home
 
 void cn_homes_declare(cn_start_plan *p, cn_homes *hs)
 {
-    for (int h = 0; h < CN_N_HOMES; h++) declare_home_exchanges(p, &hs->at[h], (cn_kv_home)h);
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        declare_home_exchanges(p, &hs->at[h], (cn_kv_home)h);
+        declare_home_ahead(p, &hs->at[h].ahead, (cn_kv_home)h);
+    }
 }
 
 void cn_home_flight_declare(cn_start_plan *p, cn_home_flight *f)
 {
-    for (int h = 0; h < CN_N_HOMES; h++) {
-        const cn_exchange_sizes s = sizes_of(p, (cn_kv_home)h, false);
-        uint32_t **counts = &f->at[h].counts;
-        cn_start_add(p, "exchange counts", CN_PART_HOST,
-                     2 * cn_exchange_counts(&s, p->model->n_kv_heads) * sizeof **counts, counts);
-    }
+    for (int h = 0; h < CN_N_HOMES; h++)
+        for (int w = 0; w < CN_HOME_WAYS; w++) {
+            const cn_exchange_sizes s = sizes_of(p, (cn_kv_home)h, false, w == CN_HOME_AHEAD);
+            uint32_t **counts = &f->at[h].by[w].counts;
+            cn_start_add(p, "exchange counts", CN_PART_HOST,
+                         2 * cn_exchange_counts(&s, p->model->n_kv_heads) * sizeof **counts,
+                         counts);
+        }
 }
 
 /* The space of one home. */

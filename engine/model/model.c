@@ -217,6 +217,7 @@ typedef struct pass {
     const cn_pools *pools;
     const cn_select_view *select; /* NULL: every row attends to all tokens */
     const cn_plane_view *plane;   /* NULL: no row reads the plane */
+    const cn_batch_view *drafts;  /* where a retrieval head keeps its keys */
     /* The norms of the MLP, and those of attention but the first, are part of the products around
      * them (cn_norm_link). */
     bool links_mlp, links_attention;
@@ -471,7 +472,7 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
     if (p->links_attention && layer > 0) qkv.norms = &before;
     else CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
     if (m->draft)
-        CN_TRY(cn_draft_enter_layer(m->draft, p->s, p->batch, p->pools, at(m, m->ws.residual),
+        CN_TRY(cn_draft_enter_layer(m->draft, p->s, p->drafts, p->pools, at(m, m->ws.residual),
                                     layer));
     if (p->links_mlp) o.adds = &behind;
     CN_TRY(linear(p, layer, &qkv));
@@ -656,12 +657,16 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_model_pass *in)
               .batch = b,
               .pools = in->pools,
               .select = in->select,
-              .plane = in->plane};
+              .plane = in->plane,
+              .drafts = in->drafts ? in->drafts : b};
     plan_links(&p);
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
     CN_TRY(embed(&p));
-    if (m->draft) CN_TRY(cn_draft_store(m->draft, s, b, in->pools, at(m, m->ws.residual)));
+    if (m->draft) {
+        CN_TRY(cn_draft_store(m->draft, s, p.drafts, in->pools, at(m, m->ws.residual)));
+        if (in->hook) CN_TRY(in->hook->drafted(in->hook->ctx, m->draft->queries));
+    }
     if (p.select) {
         const cn_select_step step = select_step(&p);
         CN_TRY(cn_select_predict(&step));

@@ -9,10 +9,12 @@
 #include "engine/select/select.h"
 
 /* Work beside the layers of a pass. `enter` is called before the ops of a layer are enqueued and
- * `leave` after them. An error of either ends the pass. */
+ * `leave` after them. `drafted` is called before layer 0, when the queries of a retrieval head are
+ * enqueued: act [n_decode, hq, d] of the head. An error of any ends the pass. */
 typedef struct cn_layer_hook {
     cn_status (*enter)(void *ctx, uint32_t layer);
     cn_status (*leave)(void *ctx, uint32_t layer);
+    cn_status (*drafted)(void *ctx, const void *queries);
     void *ctx;
 } cn_layer_hook;
 
@@ -34,6 +36,7 @@ typedef struct cn_model_pass {
     const cn_pools *pools;
     const cn_select_view *select; /* what decode rows attend to; NULL: to all tokens */
     const cn_plane_view *plane;   /* NULL: no row reads the plane */
+    const cn_batch_view *drafts;  /* where a retrieval head keeps its keys; NULL: as batch says */
     const cn_layer_hook *hook;    /* NULL: nothing runs beside the layers */
     const uint32_t *logit_rows;   /* device, [n_rows] tokens of the batch that get logits */
     uint32_t n_rows;

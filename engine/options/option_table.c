@@ -239,11 +239,11 @@ static const cn_option options[] = {
         .flags = RESULT, .help = "first layers that attend to all tokens, whatever the selector"),
     ROW(KV, "kv-home", ENUM, kv.home, "device", .values = CN_HOME_CHOICES, .flags = RESULT,
         .json = "kv.home",
-        .help = "where all KV of a request with spade, last or tls lies: on the device, on the "
-                "cache device (peer), or in host memory (host); away from the device, the KV cache "
-                "holds the newest tokens and those that the selector chose; auto is the first of "
-                "these homes, if declared, where the request fits to its end, so results then "
-                "depend on batch composition"),
+        .help = "where all KV of a request with spade, last, tls or spec lies: on the device, on "
+                "the cache device (peer), or in host memory (host); away from the device, the KV "
+                "cache holds the newest tokens and those that the selector chose; auto is the "
+                "first of these homes, if declared, where the request fits to its end, so results "
+                "then depend on batch composition"),
     ROW(KV, "kv-homes", SET, kv_homes, "device", .values = CN_HOME_NAMES,
         .help = "homes that requests may use besides --kv-home"),
     ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX, .flags = RESULT,

@@ -316,12 +316,13 @@ static inline uint32_t cn_config_selectors(const cn_config *c)
     return c->kv_selectors | 1U << c->kv.select | 1U << CN_SELECT_NONE;
 }
 
-/* Selectors that select on the device: those of requests with home `device`, and `tls`, which
- * ranks the labels of the tiles that came back from its home. */
+/* Selectors that select on the device: those of requests with home `device`, `tls`, which ranks the
+ * labels of the tiles that came back from its home, and `spec`, whose keys lie there. */
 static inline uint32_t cn_config_local_selectors(const cn_config *c)
 {
     const bool local = cn_config_homes(c) >> CN_HOME_DEVICE & 1;
-    const uint32_t away = 1U << CN_SELECT_NONE | 1U << CN_SELECT_TLS;
+    const uint32_t away =
+        1U << CN_SELECT_NONE | 1U << CN_SELECT_TLS | 1U << CN_SELECT_SPEC;
     return cn_config_selectors(c) & (local ? UINT32_MAX : away);
 }
 

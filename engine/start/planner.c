@@ -111,7 +111,9 @@ static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_ho
                        in->home_option[home], cn_gib(home_bytes), cn_kv_home_name(home),
                        cn_gib(need) * 1.0001, (unsigned long long)need, in->n_max_blocks);
     if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
-    h->device_bytes = h->plane_bytes + (has_device ? 0 : h->n_blocks * digests);
+    const uint32_t draft = 1U << CN_PLANE_DRAFT | 1U << CN_PLANE_STATE;
+    if (in->home_drafts) h->draft_bytes = h->n_blocks * (block_bytes(in, draft, in->n_layers) - kv);
+    h->device_bytes = h->plane_bytes + h->draft_bytes + (has_device ? 0 : h->n_blocks * digests);
     return CN_OK;
 }
 
@@ -121,6 +123,7 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home
     cn_home_plan *h = &p->homes[home];
     CN_TRY(plan_home(h, in, home));
     p->home_device_bytes += h->device_bytes;
+    p->n_draft_blocks += in->home_drafts ? h->n_blocks : 0;
     if (in->home_bytes[home] == 0 || in->n_blocks_override) return CN_OK;
     if (h->device_bytes >= in->avail_bytes)
         return cn_fail(CN_ERR_MEMORY,
@@ -277,7 +280,10 @@ static void describe_home(cn_planner_input *in, const cn_config *c, const cn_mod
             in->home_bytes[h] = bytes_of_gib(cn_config_home_gib(c, (cn_kv_home)h));
             in->home_option[h] = cn_config_home_option(c, (cn_kv_home)h);
         }
-    in->home_planes = cn_selectors_need(cn_config_selectors(c) & cn_away_selectors()).planes;
+    const cn_selector_needs needs =
+        cn_selectors_need(cn_config_selectors(c) & cn_away_selectors());
+    in->home_planes = needs.digests;
+    in->home_drafts = needs.head;
     in->dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers);
     /* Exchanges with `zip` read which tokens the policy holds. */
     if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
@@ -305,12 +311,12 @@ cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, con
 }
 
 /* Rows of a query slot: for zip's observation window, and for the queries that a selector predicts
- * from and the one that it predicts for. Every exchange with a home reads past queries. */
+ * from and the one that it predicts for. So do exchanges with a home, unless they rank ahead. */
 static uint32_t ring_rows(const cn_config *c)
 {
     const uint32_t selectors = cn_config_selectors(c);
     const bool zip = cn_policies_need(cn_config_policies(c)).slots;
-    const bool away = cn_config_away(c) != 0 && (selectors & cn_away_selectors()) != 0;
+    const bool away = cn_config_away(c) != 0 && cn_selectors_need(selectors).away_slots;
     const bool ring = away || cn_selectors_need(selectors).slots;
     return cn_max_u32(zip ? cn_policy_most_queries(&c->kv) : 0, ring ? c->kv.select_window + 1 : 0);
 }

@@ -45,6 +45,7 @@ typedef struct cn_planner_input {
     const char *home_option[CN_N_HOMES]; /* the option that sets them, without dashes */
     uint32_t home_planes;  /* digests by home block, like `planes` */
     uint32_t dense_layers; /* their KV by home block lies in avail_bytes */
+    bool home_drafts; /* and so do the keys and states of a retrieval head */
 } cn_planner_input;
 
 /* A home space: docs/HOMES.md.
@@ -61,7 +62,8 @@ typedef struct cn_home_plan {
     uint64_t bytes;       /* of all blocks */
     uint32_t planes;      /* as in the input */
     uint64_t plane_bytes; /* dense layers of all home blocks, on the device */
-    uint64_t device_bytes; /* these, and with home `host` the digests of all home blocks */
+    uint64_t draft_bytes; /* keys and states of a retrieval head, on the device */
+    uint64_t device_bytes; /* both, and with home `host` the digests of all home blocks */
 } cn_home_plan;
 
 typedef struct cn_memory_plan {
@@ -84,6 +86,7 @@ typedef struct cn_memory_plan {
     uint32_t n_swap_blocks, n_swap_windows, n_swap_requests;
     cn_home_plan homes[CN_N_HOMES]; /* by cn_kv_home, `device` unused */
     uint64_t home_device_bytes;     /* sum of their device_bytes */
+    uint32_t n_draft_blocks; /* home blocks whose draft K lies behind that of the pool's blocks */
 } cn_memory_plan;
 
 /* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not

@@ -84,7 +84,7 @@ const char *away_draw_homes(away_scenario *x)
     away_set_text(x, "kv-policies", "full,window,zip");
     away_set(x, "kv-budget", 128);
     away_set(x, "kv-window", 8);
-    away_set_text(x, "kv-selectors", "spade,last,tls");
+    away_set_text(x, "kv-selectors", "spade,last,tls,spec");
     away_set(x, "select-tiles", 3);
     away_set(x, "select-dense-layers", away_below(x, x->n_layers));
     return home;

@@ -75,6 +75,7 @@ typedef struct sim_result {
     uint64_t away; /* sequences with a home elsewhere */
     uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
+    uint64_t exchanges_ahead;               /* of these exchanges */
     uint64_t early_puts; /* blocks of prompts before the first event */
     uint64_t full_puts;  /* steps that put as many of them as they may */
     uint64_t puts_left;  /* puts of prompts that waited when one of their sequences left */

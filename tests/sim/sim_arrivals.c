@@ -166,7 +166,9 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     kv->home = has_host && sim_chance(w, 50) ? CN_HOME_HOST : CN_HOME_PEER;
     kv->policy = policies[sim_below(w, 5)];
     draw_selector(w, kv);
-    if (!cn_selector_of(kv->select)->away) kv->select = CN_SELECT_SPADE;
+    const bool one_list = cn_selector_of(kv->select)->ahead;
+    if (!cn_selector_of(kv->select)->away || (one_list && kv->policy == CN_KV_ZIP))
+        kv->select = CN_SELECT_SPADE;
     kv->select_cap = sim_below(w, 5);
     kv->window_tokens = sim_between(w, 2, w->most_window);
     kv->budget_tokens = sim_between(w, 1, 3 * b);

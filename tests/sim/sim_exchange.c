@@ -1,6 +1,7 @@
 /* sim_exchange.c - exchanges of away sequences with their homes. E(t, p) is launched after pack p
  * of step t and runs at any moment until pack p of step t+1, an event, or a copy of step t+1 needs
- * it. It reads the tiles of all candidates. It may replace any entries of the area, up to the cap,
+ * it. With a selector that ranks ahead it is launched before step t, and pack p of step t needs it.
+ * It reads the tiles of all candidates. It may replace any entries of the area, up to the cap,
  * by any candidates that are neither chosen nor held. See sim_world.h. */
 #include "tests/sim/sim_world.h"
 
@@ -131,6 +132,8 @@ bool sim_check_area(sim_world *w, sim_seq *q, uint32_t pack)
 static void note_ring(const sim_seq *q, uint32_t position, sim_exchange_row *row)
 {
     const cn_kv_params *kv = &q->seq->kv;
+    row->ring = row->n_queries = 0;
+    if (cn_selector_of(kv->select)->ahead) return;
     const uint32_t n_read = kv->select == CN_SELECT_LAST ? 2 : kv->select_window + 1;
     row->ring = cn_ring_rows(kv);
     row->n_queries = cn_min_u32(cn_min_u32(n_read, row->ring), position + 1);
@@ -138,14 +141,14 @@ static void note_ring(const sim_seq *q, uint32_t position, sim_exchange_row *row
         row->queries[i] = q->positions[position + 1 - row->n_queries + i];
 }
 
-bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack)
+bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack, bool ahead)
 {
     for (uint32_t i = 0; i < plan->n_decode; i++) {
         const cn_plan_row *planned = &plan->rows[i];
         const cn_seq *seq = planned->seq;
-        if (!sim_exchanges(seq)) continue;
+        if (!sim_exchanges(seq) || cn_selector_of(seq->kv.select)->ahead != ahead) continue;
         sim_seq *q = sim_find(seq);
-        sim_exchange *e = &w->exchanges[seq->kv.home][pack];
+        sim_exchange *e = &w->exchanges[seq->kv.home][pack + (ahead ? SIM_N_PACKS : 0)];
         if (!e->pending) {
             e->pending = true;
             e->number = ++w->n_exchanges;
@@ -162,21 +165,24 @@ bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack)
         if (!find_resident(w, q, pack, &resident)) return false;
         choose_moves(w, q, pack, &resident, row);
         w->r->exchanges++;
+        w->r->exchanges_ahead += ahead;
         w->r->moves += row->n_moves;
     }
     return true;
 }
 
-static bool run_exchange(sim_world *w, uint32_t home, uint32_t pack)
+static bool run_exchange(sim_world *w, uint32_t home, uint32_t index)
 {
-    sim_exchange *e = &w->exchanges[home][pack];
+    sim_exchange *e = &w->exchanges[home][index];
+    const uint32_t pack = index % SIM_N_PACKS;
     e->pending = false;
     for (uint32_t i = 0; i < e->n_rows; i++) {
         const sim_exchange_row *row = &e->rows[i];
         const sim_home *from = &w->device.homes[home];
         if (!sim_device_rank(&w->device, from, pack, row->tiles, row->n_tiles)) return false;
-        if (!sim_device_read_ring(&w->device, pack, row->query_slot, row->ring, row->position + 1,
-                                  row->queries, row->n_queries) ||
+        if ((row->ring > 0 &&
+             !sim_device_read_ring(&w->device, pack, row->query_slot, row->ring, row->position + 1,
+                                   row->queries, row->n_queries)) ||
             !sim_device_exchange(&w->device, &w->device.homes[home], pack, row->home_slot,
                                  row->moves, row->n_moves))
             return false;
@@ -190,7 +196,7 @@ static bool run_up_to(sim_world *w, uint32_t home, uint64_t number)
     const sim_exchange *packs = w->exchanges[home];
     for (;;) {
         int next = -1;
-        for (int p = 0; p < SIM_N_PACKS; p++)
+        for (int p = 0; p < 2 * SIM_N_PACKS; p++)
             if (packs[p].pending && packs[p].number <= number &&
                 (next < 0 || packs[p].number < packs[next].number))
                 next = p;
@@ -202,7 +208,7 @@ static bool run_up_to(sim_world *w, uint32_t home, uint64_t number)
 bool sim_drift(sim_world *w)
 {
     for (uint32_t home = 0; home < CN_N_HOMES; home++)
-        for (uint32_t p = 0; p < SIM_N_PACKS; p++) {
+        for (uint32_t p = 0; p < 2 * SIM_N_PACKS; p++) {
             const sim_exchange *e = &w->exchanges[home][p];
             if (e->pending && sim_chance(w, 30) && !run_up_to(w, home, e->number)) return false;
         }
@@ -212,10 +218,11 @@ bool sim_drift(sim_world *w)
 bool sim_wait_pack(sim_world *w, const cn_plan *plan, uint32_t pack)
 {
     if (sim_strikes_wait(w, plan, pack)) return true;
-    for (uint32_t home = 0; home < CN_N_HOMES; home++) {
-        const sim_exchange *e = &w->exchanges[home][pack];
-        if (e->pending && !run_up_to(w, home, e->number)) return false;
-    }
+    for (uint32_t home = 0; home < CN_N_HOMES; home++)
+        for (uint32_t p = pack; p < 2 * SIM_N_PACKS; p += SIM_N_PACKS) {
+            const sim_exchange *e = &w->exchanges[home][p];
+            if (e->pending && !run_up_to(w, home, e->number)) return false;
+        }
     return true;
 }
 

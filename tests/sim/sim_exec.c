@@ -170,11 +170,13 @@ static bool run_packs(sim_world *w, const cn_plan *plan)
         const sim_seq *q = sim_find(row->seq);
         if (sim_exchanges(row->seq) && !run_plane(w, q, row)) return false;
     }
+    for (uint32_t p = 0; p < SIM_N_PACKS; p++)
+        if (!sim_launch_exchanges(w, plan, p, true)) return false;
     for (uint32_t p = 0; p < SIM_N_PACKS; p++) {
         if (!sim_drift(w) || !sim_wait_pack(w, plan, p)) return false;
         for (uint32_t i = 0; i < plan->n_rows; i++)
             if (!run_row(w, sim_find(plan->rows[i].seq), &plan->rows[i], p)) return false;
-        if (!sim_launch_exchanges(w, plan, p)) return false;
+        if (!sim_launch_exchanges(w, plan, p, false)) return false;
     }
     return sim_drift(w);
 }

@@ -123,9 +123,11 @@ bool sim_strikes_wait(sim_world *w, const cn_plan *plan, uint32_t pack)
     if (!is_time(w, SIM_FAULT_NO_WAIT)) return false;
     for (uint32_t i = 0; i < plan->n_decode; i++) {
         const cn_seq *seq = plan->rows[i].seq;
-        const sim_exchange *e = &w->exchanges[seq->kv.home][pack];
-        for (uint32_t k = 0; e->pending && k < e->n_rows; k++)
-            w->r->fault_struck |= e->rows[k].seq_id == seq->id && e->rows[k].n_moves > 0;
+        for (uint32_t p = pack; p < 2 * SIM_N_PACKS; p += SIM_N_PACKS) {
+            const sim_exchange *e = &w->exchanges[seq->kv.home][p];
+            for (uint32_t k = 0; e->pending && k < e->n_rows; k++)
+                w->r->fault_struck |= e->rows[k].seq_id == seq->id && e->rows[k].n_moves > 0;
+        }
     }
     return w->r->fault_struck;
 }

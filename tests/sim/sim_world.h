@@ -99,7 +99,8 @@ typedef struct sim_exchange_row {
     sim_move moves[SIM_MAX_MOVES];
 } sim_exchange_row;
 
-/* E(t, p) of one home, between its launch and its end. */
+/* E(t, p) of one home, between its launch and its end. Those that rank ahead are apart: they are
+ * launched before step t, which waits for them. */
 typedef struct sim_exchange {
     bool pending;
     uint64_t number; /* in order of launch; one stream runs those of a home in this order */
@@ -134,7 +135,7 @@ typedef struct sim_world {
     sim_seq seqs[SIM_MAX_LIVE];
     sim_talk talks[SIM_N_TALKS];
     uint32_t n_live, n_events;
-    sim_exchange exchanges[CN_N_HOMES][SIM_N_PACKS];
+    sim_exchange exchanges[CN_N_HOMES][2 * SIM_N_PACKS]; /* behind, then ahead */
     uint64_t n_exchanges;
     sim_put puts[SIM_MAX_PUTS]; /* a ring */
     uint64_t n_puts, n_run_puts; /* launched, and run */
@@ -198,7 +199,7 @@ bool sim_check_waits(sim_world *w);
 static inline bool sim_exchanges(const cn_seq *seq) { return seq->home_len > 0; }
 bool sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e);
 bool sim_check_area(sim_world *w, sim_seq *q, uint32_t pack); /* and sets its resident tags */
-bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack);
+bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack, bool ahead);
 bool sim_drift(sim_world *w); /* runs some of the pending exchanges, or none */
 bool sim_wait_pack(sim_world *w, const cn_plan *plan, uint32_t pack);
 bool sim_wait_exchanges(sim_world *w, uint64_t number); /* all up to this one */
