@@ -34,7 +34,7 @@ static const char *const common[] = {
     "model",         "examples/tiny-reasoner", "check-invariants", "true",
     "block-size",    "64",                     "max-model-len",    "1536",
     "kv-policies",   "full,window,zip",        "kv-budget",        "128",
-    "kv-window",     "16",                     "kv-selectors",     "spade,last,tls",
+    "kv-window",     "16",                     "kv-selectors",     "spade,last,tls,spec",
     "select-tokens", "128",                    "select-tiles",     "2",
     "select-cap",    "64",                     "home-space",       "0.25",
     "max-num-seqs",  "24",                     NULL};
@@ -114,7 +114,10 @@ static void choose_kv(cn_kv_params *kv, uint32_t i, cn_kv_home home)
     kv->policy = CN_KV_FULL;
     if (form == 5) return;
     kv->home = home;
-    kv->select = form == 1 ? CN_SELECT_LAST : form == 2 ? CN_SELECT_TLS : CN_SELECT_SPADE;
+    kv->select = form == 0 && i % 2 ? CN_SELECT_SPEC
+                 : form == 1        ? CN_SELECT_LAST
+                 : form == 2        ? CN_SELECT_TLS
+                                    : CN_SELECT_SPADE;
     kv->select_tokens = 64;
     kv->select_tiles = 2;
     kv->select_query = i % 2 ? CN_QUERY_PREDICTED : CN_QUERY_LAST;
