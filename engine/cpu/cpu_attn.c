@@ -408,9 +408,17 @@ static cn_status check_cpu_shape(const cn_attn_args *a)
     return CN_OK;
 }
 
+/* Another backend makes room for a prefill by the host's bounds, which its kernels cannot check. */
+static void check_bounds(const cn_batch_view *v)
+{
+    const uint32_t most = v->max_prefill_kv ? v->max_prefill_kv : v->max_kv;
+    for (uint32_t seq = v->n_decode; seq < v->n_seqs; seq++) CN_ASSERT(v->kv_len[seq] <= most);
+}
+
 cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
 {
     CN_TRY(check_cpu_shape(a));
+    check_bounds(a->batch);
     attn_job job = make_job(s, a);
     uint32_t n_seqs = a->batch->n_seqs - a->batch->n_decode;
     cn_cpu_parallel(s, n_seqs * job.n_blocks * a->layout.n_kv_heads * job.head_parts, prefill_task,
