@@ -135,6 +135,7 @@ static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a
     p.n_parts = (uint32_t)cn_ceil_div(p.group, CN_ONE_HEADS);
     p.walk.n_units = a->batch->n_decode;
     p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
+    p.walk.cost = p.pool.fp8.kv ? CN_WALK_FP8_COST : CN_WALK_COST;
     p.scale = a->scale * CN_LOG2E;
     p.walk.by_length = s->cuda->opts.batch_invariant;
     return p;

@@ -159,52 +159,63 @@ __device__ static inline void cn_one_values(cn_one_state<D> &x, const float weig
     }
 }
 
-/* Loads a lane's D / 8 neighbouring bytes of a value. */
-template <int D>
-__device__ static inline void cn_one_load_value(uint32_t w[D / 32], uint32_t from)
+/* Loads a lane's D / 8 neighbouring bytes of a value. Lanes with other t read other rows, which
+ * begin in the same bank. So every second lane begins with the second half of sixteen bytes. */
+template <int D> __device__ static inline void cn_one_load_value(uint32_t w[D / 32], uint32_t from)
 {
-    if constexpr (D % 128 == 0) {
+    constexpr uint32_t EACH = D % 128 == 0 ? 4 : 2; /* words that are loaded in turn */
+    const bool swapped = EACH == 4 && threadIdx.x % 2;
 #pragma unroll
-        for (uint32_t i = 0; i < D / 32; i += 4) {
-            const uint4 x = cn_shared_load16(from + i * 4);
-            w[i] = x.x;
-            w[i + 1] = x.y;
-            w[i + 2] = x.z;
-            w[i + 3] = x.w;
-        }
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < D / 32; i += 2) {
-            const uint2 x = cn_shared_load8(from + i * 4);
-            w[i] = x.x;
-            w[i + 1] = x.y;
+    for (uint32_t i = 0; i < D / 32; i += EACH) {
+        const uint2 a = cn_shared_load8(from + i * 4 + (swapped ? 8 : 0));
+        w[i] = a.x;
+        w[i + 1] = a.y;
+        if constexpr (EACH == 4) {
+            const uint2 b = cn_shared_load8(from + i * 4 + (swapped ? 0 : 8));
+            w[i] = swapped ? b.x : a.x;
+            w[i + 1] = swapped ? b.y : a.y;
+            w[i + 2] = swapped ? a.x : b.x;
+            w[i + 3] = swapped ? a.y : b.y;
         }
     }
 }
 
-/* The same for values in eight bits, rows of d bytes. Lane group g has the dimensions from
- * g * D / 8 on; row g of x.out[k] is dimension 2 k of these, row g + 8 the next one. Weights are
- * multiplied by the scales, those past n by 0. Codes are finite, so nothing else is cleared. */
+/* The lane's codes of four values: slots 2 t, 2 t + 1 and the same of the second eight. */
+template <int D> struct cn_one_codes {
+    uint32_t w[4][D / 32];
+};
+
+/* Rows of d bytes. Lane group g has the dimensions from g * D / 8 on. */
 template <int D>
-__device__ static inline void cn_one_values_fp8(cn_one_state<D> &x, const float weights[4],
-                                                uint32_t values, const uint16_t *scales,
-                                                uint32_t slice, uint32_t n, uint32_t d)
+__device__ static inline void cn_one_load_values(cn_one_codes<D> &x, uint32_t values,
+                                                 uint32_t slice, uint32_t d)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        cn_one_load_value<D>(x.w[i],
+                             values + (slice + 2 * t + i % 2 + i / 2 * 8) * d + g * (D / 8));
+}
+
+/* cn_one_values for these. Row g of x.out[k] is dimension 2 k of the lane group's, row g + 8 the
+ * next one. Weights are multiplied by the scales, those past n by 0. Codes are finite, so nothing
+ * else is cleared. */
+template <int D>
+__device__ static inline void cn_one_values_fp8(cn_one_state<D> &x, const float weights[4],
+                                                const cn_one_codes<D> &codes,
+                                                const uint16_t *scales, uint32_t slice, uint32_t n)
+{
+    const uint32_t g = threadIdx.x % CN_WARP / 4;
     const float low = g < n ? cn_fp8_half(scales[slice + g]) : 0;
     const float high = g + 8 < n ? cn_fp8_half(scales[slice + g + 8]) : 0;
     const uint32_t b0 = cn_movmatrix(cn_one_enlarge(cn_pack2(weights[0] * low, weights[1] * low)));
     const uint32_t b1 =
         cn_movmatrix(cn_one_enlarge(cn_pack2(weights[2] * high, weights[3] * high)));
-    uint32_t w[4][D / 32];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        cn_one_load_value<D>(w[i], values + (slice + 2 * t + i % 2 + i / 2 * 8) * d + g * (D / 8));
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++) {
         const uint32_t i = k / 2, both = k % 2 ? 0x6723 : 0x4501; /* the later byte is first */
-        const uint32_t low2 = __byte_perm(w[0][i], w[1][i], both);
-        const uint32_t high2 = __byte_perm(w[2][i], w[3][i], both);
+        const uint32_t low2 = __byte_perm(codes.w[0][i], codes.w[1][i], both);
+        const uint32_t high2 = __byte_perm(codes.w[2][i], codes.w[3][i], both);
         const uint32_t a[4] = {cn_fp8_small(low2), cn_fp8_small(low2 << 8), cn_fp8_small(high2),
                                cn_fp8_small(high2 << 8)};
         cn_mma(x.out[k], a, b0, b1);
@@ -213,22 +224,52 @@ __device__ static inline void cn_one_values_fp8(cn_one_state<D> &x, const float 
 
 /* ---- ending a piece ---- */
 
-/* Each warp writes its result to the exchange. */
-template <int D, bool FP8>
-__device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *exchange,
-                                              cn_one_fixed *fixed)
+/* Writes the results of a warp to its part of the exchange. */
+template <int D>
+__device__ static inline void cn_one_lay_down_outs(const cn_one_state<D> &x, float *part)
 {
-    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
-    const uint32_t g = lane / 4, t = lane % 4;
-    constexpr uint32_t HEAD_FLOATS = cn_one_shared<D, FP8>::HEAD_FLOATS;
-    float *own =
-        exchange + (warp * CN_ONE_HEADS + 2 * t) * HEAD_FLOATS + (FP8 ? g * (D / 8) : g);
+    constexpr uint32_t HEAD_FLOATS = cn_one_shared<D, false>::HEAD_FLOATS;
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+    float *own = part + 2 * t * HEAD_FLOATS + g;
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            own[i % 2 * HEAD_FLOATS + (FP8 ? 2 * k + i / 2 : k * 16 + i / 2 * 8)] =
-                FP8 ? x.out[k][i] * CN_ONE_LARGE : x.out[k][i];
+            own[i % 2 * HEAD_FLOATS + k * 16 + i / 2 * 8] = x.out[k][i];
+}
+
+/* The same of rows in eight bits, where a lane has neighbouring dimensions. It stores four at once:
+ * single ones would be in the same banks as those of other lanes. */
+template <int D>
+__device__ static inline void cn_one_lay_down_fp8(const cn_one_state<D> &x, float *part,
+                                                  uint32_t n_heads)
+{
+    constexpr uint32_t HEAD_FLOATS = cn_one_shared<D, true>::HEAD_FLOATS;
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        if (2 * t + i >= n_heads) continue;
+        float *own = part + (2 * t + i) * HEAD_FLOATS + g * (D / 8);
+#pragma unroll
+        for (uint32_t k = 0; k < D / 16; k += 2)
+            *(float4 *)(own + 2 * k) =
+                make_float4(x.out[k][i] * CN_ONE_LARGE, x.out[k][i + 2] * CN_ONE_LARGE,
+                            x.out[k + 1][i] * CN_ONE_LARGE, x.out[k + 1][i + 2] * CN_ONE_LARGE);
+    }
+}
+
+/* Each warp writes its result to the exchange. */
+template <int D, bool FP8>
+__device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, uint32_t n_heads,
+                                              float *exchange, cn_one_fixed *fixed)
+{
+    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
+    const uint32_t g = lane / 4, t = lane % 4;
+    float *part = exchange + warp * CN_ONE_HEADS * cn_one_shared<D, FP8>::HEAD_FLOATS;
+    if constexpr (FP8)
+        cn_one_lay_down_fp8<D>(x, part, n_heads);
+    else
+        cn_one_lay_down_outs<D>(x, part);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float sum = cn_column_sum(x.sum[i]);
@@ -350,7 +391,7 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
 {
     const uint32_t d = p.pool.head_dim;
     const bool whole = note.piece.n_pieces == 1;
-    cn_one_lay_down<D, FP8>(x, exchange, fixed);
+    cn_one_lay_down<D, FP8>(x, note.n_heads, exchange, fixed);
     cn_sync_some(1, cn_one_computing<D, FP8>());
     for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += cn_one_computing<D, FP8>() * 4) {
         const uint32_t head = i / D, column = i % D;
@@ -393,9 +434,8 @@ __device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
 }
 
 template <int D, bool FP8>
-__device__ static inline void cn_one_compute(const cn_one_params &p,
-                                             const cn_one_shared<D, FP8> &shared,
-                                             cn_one_fixed *fixed)
+__device__ static inline void
+cn_one_compute(const cn_one_params &p, const cn_one_shared<D, FP8> &shared, cn_one_fixed *fixed)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, first = threadIdx.x / CN_WARP * CN_ONE_SLICE;
     const uint32_t half = first / CN_WALK_TILE, slice = first % CN_WALK_TILE;
@@ -413,10 +453,11 @@ __device__ static inline void cn_one_compute(const cn_one_params &p,
             if constexpr (FP8) {
                 const uint16_t *scales = shared.scales(stage, half);
                 const uint32_t d = p.pool.head_dim;
+                cn_one_codes<D> codes; /* loaded early, so that the loads hide */
+                cn_one_load_values<D>(codes, shared.values(stage, half), slice, d);
                 cn_one_scores_fp8<D>(scores, x, shared.keys(stage, half), scales, slice, d);
                 cn_one_softmax<D>(scores, x, p.scale, n);
-                cn_one_values_fp8<D>(x, scores, shared.values(stage, half), scales + CN_WALK_TILE,
-                                     slice, n, d);
+                cn_one_values_fp8<D>(x, scores, codes, scales + CN_WALK_TILE, slice, n);
             } else {
                 cn_one_scores<D>(scores, x, shared.keys(stage), slice);
                 cn_one_softmax<D>(scores, x, p.scale, n);

@@ -7,8 +7,8 @@
  * of 16. Items of one unit have the same length; a unit is a sequence. Items are ordered by
  * (sequence, kv head, part), the part fastest.
  *
- * Even split: an item has one place for each step on a line, and before them CN_WALK_COST places,
- * the cost of starting an item. The T places are divided among G blocks in equal runs:
+ * Even split: an item has one place for each step on a line, and before them `cost` places, the
+ * cost of starting an item. The T places are divided among G blocks in equal runs:
  *
  *     items     |  0            |  1            |  2   |  3   |  4 ...
  *     places    | $ $ . . . . . | $ $ . . . . . | $ $ .| $ $ .| $ $ ...
@@ -35,7 +35,8 @@ enum {
     CN_WALK_STEP = 16,
     CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64; twice that if WIDE */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
-    CN_WALK_COST = 4,
+    CN_WALK_COST = 4,          /* as long as four steps take */
+    CN_WALK_FP8_COST = 9,      /* the same time: a step has half the bytes */
     CN_WALK_LONG_PIECE = 16,   /* pieces of at least so many steps end with a tile of 64 */
     CN_WALK_LENGTH_PIECES = 8, /* --batch-invariant: most pieces of an item */
     CN_WALK_LENGTH_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
@@ -48,7 +49,7 @@ template <bool WIDE> __host__ __device__ constexpr uint32_t cn_walk_tile(void)
 
 typedef struct cn_walk_shape {
     const uint32_t *lengths; /* [n_units] slots; 0: nothing to do for the unit */
-    uint32_t n_units, items_per_unit;
+    uint32_t n_units, items_per_unit, cost;
     bool by_length; /* --batch-invariant */
 } cn_walk_shape;
 
@@ -58,6 +59,7 @@ enum { CN_WALK_EVEN = 0, CN_WALK_BY_LENGTH = 1 << 30 }; /* values of cn_walk.lim
 typedef struct cn_walk {
     uint32_t n_places, n_blocks; /* T, and G: the blocks that have a share */
     uint32_t limit;              /* most steps of a piece, or the split: CN_WALK_EVEN, _BY_LENGTH */
+    uint32_t cost;               /* of the even split, else 0 */
     uint32_t share, n_larger;    /* places of a share; the first n_larger shares have one more */
     uint32_t next, end;          /* first place of the current piece; end of the share */
     uint32_t unit, item, at;     /* of the place `next`; `at` is its index in the item */
@@ -79,11 +81,6 @@ __device__ static inline uint32_t cn_walk_steps(uint32_t length)
     return (length + CN_WALK_STEP - 1) / CN_WALK_STEP;
 }
 
-__device__ static inline uint32_t cn_walk_cost(const cn_walk &w)
-{
-    return w.limit == CN_WALK_EVEN ? CN_WALK_COST : 0;
-}
-
 /* Returns the steps of the pieces of an item. limit: as in cn_walk, but not CN_WALK_EVEN. */
 __device__ static inline uint32_t cn_walk_piece_steps(uint32_t limit, uint32_t n_steps)
 {
@@ -96,10 +93,11 @@ __device__ static inline uint32_t cn_walk_piece_steps(uint32_t limit, uint32_t n
 }
 
 /* Returns the places of an item. limit: as in cn_walk. */
-__device__ static inline uint32_t cn_walk_item_places(uint32_t limit, uint32_t length)
+__device__ static inline uint32_t cn_walk_item_places(const cn_walk_shape &s, uint32_t limit,
+                                                      uint32_t length)
 {
     const uint32_t n_steps = cn_walk_steps(length);
-    if (n_steps == 0 || limit == CN_WALK_EVEN) return n_steps ? n_steps + CN_WALK_COST : 0;
+    if (n_steps == 0 || limit == CN_WALK_EVEN) return n_steps ? n_steps + s.cost : 0;
     const uint32_t piece = cn_walk_piece_steps(limit, n_steps);
     return (n_steps + piece - 1) / piece;
 }
@@ -114,7 +112,7 @@ __device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uin
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) lengths[i] = u + i < to ? __ldg(s.lengths + u + i) : 0;
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(limit, lengths[i]);
+        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(s, limit, lengths[i]);
     }
     return sum * s.items_per_unit;
 }
@@ -124,13 +122,13 @@ __device__ static inline void cn_walk_enter(cn_walk &w, const cn_walk_shape &s, 
     w.unit = unit;
     w.length = __ldg(s.lengths + unit);
     w.n_steps = cn_walk_steps(w.length);
-    w.item_places = cn_walk_item_places(w.limit, w.length);
+    w.item_places = cn_walk_item_places(s, w.limit, w.length);
 }
 
 /* Starts the piece at the walk's place. Returns false when the share ends before its first step. */
 __device__ static inline bool cn_walk_take(cn_walk &w)
 {
-    const uint32_t cost = cn_walk_cost(w), left = min(w.item_places - w.at, w.end - w.next);
+    const uint32_t cost = w.cost, left = min(w.item_places - w.at, w.end - w.next);
     if (w.limit != CN_WALK_EVEN) {
         const uint32_t piece = cn_walk_piece_steps(w.limit, w.n_steps);
         w.taken = 1;
@@ -189,6 +187,7 @@ __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, 
                                             uint32_t n_blocks)
 {
     const cn_walk_run r = cn_walk_choose(w, s, n_blocks);
+    w.cost = w.limit == CN_WALK_EVEN ? s.cost : 0;
     w.n_places = r.all;
     w.n_blocks = min(n_blocks, w.n_places);
     if (block >= w.n_blocks) return false;
@@ -247,12 +246,11 @@ template <bool WIDE> __device__ static inline bool cn_walk_is_newest(const cn_wa
  * places has no tile. */
 template <bool WIDE> __device__ static inline bool cn_walk_is_end(const cn_walk &w)
 {
-    return cn_walk_is_last<WIDE>(w) && w.end - w.next - w.taken <= cn_walk_cost(w);
+    return cn_walk_is_last<WIDE>(w) && w.end - w.next - w.taken <= w.cost;
 }
 
 /* Moves to the next tile of the share. The current tile must not be the last. */
-template <bool WIDE>
-__device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
+template <bool WIDE> __device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
 {
     w.step = cn_walk_tile_end<WIDE>(w);
     if (w.step < w.step_end) return;
@@ -292,7 +290,7 @@ __device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, uint32
         p.n_pieces = 1;
         return p;
     }
-    const uint32_t from = cn_walk_owner(w, item_first + CN_WALK_COST);
+    const uint32_t from = cn_walk_owner(w, item_first + w.cost);
     p.n_pieces = cn_walk_owner(w, item_first + w.item_places - 1) - from + 1;
     p.first_slot = 2 * from + 1;
     p.slot = block == from ? p.first_slot : 2 * block;
