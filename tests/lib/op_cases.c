@@ -306,6 +306,7 @@ static void run_case(void **state)
     if (!why_not[0]) open_cuda(c);
     if (!env.cuda) skip();
     env.fp8 = c->fp8;
+    env.portable = c->portable;
     double worst = 0;
     for (seed = 0; seed < cn_min_u32(c->n_seeds, most_seeds); seed++) {
         env.rng = (test_rng){seed};

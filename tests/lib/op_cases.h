@@ -17,6 +17,7 @@ typedef struct op_env {
     cn_stream *cuda_side;                /* of priority LOW */
     test_rng rng;                        /* seeded with the case's seed */
     bool fp8;                            /* K and V of the GPU's pool are in eight bits */
+    bool portable;                       /* the backend has only the portable kernels */
     char shape[160];                     /* the case describes here what it drew */
     /* Counts of the whole run: compared choices between scores, and choices where the GPU took the
      * other one of two nearly equal scores. A case defines "nearly equal", counts both, and fails
