@@ -12,7 +12,7 @@
  * Move `fill`, grid (units, slices). Every source block that is a target at another place is set
  * aside first. After that no row that is read is also written. A block lists the rows of a slice of
  * target slots that move, and copies their K and V in any order.
- * Scales of rows in eight bits are moved by a kernel of their own, as P and F.
+ * In eight bits the thread that finds a row's addresses moves the row's scale, in the same order.
  * Bytes moved: 8 d per unit and kept slot that moves; in eight bits 4 d + 8.
  * CPU version: cpu_compact.c. Paper C.6. */
 #include "cuda/compress/compress.cuh"
@@ -22,8 +22,8 @@ enum {
     VECS = 8, /* vectors of 16 bytes of a tile in a thread's registers */
     MAX_ROWS = THREADS,
     SLICE = 2 * THREADS, /* target slots */
-    RING = 4,      /* tiles whose addresses are in shared memory */
-    RESIDENT = 5   /* blocks per multiprocessor: 132 of them run 288 units in one wave */
+    RING = 4,            /* tiles whose addresses are in shared memory */
+    RESIDENT = 5         /* blocks per multiprocessor: 132 of them run 288 units in one wave */
 };
 
 /* One row. It need not move if `from` equals `to`. */
@@ -62,19 +62,38 @@ __device__ static inline uint32_t *aside_side(const cn_compress_chunk &c, const 
 
 /* ---- K and V ---- */
 
-__device__ static inline move_row move_row_of(const cn_compress_chunk &c, const cn_compress_unit &u,
-                                              uint32_t i, uint32_t n_kept, cn_kv_part part)
+/* Returns the row that slot i of the targets receives from slot v. */
+__device__ static inline move_row move_row_from(const cn_compress_chunk &c,
+                                                const cn_compress_unit &u, uint32_t i, uint32_t v,
+                                                cn_kv_part part)
 {
-    const uint32_t b = c.pools.layout.block_tokens;
-    move_row r = {NULL, NULL};
-    if (i >= n_kept) return r;
-    const uint32_t v = kept_slot(c, u, i, n_kept), entry = u.job->table[v / b];
+    const uint32_t b = c.pools.layout.block_tokens, entry = u.job->table[v / b];
+    move_row r;
     r.to = pool_row(c, u, u.job->target[i / b], i % b, part);
-    r.from = entry < CN_COMPRESS_ASIDE
-                 ? pool_row(c, u, entry, v % b, part)
-                 : aside_block(c, u, entry - CN_COMPRESS_ASIDE) +
-                       cn_kv_in_head(&c.pools.layout, v % b, part);
+    r.from = entry < CN_COMPRESS_ASIDE ? pool_row(c, u, entry, v % b, part)
+                                       : aside_block(c, u, entry - CN_COMPRESS_ASIDE) +
+                                             cn_kv_in_head(&c.pools.layout, v % b, part);
     return r;
+}
+
+/* A row of K or V, and its scale in eight bits. */
+typedef struct move_pair {
+    move_row row, scale;
+} move_pair;
+
+__device__ static inline bool moves(const move_row &r) { return r.from != r.to; }
+
+template <bool FP8>
+__device__ static inline move_pair move_pair_of(const cn_compress_chunk &c,
+                                                const cn_compress_unit &u, uint32_t i,
+                                                uint32_t n_kept, cn_kv_part part)
+{
+    move_pair m = {};
+    if (i >= n_kept) return m;
+    const uint32_t v = kept_slot(c, u, i, n_kept);
+    m.row = move_row_from(c, u, i, v, part);
+    if (FP8) m.scale = move_row_from(c, u, i, v, part == CN_KV_K ? CN_KV_K_SCALE : CN_KV_V_SCALE);
+    return m;
 }
 
 /* Pieces of 16 bytes of a row of K or V. */
@@ -94,7 +113,7 @@ __device__ static inline void load_tile(uint4 piece[VECS], tile_share t, const m
     for (uint32_t k = 0; k < VECS; k++) {
         const uint32_t e = threadIdx.x + k * THREADS, row = e / t.vecs;
         if (row >= t.rows) break;
-        if (rows[row].from != rows[row].to) piece[k] = ((const uint4 *)rows[row].from)[e % t.vecs];
+        if (moves(rows[row])) piece[k] = ((const uint4 *)rows[row].from)[e % t.vecs];
     }
 }
 
@@ -105,14 +124,47 @@ __device__ static inline void store_tile(const uint4 piece[VECS], tile_share t,
     for (uint32_t k = 0; k < VECS; k++) {
         const uint32_t e = threadIdx.x + k * THREADS, row = e / t.vecs;
         if (row >= t.rows) break;
-        if (rows[row].from != rows[row].to) ((uint4 *)rows[row].to)[e % t.vecs] = piece[k];
+        if (moves(rows[row])) ((uint4 *)rows[row].to)[e % t.vecs] = piece[k];
     }
 }
 
+/* The tiles of a thread block. A thread reads and writes its own element of `scales` only. */
+template <bool FP8> struct move_shared {
+    move_row rows[RING][MAX_ROWS], scales[FP8 ? RING : 1][FP8 ? MAX_ROWS : 1];
+
+    /* Finds the addresses of tile t. */
+    __device__ void find(const cn_compress_chunk &c, const cn_compress_unit &u, uint32_t t,
+                         tile_share share, uint32_t n_kept, cn_kv_part part)
+    {
+        if (threadIdx.x >= share.rows) return;
+        const move_pair m = move_pair_of<FP8>(c, u, t * share.rows + threadIdx.x, n_kept, part);
+        rows[t % RING][threadIdx.x] = m.row;
+        if (FP8) scales[t % RING][threadIdx.x] = m.scale;
+    }
+
+    __device__ void load(uint4 piece[VECS], uint16_t *scale, uint32_t t, tile_share share) const
+    {
+        load_tile(piece, share, rows[t % RING]);
+        if (!FP8 || threadIdx.x >= share.rows) return;
+        const move_row &r = scales[t % RING][threadIdx.x];
+        if (moves(r)) *scale = *(const uint16_t *)r.from;
+    }
+
+    __device__ void store(const uint4 piece[VECS], uint16_t scale, uint32_t t,
+                          tile_share share) const
+    {
+        store_tile(piece, share, rows[t % RING]);
+        if (!FP8 || threadIdx.x >= share.rows) return;
+        const move_row &r = scales[t % RING][threadIdx.x];
+        if (moves(r)) *(uint16_t *)r.to = scale;
+    }
+};
+
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS, RESIDENT)
     move_kernel(const __grid_constant__ cn_compress_chunk c)
 {
-    __shared__ move_row rows[RING][MAX_ROWS];
+    __shared__ move_shared<FP8> shared;
     const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
     const cn_kv_part part = blockIdx.y == 0 ? CN_KV_K : CN_KV_V;
     tile_share share;
@@ -123,43 +175,51 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
     const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
     const uint32_t n_tiles = (n_kept + share.rows - 1) / share.rows;
     uint4 piece[2][VECS];
-    if (threadIdx.x < share.rows)
-        for (uint32_t t = 0; t < 2; t++)
-            rows[t][threadIdx.x] = move_row_of(c, u, t * share.rows + threadIdx.x, n_kept, part);
+    uint16_t scale[2] = {};
+    for (uint32_t t = 0; t < 2; t++) shared.find(c, u, t, share, n_kept, part);
     __syncthreads();
-    load_tile(piece[0], share, rows[0]);
+    shared.load(piece[0], &scale[0], 0, share);
     /* Two tiles per iteration, so that the registers of a tile are known at compile time. */
     for (uint32_t tile = 0; tile < n_tiles; tile += 2)
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
             const uint32_t t = tile + half;
-            load_tile(piece[half ^ 1], share, rows[(t + 1) % RING]);
-            if (threadIdx.x < share.rows)
-                rows[(t + 2) % RING][threadIdx.x] =
-                    move_row_of(c, u, (t + 2) * share.rows + threadIdx.x, n_kept, part);
+            shared.load(piece[half ^ 1], &scale[half ^ 1], t + 1, share);
+            shared.find(c, u, t + 2, share, n_kept, part);
             __syncthreads();
-            store_tile(piece[half], share, rows[t % RING]);
+            shared.store(piece[half], scale[half], t, share);
         }
 }
 
 /* ---- K and V into holes ---- */
 
+__device__ static inline void copy_scale(const move_row &r)
+{
+    *(uint16_t *)r.to = *(const uint16_t *)r.from;
+}
+
 /* rows[2 * i] and rows[2 * i + 1] = K and V of the i-th row of the slice that moves, in any
- * order. */
+ * order. Their scales are moved at once. */
+template <bool FP8>
 __device__ static inline void list_slice(const cn_compress_chunk &c, const cn_compress_unit &u,
                                          move_row *rows, uint32_t *n_rows)
 {
     const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
     for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS) {
         const uint32_t target = blockIdx.y * SLICE + i;
-        const move_row k = move_row_of(c, u, target, n_kept, CN_KV_K);
-        if (k.from == k.to) continue;
+        const move_pair k = move_pair_of<FP8>(c, u, target, n_kept, CN_KV_K);
+        if (!moves(k.row)) continue;
+        const move_pair v = move_pair_of<FP8>(c, u, target, n_kept, CN_KV_V);
         const uint32_t at = atomicAdd(n_rows, 2u);
-        rows[at] = k;
-        rows[at + 1] = move_row_of(c, u, target, n_kept, CN_KV_V);
+        rows[at] = k.row;
+        rows[at + 1] = v.row;
+        if (!FP8) continue;
+        copy_scale(k.scale);
+        copy_scale(v.scale);
     }
 }
 
+template <bool FP8>
 __global__ static void __launch_bounds__(THREADS)
     fill_kernel(const __grid_constant__ cn_compress_chunk c)
 {
@@ -171,7 +231,7 @@ __global__ static void __launch_bounds__(THREADS)
     cn_overlap_next();
     cn_wait_previous();
     __syncthreads();
-    list_slice(c, u, rows, &n_rows);
+    list_slice<FP8>(c, u, rows, &n_rows);
     __syncthreads();
     const uint32_t n = n_rows * vecs;
     for (uint32_t first = threadIdx.x; first < n; first += VECS * THREADS) {
@@ -217,35 +277,14 @@ __global__ static void __launch_bounds__(THREADS)
         uint32_t value = 0;
         if (i < n_kept) {
             const uint32_t v = kept_slot(c, u, i, n_kept), entry = u.job->table[v / b];
-            const uint32_t *from = entry < CN_COMPRESS_ASIDE
-                                       ? side + cn_compress_side(c, u, entry, v % b)
-                                       : aside_side(c, u, entry - CN_COMPRESS_ASIDE, blockIdx.y) +
-                                             v % b;
+            const uint32_t *from =
+                entry < CN_COMPRESS_ASIDE
+                    ? side + cn_compress_side(c, u, entry, v % b)
+                    : aside_side(c, u, entry - CN_COMPRESS_ASIDE, blockIdx.y) + v % b;
             value = v < n_moved ? *from : u.job->first_position + v;
         }
         __syncthreads();
         if (i < n_kept) side[cn_compress_side(c, u, u.job->target[i / b], i % b)] = value;
-        __syncthreads();
-    }
-}
-
-/* ---- scales of rows in eight bits ---- */
-
-/* Grid (units, K and V). Target slots in order, as in move_kernel. */
-__global__ static void __launch_bounds__(THREADS)
-    move_scales_kernel(const __grid_constant__ cn_compress_chunk c)
-{
-    const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
-    const cn_kv_part part = blockIdx.y == 0 ? CN_KV_K_SCALE : CN_KV_V_SCALE;
-    cn_overlap_next();
-    cn_wait_previous();
-    const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
-    for (uint32_t first = 0; first < n_kept; first += THREADS) {
-        const move_row r = move_row_of(c, u, first + threadIdx.x, n_kept, part);
-        uint16_t scale = 0;
-        if (r.from) scale = *(const uint16_t *)r.from;
-        __syncthreads();
-        if (r.to) *(uint16_t *)r.to = scale;
         __syncthreads();
     }
 }
@@ -275,8 +314,7 @@ __global__ static void __launch_bounds__(THREADS)
     for (uint32_t which = 0; which < 2; which++) {
         const uint32_t *side = side_of(c, u, which);
         for (uint32_t slot = threadIdx.x; side && slot < b; slot += THREADS)
-            aside_side(c, u, blockIdx.y, which)[slot] =
-                side[cn_compress_side(c, u, found, slot)];
+            aside_side(c, u, blockIdx.y, which)[slot] = side[cn_compress_side(c, u, found, slot)];
     }
 }
 
@@ -289,18 +327,21 @@ extern "C" cn_status cn_compress_set_aside(cn_stream *s, const cn_compress_chunk
     return cn_cuda_launch(s, "compress: set aside", aside_kernel, {grid, THREADS}, *c);
 }
 
-extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
+template <bool FP8> static cn_status move_rows(cn_stream *s, const cn_compress_chunk *c)
 {
     const uint32_t units = cn_compress_units(c);
     const uint32_t targets = c->max_target * c->pools.layout.block_tokens;
-    if (c->fills)
-        CN_TRY(cn_cuda_launch(s, "compress: fill", fill_kernel,
-                              {dim3(units, (targets + SLICE - 1) / SLICE), THREADS}, *c));
-    else
-        CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, {dim3(units, 2), THREADS}, *c));
-    if (cn_kv_form_of(&c->pools.layout) == CN_KV_FP8)
-        CN_TRY(cn_cuda_launch(s, "compress: scales", move_scales_kernel,
-                              {dim3(units, 2), THREADS}, *c));
+    if (!c->fills)
+        return cn_cuda_launch(s, "compress: move", move_kernel<FP8>, {dim3(units, 2), THREADS}, *c);
+    return cn_cuda_launch(s, "compress: fill", fill_kernel<FP8>,
+                          {dim3(units, (targets + SLICE - 1) / SLICE), THREADS}, *c);
+}
+
+extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
+{
+    const bool fp8 = cn_kv_form_of(&c->pools.layout) == CN_KV_FP8;
+    CN_TRY(fp8 ? move_rows<true>(s, c) : move_rows<false>(s, c));
     if (!c->pools.origin && !c->moves_scores) return CN_OK;
-    return cn_cuda_launch(s, "compress: sides", move_sides_kernel, {dim3(units, 2), THREADS}, *c);
+    return cn_cuda_launch(s, "compress: sides", move_sides_kernel,
+                          {dim3(cn_compress_units(c), 2), THREADS}, *c);
 }

@@ -29,7 +29,8 @@
  * maximum.
  *
  * Keys in eight bits are fetched as codes; the team makes a tile of bf16 from them, without loss,
- * and the scales multiply the logits.
+ * and the scales multiply the logits. Codes have memory of their own (up to d 128), so those of the
+ * next span arrive while both teams compute.
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
  * read (F), 8*n written. Operations: 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Example:
@@ -92,15 +93,33 @@ __device__ static inline void copy_codes(const score_params &p, const team_place
     const size_t scale =
         cn_kv_at(&l, x.layer, block, x.kv_head, slot % l.block_tokens, CN_KV_K_SCALE);
     uint64_t *full = &t.shared->keys_full;
-    cn_bulk_copy(cn_shared_address(t.keys) + at * l.head_dim, kv + key, l.tile_tokens * l.head_dim,
+    cn_bulk_copy(cn_shared_address(t.codes) + at * l.head_dim, kv + key, l.tile_tokens * l.head_dim,
                  full);
-    cn_bulk_copy(cn_shared_address(&t.shared->key_scales[at]), kv + scale,
+    cn_bulk_copy(cn_shared_address(&t.coded->scales[at]), kv + scale,
                  l.tile_tokens * (uint32_t)sizeof(uint16_t), full);
+}
+
+/* Fetches the codes of a team's span. Codes past the end of the sequence are old ones. number: how
+ * many spans were fetched before. */
+template <int D>
+__device__ static inline void fetch_key_codes(const score_params &p, const team_place<D> &t,
+                                              const score_span &x, uint32_t turn, uint32_t number)
+{
+    const cn_kv_layout &l = p.c.pools.layout;
+    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
+    cn_barrier_wait(score_plan<D>::CODE_BYTES ? &t.coded->empty : &t.shared->keys_empty,
+                    (number & 1) ^ 1);
+    if (lane == 0) {
+        t.shared->span[turn % 2] = x;
+        cn_barrier_expect(&t.shared->keys_full, n * (l.head_dim + (uint32_t)sizeof(uint16_t)));
+    }
+    __syncwarp();
+    if (lane * l.tile_tokens < n) copy_codes<D>(p, t, x, lane * l.tile_tokens);
 }
 
 /* Fetches the keys of a span. Slots past the end of the sequence keep the old content of shared
  * memory. */
-template <int D, bool FP8>
+template <int D>
 __device__ static inline void fetch_keys(const score_params &p, const team_place<D> &t,
                                          const CUtensorMap *pool, const score_span &x,
                                          uint32_t turn)
@@ -109,21 +128,19 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
     const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
     const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* one tile per lane */
     uint32_t row = 0;
-    if (!FP8 && at < n)
+    if (at < n)
         row = x.layer * p.rows.layer + x.job->source[slot / l.block_tokens] * p.rows.block +
               x.kv_head * p.rows.head + slot % l.block_tokens / l.tile_tokens * p.rows.tile;
     uint64_t *full = &t.shared->keys_full;
     cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
     if (lane == 0) {
         t.shared->span[turn % 2] = x;
-        cn_barrier_expect(full, n * (FP8 ? l.head_dim + (uint32_t)sizeof(uint16_t)
-                                         : score_plan<D>::BOXES * CN_ROW_BYTES));
+        cn_barrier_expect(full, n * score_plan<D>::BOXES * CN_ROW_BYTES);
     }
     __syncwarp();
     if (at >= n) return;
-    if (FP8) copy_codes<D>(p, t, x, at);
 #pragma unroll
-    for (uint32_t box = 0; !FP8 && box < score_plan<D>::BOXES; box++)
+    for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
         cn_box_copy(cn_shared_address(t.keys + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
                     pool, box * CN_BOX_COLS, row, full);
 }
@@ -155,15 +172,28 @@ template <int D> __device__ static inline uint32_t span_number(uint32_t team, ui
     return blockIdx.x + (turn * score_plan<D>::TEAMS + team) * gridDim.x;
 }
 
+/* Fetches the codes of all spans. Called by a warp. */
+template <int D>
+__device__ static inline void fetch_all_codes(const score_params &p, unsigned char *tiles,
+                                              team_shared *teams, code_shared *coded)
+{
+    constexpr uint32_t TEAMS = score_plan<D>::TEAMS;
+    const uint32_t n_spans = n_spans_of(p);
+    for (uint32_t i = 0; blockIdx.x + i * gridDim.x < n_spans; i++) {
+        const team_place<D> t(tiles, teams, coded, i % TEAMS, 0);
+        fetch_key_codes(p, t, span_of(p, blockIdx.x + i * gridDim.x), i / TEAMS, i);
+    }
+}
+
 /* Fetches the keys of a team's spans, or the queries. Called by a warp. */
-template <int D, bool FP8>
+template <int D>
 __device__ static inline void fetch(const score_params &p, const team_place<D> &t, uint32_t team,
                                     bool keys, const CUtensorMap *map)
 {
     const uint32_t n_spans = n_spans_of(p);
     for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
         const score_span span = span_of(p, span_number<D>(team, turn));
-        if (keys) fetch_keys<D, FP8>(p, t, map, span, turn);
+        if (keys) fetch_keys<D>(p, t, map, span, turn);
         for (uint32_t round = 0; !keys && round < p.n_rounds; round++)
             fetch_queries(p, t, map, span, round, turn * p.n_rounds + round);
     }
@@ -464,7 +494,6 @@ __device__ static inline void attend_one_round(const score_params &p, const scor
     begin_logits(x, t, turn);
     const float history = history_of(p, span, span.first + own_row());
     end_logits<D, FP8>(x, p, span, t, 0);
-    if (FP8) __syncwarp(); /* all lanes have read their scales */
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     measure(p, span, x, t.shared, 0);
     find_bases(p, span, t.shared, 0);
@@ -493,7 +522,6 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
         else
             measure(p, span, x, t.shared, round);
     }
-    if (FP8) __syncwarp();
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     if (p.steps == WEIGH) store_scores(p, span, sum, history_of(p, span, span.first + own_row()));
 }
@@ -528,6 +556,7 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     using plan = score_plan<D>;
     extern __shared__ unsigned char dynamic[];
     __shared__ team_shared teams[plan::TEAMS];
+    __shared__ code_shared coded;
     cn_wait_previous();
     cn_overlap_next();
     if (threadIdx.x < plan::TEAMS) {
@@ -537,6 +566,7 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
         cn_barrier_init(&team->queries_full, 1);
         cn_barrier_init(&team->queries_empty, TEAM_WARPS);
         cn_barrier_init(&team->compared, TEAM_WARPS);
+        if (threadIdx.x == 0) cn_barrier_init(&coded.empty, TEAM_WARPS);
         cn_barrier_init_done();
     }
     __syncthreads();
@@ -547,12 +577,13 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     if (thread >= plan::TEAMS * TEAM) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(plan::FETCH_REGISTERS));
         const uint32_t warp = thread % CN_WARPGROUP / CN_WARP, team = warp % plan::TEAMS;
-        const team_place<D> t(tiles, teams, team, 0);
-        if (warp < 2 * plan::TEAMS)
-            fetch<D, FP8>(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
+        const team_place<D> t(tiles, teams, &coded, team, 0);
+        if (FP8 && warp == 0) fetch_all_codes<D>(p, tiles, teams, &coded);
+        if (warp < 2 * plan::TEAMS && !(FP8 && warp < plan::TEAMS))
+            fetch<D>(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(plan::COMPUTE_REGISTERS));
-        const team_place<D> t(tiles, teams, thread / TEAM, first_strip(thread));
+        const team_place<D> t(tiles, teams, &coded, thread / TEAM, first_strip(thread));
         compute<D, FP8>(p, t, thread / TEAM);
     }
 #endif
@@ -587,7 +618,8 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
 {
     using plan = score_plan<D>;
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
-    cn_launch how = {dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), plan::THREADS, plan::BYTES};
+    cn_launch how = {dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), plan::THREADS,
+                     plan::BYTES + (FP8 ? plan::CODE_BYTES : 0)};
     p.steps = steps;
     /* With both steps the blocks wait for one another. At a priority below the model's this can
      * deadlock: a kernel of the model that waits for room prevents the remaining blocks from
@@ -601,8 +633,7 @@ template <int D, bool FP8> static cn_status launch_score_sm90(cn_stream *s, cons
 {
     score_maps maps = {};
     const cn_pools *pools = &p.c.pools;
-    if (!FP8)
-        CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
+    if (!FP8) CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
     CN_TRY(map_windows(&maps.windows, pools));
     if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
         return launch_steps<D, FP8>(s, p, MEASURE | WEIGH, maps);

@@ -70,8 +70,17 @@ template <int D> struct score_plan {
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t KEY_BOX = SPAN * CN_ROW_BYTES, QUERY_BOX = COLUMNS * CN_ROW_BYTES;
     static constexpr uint32_t TEAM_BYTES = BOXES * (KEY_BOX + QUERY_BOX);
+    /* Codes of a span, for both teams in turn. For d above 128 there is no room; the codes are
+     * where the team's keys will be. */
+    static constexpr uint32_t CODE_BYTES = TEAMS == 2 ? SPAN * D : 0;
     static constexpr uint32_t BYTES = TEAMS * TEAM_BYTES + 1024;
 };
+
+/* Scales of the codes, and the barrier at which the warps of a team arrive that has read them. */
+typedef struct code_shared {
+    uint64_t empty;
+    __align__(16) uint16_t scales[SPAN];
+} code_shared;
 
 /* Shared memory of a team besides its tiles. */
 typedef struct team_shared {
@@ -80,22 +89,25 @@ typedef struct team_shared {
     float2 measures[TEAM_WARPS][COLUMNS]; /* largest logit and sum of column i * 4 + lane % 4 */
     float base[COLUMNS];                  /* logit - base = log2 of its weight */
     __align__(16) float inv_norm[SPAN / PANEL][4][PANEL_VALUES + 4]; /* ordered by lane % 4 */
-    int32_t twins[SPAN]; /* what is subtracted from sums of cosines, in steps */
+    int32_t twins[SPAN];                     /* what is subtracted from sums of cosines, in steps */
     __align__(16) uint16_t key_scales[SPAN]; /* in eight bits */
-    score_span span[2];  /* the current span and the next, which is written with its keys */
+    score_span span[2]; /* the current span and the next, which is written with its keys */
 } team_shared;
 
 /* The memory of a thread's team: its tiles and the rest. */
 template <int D> struct team_place {
-    unsigned char *keys, *queries;
+    unsigned char *keys, *queries, *codes;
     team_shared *shared;
+    code_shared *coded;
     uint32_t strip; /* first strip of the warpgroup; used by threads that compute */
 
-    __device__ team_place(unsigned char *tiles, team_shared *teams, uint32_t team,
-                          uint32_t first_strip)
+    __device__ team_place(unsigned char *tiles, team_shared *teams, code_shared *in_codes,
+                          uint32_t team, uint32_t first_strip)
         : keys(tiles + team * score_plan<D>::TEAM_BYTES),
-          queries(keys + score_plan<D>::BOXES * score_plan<D>::KEY_BOX), shared(teams + team),
-          strip(first_strip)
+          queries(keys + score_plan<D>::BOXES * score_plan<D>::KEY_BOX),
+          codes(score_plan<D>::CODE_BYTES ? tiles + score_plan<D>::TEAMS * score_plan<D>::TEAM_BYTES
+                                          : keys),
+          shared(teams + team), coded(in_codes), strip(first_strip)
     {
     }
 };
@@ -144,9 +156,26 @@ __device__ static inline uint32_t own_row(void)
 
 /* ---- keys in eight bits ---- */
 
-/* Makes a tile of bf16 from the codes of a span, which are at the front of its memory, [SPAN, d]. A
- * thread has a row. Neighbouring threads read and write other pieces of their rows at the same
- * time, in other banks. */
+/* Returns the address of 1 / |key| of a slot; the value is 0 for a zero key, NaN if the key is. */
+__device__ static inline float *inv_norm_of(team_shared *team, uint32_t slot)
+{
+    return &team->inv_norm[slot / PANEL][slot % 8 / 2][slot % PANEL / 8 * 2 + slot % 2];
+}
+
+/* Writes eight keys of a row to a tile, and adds their squares. */
+__device__ static inline void expand_chunk(unsigned char *to, uint2 codes, float square[2])
+{
+    const uint4 x = cn_fp8_chunk(codes);
+    float v[CN_VEC8];
+    *(uint4 *)to = x;
+    cn_unpack8(v, x);
+#pragma unroll
+    for (uint32_t j = 0; j < CN_VEC8; j++) square[j % 2] = fmaf(v[j], v[j], square[j % 2]);
+}
+
+/* Makes a tile of bf16 from the codes of a span, [SPAN, d]. A thread has a row. Neighbouring
+ * threads read and write other pieces of their rows at the same time, in other banks. Computes
+ * 1 / |key|, too: cosines of codes are those of their keys, but a scale may be NaN. */
 template <int D> __device__ static inline void expand_keys(const team_place<D> &t, uint32_t d)
 {
     static_assert(TEAM == SPAN, "a thread has a row");
@@ -157,33 +186,34 @@ template <int D> __device__ static inline void expand_keys(const team_place<D> &
     for (uint32_t i = 0; i < PIECES; i++) {
         const uint32_t at = (i ^ row % PIECES) * sizeof(uint4);
         codes[i] = make_uint4(0, 0, 0, 0);
-        if (at < d) codes[i] = *(const uint4 *)(t.keys + row * d + at);
+        if (at < d) codes[i] = *(const uint4 *)(t.codes + row * d + at);
     }
-    team_sync();
+    const uint16_t scale = t.coded->scales[row];
+    team_sync(); /* the codes are read, and the team is done with its last span */
+    if (score_plan<D>::CODE_BYTES && threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.coded->empty);
+    float square[2] = {};
 #pragma unroll
     for (uint32_t i = 0; i < PIECES; i++) {
         const uint32_t chunk = 2 * (i ^ row % PIECES);
-        *(uint4 *)(t.keys + cn_chunk_at(SPAN, row, chunk)) =
-            cn_fp8_chunk(make_uint2(codes[i].x, codes[i].y));
-        *(uint4 *)(t.keys + cn_chunk_at(SPAN, row, chunk + 1)) =
-            cn_fp8_chunk(make_uint2(codes[i].z, codes[i].w));
+        expand_chunk(t.keys + cn_chunk_at(SPAN, row, chunk), make_uint2(codes[i].x, codes[i].y),
+                     square);
+        expand_chunk(t.keys + cn_chunk_at(SPAN, row, chunk + 1), make_uint2(codes[i].z, codes[i].w),
+                     square);
     }
+    const float sum = square[0] + square[1];
+    const float inv = isnan(cn_fp8_half(scale)) ? CUDART_NAN_F : sum == 0 ? 0 : rsqrtf(sum);
+    *inv_norm_of(t.shared, row) = inv;
+    t.shared->twins[row] = 0;
+    t.shared->key_scales[row] = scale;
     cn_async_fence();
     team_sync();
 }
 
 /* ---- cosines ---- */
 
-/* Returns the address of 1 / |key| of a slot; the value is 0 for a zero key. */
-__device__ static inline float *inv_norm_of(team_shared *team, uint32_t slot)
-{
-    return &team->inv_norm[slot / PANEL][slot % 8 / 2][slot % PANEL / 8 * 2 + slot % 2];
-}
-
-/* Computes 1 / |key| of the thread's own key; cosines of codes are those of their keys, but a scale
- * may be NaN. The pieces of sixteen bytes of a row may be read in
+/* Computes 1 / |key| of the thread's own key. The pieces of sixteen bytes of a row may be read in
  * any order; in this order any eight lanes read from all banks. */
-template <int D, bool FP8> __device__ static inline void find_norms(const team_place<D> &t)
+template <int D> __device__ static inline void find_norms(const team_place<D> &t)
 {
     static_assert(TEAM == SPAN, "a thread has a row");
     const uint32_t row = threadIdx.x % TEAM;
@@ -198,9 +228,7 @@ template <int D, bool FP8> __device__ static inline void find_norms(const team_p
         for (uint32_t j = 0; j < CN_VEC8; j++) square[j % 2] = fmaf(x[j], x[j], square[j % 2]);
     }
     const float sum = square[0] + square[1];
-    float inv = sum > 0 ? rsqrtf(sum) : 0;
-    if (FP8 && isnan(cn_fp8_half(t.shared->key_scales[row]))) inv = CUDART_NAN_F;
-    *inv_norm_of(t.shared, row) = inv;
+    *inv_norm_of(t.shared, row) = sum == 0 ? 0 : rsqrtf(sum);
     t.shared->twins[row] = 0;
     team_sync();
 }
@@ -314,7 +342,7 @@ __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *tea
         }
         if (!owns(s, h)) continue;
         const float inv = *inv_norm_of(team, r.row[h]);
-        *own_sum = inv > 0 ? r.sum[h] * inv - 1 : 0; /* minus its cosine with itself */
+        *own_sum = inv == 0 ? 0 : r.sum[h] * inv - 1; /* minus its cosine with itself */
         if (r.last[h] >= 0)
             atomicAdd(&team->twins[r.last[h]], __float2int_rn(r.twin[h] * inv * COSINE_STEPS));
     }
@@ -364,7 +392,7 @@ __device__ static inline void compare(const score_params &p, const score_span &s
     const float twin_p = span.job->redundancy_p;
     float own_sum = 0;
     wait_turn(t, team, turn);
-    find_norms<D, FP8>(t);
+    if (!FP8) find_norms<D>(t);
     if (block_tokens >= PANEL)
         compare_rows<D, PANEL>(t, block_tokens, twin_p, &own_sum);
     else
