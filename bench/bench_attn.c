@@ -240,6 +240,7 @@ static void prefill_cases(bench *b)
     bench_prefill(b, 1, 8192, 8192);
     bench_prefill(b, 1, 16384, 16384);
     bench_prefill(b, 1, 2048, 16384);
+    bench_prefill(b, 1, 2048, 131072);
     bench_prefill(b, 8, 512, 512);
     bench_prefill(b, 16, 128, 2176);
 }
@@ -259,7 +260,7 @@ int main(int argc, char **argv)
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = DIM,
                                     .max_seqs = MAX_SEQS,
-                                    .plain_bytes = fp8 ? 64 << 20 : 0,
+                                    .plain_bytes = fp8 ? 256 << 20 : 0,
                                     .switches = &switches};
     if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
         fprintf(stderr, "bench_attn: %s; nothing measured\n", cn_last_error());

@@ -24,10 +24,11 @@ uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
     return c->max_model_len ? c->max_model_len : m->max_position;
 }
 
-/* With 64 MiB a step reads eight kv heads of 16,384 tokens at once, at head_dim 128. */
+/* With 256 MiB a step reads four kv heads of 131,072 tokens at once, at head_dim 128. One head of a
+ * chunk of 2,048 tokens has thread blocks for half of a GPU. */
 uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m)
 {
-    const uint64_t least = UINT64_C(64) << 20, row_bytes = 2 * (uint64_t)m->head_dim;
+    const uint64_t least = UINT64_C(256) << 20, row_bytes = 2 * (uint64_t)m->head_dim;
     const uint64_t longest = cn_round_up(cn_start_max_model_len(c, m), PLAIN_SLOTS);
     if (cn_planner_kv_form(c) == CN_KV_PLAIN || m->head_dim > PLAIN_DIM) return 0;
     return 2 * longest * row_bytes > least ? 2 * longest * row_bytes : least;
