@@ -172,7 +172,8 @@ static double floor_bytes(const cn_kv_params *p, uint32_t n_moved)
     const double units = LAYERS * KV_HEADS, row = DIM * 2, moved = 4 * row * n_moved;
     if (p->policy == CN_KV_WINDOW) return moved;
     const uint32_t queries = cn_rule_counted(p, false, (N_BLOCKS - N_TARGET) * BLOCK);
-    return moved + units * (N_BLOCKS * BLOCK * (row + 2 * sizeof(float)) + queries * GROUP * row);
+    const double history = cn_rule_keeps_scores(p) ? 2 * sizeof(float) : 0;
+    return moved + units * (N_BLOCKS * BLOCK * (row + history) + queries * GROUP * row);
 }
 
 /* Sets the rule of all requests, and the queries that it observes (0: those of the window). */
@@ -242,6 +243,8 @@ int main(int argc, char **argv)
     report(&b, "scaled", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
     set_rule(&b, CN_RULE_PEAK, 0);
     report(&b, "peak", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
+    set_rule(&b, CN_RULE_FOLLOW, 0);
+    report(&b, "follow", CN_KV_ZIP, CN_REDUNDANCY_NONE, CN_MOVE_ORDER);
     if (!narrow) report_counted(&b);
     b.be->stream_free(b.stream);
     b.be->close(b.be);

@@ -131,10 +131,11 @@ static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
     if (r->query_slot >= p->n_query_slots)
         return cn_fail(CN_ERR_ARG, "query slot %u: expected less than %u", r->query_slot,
                        p->n_query_slots);
-    if (r->params.global_score && !p->score)
+    if (cn_rule_keeps_scores(&r->params) && !p->score)
         return cn_fail(CN_ERR_ARG, "the request needs the global score, but the engine keeps none: "
                                    "declare zip with --kv-policies, or set kv.global to false");
-    if (r->params.redundancy != CN_REDUNDANCY_NONE && !(r->params.redundancy_tau > 0))
+    const bool redundancy = cn_rule_redundancy(&r->params) != CN_REDUNDANCY_NONE;
+    if (redundancy && !(r->params.redundancy_tau > 0))
         return cn_fail(CN_ERR_ARG, "redundancy temperature tau %g: expected above 0",
                        (double)r->params.redundancy_tau);
     return CN_OK;

@@ -32,6 +32,11 @@ static const cn_rule table[CN_N_RULES] = {
                       .scale = 0.76f,
                       .keeps_ends = true,
                       .observes = true},
+    [CN_RULE_FOLLOW] = {.name = "follow",
+                        .defaults = {.window_tokens = SMALL_WINDOW, .recent = 0.5f},
+                        .params = "budget window rule sinks recent move",
+                        .form = CN_FORM_FOLLOW,
+                        .keeps_ends = true},
 };
 
 const cn_rule *cn_rule_of(cn_kv_rule rule)
@@ -52,9 +57,30 @@ cn_kv_params cn_rule_with_defaults(cn_kv_params kv)
     return kv;
 }
 
+bool cn_rule_follows(const cn_kv_params *kv)
+{
+    return cn_rule_of(kv->rule)->form == CN_FORM_FOLLOW;
+}
+
+bool cn_rule_keeps_scores(const cn_kv_params *kv)
+{
+    return kv->global_score && !cn_rule_follows(kv);
+}
+
+bool cn_rule_pools(const cn_kv_params *kv, bool first_event)
+{
+    if (cn_rule_follows(kv)) return false;
+    return kv->pooling == CN_POOLING_ALWAYS || (kv->pooling == CN_POOLING_FIRST && first_event);
+}
+
+cn_kv_redundancy cn_rule_redundancy(const cn_kv_params *kv)
+{
+    return cn_rule_follows(kv) ? CN_REDUNDANCY_NONE : kv->redundancy;
+}
+
 float cn_rule_scale(const cn_kv_params *kv)
 {
-    return kv->redundancy == CN_REDUNDANCY_NONE ? 0.0f : cn_rule_of(kv->rule)->scale;
+    return cn_rule_redundancy(kv) == CN_REDUNDANCY_NONE ? 0.0f : cn_rule_of(kv->rule)->scale;
 }
 
 /* Not infinite for alpha 0, so that the newest query, of age 0, counts. */

@@ -11,8 +11,8 @@
 #include "engine/ops.h"
 
 /* Names in the order of cn_kv_rule. */
-#define CN_RULE_NAMES "zipage|scaled|peak"
-enum { CN_N_RULES = 3 };
+#define CN_RULE_NAMES "zipage|scaled|peak|follow"
+enum { CN_N_RULES = 4 };
 
 /* The members of a kv object that zip reads with some rule, except "policy". */
 #define CN_RULE_PARAMS                                                      \
@@ -21,12 +21,15 @@ enum { CN_N_RULES = 3 };
 
 /* How the probabilities that the window's queries give a slot become S. */
 typedef enum cn_rule_form {
-    CN_FORM_MEAN, /* their mean; F decays by alpha from event to event */
-    CN_FORM_PEAK  /* the largest; a probability decays by alpha in each CN_DECAY_TOKENS tokens */
+    CN_FORM_MEAN,  /* their mean; F decays by alpha from event to event */
+    CN_FORM_PEAK,  /* the largest; a probability decays by alpha in CN_DECAY_TOKENS tokens */
+    CN_FORM_FOLLOW /* their mean, which also counts for the CN_FOLLOW_SLOTS slots that follow, less
+                    * with the distance; there is neither F nor R */
 } cn_rule_form;
-enum { CN_DECAY_TOKENS = 64 };
+enum { CN_DECAY_TOKENS = 64, CN_FOLLOW_SLOTS = 128 };
 
-/* Values of the parameters that a request, or the options, leave open. */
+/* Values of the parameters that a request, or the options, leave open; 0 if the rule does not read
+ * them. */
 typedef struct cn_rule_defaults {
     uint32_t window_tokens, observe_tokens;
     float alpha, recent;
@@ -55,12 +58,21 @@ const cn_rule *cn_rule_of(cn_kv_rule rule);
  * most a quarter of the budget there, unless that is below 16. */
 cn_kv_params cn_rule_with_defaults(cn_kv_params kv);
 
+/* Whether the score of a slot also counts for the slots that follow (CN_FORM_FOLLOW). */
+bool cn_rule_follows(const cn_kv_params *kv);
+
+/* Return what an event does with these parameters: whether it keeps F, whether it pools, and which
+ * redundancy it subtracts. A rule that does not read a parameter does without. */
+bool cn_rule_keeps_scores(const cn_kv_params *kv);
+bool cn_rule_pools(const cn_kv_params *kv, bool first_event);
+cn_kv_redundancy cn_rule_redundancy(const cn_kv_params *kv);
+
 /* Returns the sum to which an event with these parameters scales S; 0: it does not. Only an event
  * that subtracts a redundancy scales, because a factor alone changes no order. */
 float cn_rule_scale(const cn_kv_params *kv);
 
 /* Returns the base-2 logarithm of the factor by which a probability decays for each token that came
- * after its query: 0 with CN_FORM_MEAN. */
+ * after its query: 0 unless the form is CN_FORM_PEAK. */
 float cn_rule_decay_log2(const cn_kv_params *kv);
 
 /* Returns the factor by which F decays until an event that comes n_tokens after the last one. */

@@ -157,8 +157,8 @@ static const cn_backend CUDA_TABLE = {
     .logit_bytes = sizeof(uint16_t),
     .keeps = 1U << CN_KEEP_RECENT | 1U << CN_KEEP_BEST,
     .scores = 1U << CN_SCORE_ATTENTION | 1U << CN_SCORE_GLOBAL | 1U << CN_SCORE_POOLING |
-              1U << CN_SCORE_SCALE | 1U << CN_SCORE_LIGHTNING | 1U << CN_SCORE_FLASH |
-              1U << CN_SCORE_COMBINE,
+              1U << CN_SCORE_FOLLOW | 1U << CN_SCORE_SCALE | 1U << CN_SCORE_LIGHTNING |
+              1U << CN_SCORE_FLASH | 1U << CN_SCORE_COMBINE,
     .close = close_backend,
     .enter = enter,
     .mem_alloc = mem_alloc,

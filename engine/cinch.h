@@ -60,8 +60,10 @@ typedef enum cn_kv_rule {
     CN_RULE_ZIPAGE, /* the paper's: the attention of the observation window, less redundancy */
     CN_RULE_SCALED, /* the same, with the attention of each head brought to a constant sum; keeps
                      * the first and the newest tokens */
-    CN_RULE_PEAK    /* the largest probability that a query gave a token, decayed by its age and
+    CN_RULE_PEAK,   /* the largest probability that a query gave a token, decayed by its age and
                      * scaled, less redundancy; keeps the same ends */
+    CN_RULE_FOLLOW  /* the attention of the observation window, which also counts for the tokens
+                     * that follow; keeps the same ends */
 } cn_kv_rule;
 
 /* At which compressions of a request the scores are max-pooled. */
@@ -132,19 +134,20 @@ typedef struct cn_kv_params {
     uint32_t budget_tokens; /* kept per (layer, kv head); rounded up to the block size */
     /* `zip`: observation window w; at most the engine's --kv-window or --kv-observe, whichever is
      * larger. cn_engine_default_kv has the defaults of --kv-rule. Who sets another rule sets this,
-     * alpha and pooling too. */
+     * recent, alpha and pooling too. */
     uint32_t window_tokens;
-    /* First tokens that `window`, `scaled` and `peak` always keep (fewer than budget_tokens), and
-     * that a selector always attends to. */
+    /* First tokens that `window` and every rule but `zipage` always keep (fewer than
+     * budget_tokens), and that a selector always attends to. */
     uint32_t sink_tokens;
-    float recent; /* newest tokens that `scaled` and `peak` always keep, at least window_tokens: a
-                   * share of the budget if below 1, else a whole number */
+    float recent; /* newest tokens that every rule but `zipage` always keeps, at least
+                   * window_tokens: a share of the budget if below 1, else a whole number */
     cn_kv_rule rule;        /* of `zip` */
-    /* Not with rule `zipage`: queries before the first compression that count, and all that follow;
-     * at most the engine's --kv-observe or --kv-window, whichever is larger. 0: those of the
-     * window. */
+    /* Rules `scaled` and `peak`: queries before the first compression that count, and all that
+     * follow; at most the engine's --kv-observe or --kv-window, whichever is larger. 0: those of
+     * the window. */
     uint32_t observe_tokens;
-    bool global_score;      /* `zip`: carry a decayed score from one compression to the next */
+    bool global_score; /* carry a decayed score from one compression to the next; this and the next
+                        * members up to combine have no effect with rule `follow` */
     float alpha; /* decay of the global score, 0 to 1: with rule `peak` in 64 tokens, else from one
                   * compression to the next */
     cn_kv_pooling pooling;

@@ -538,9 +538,9 @@ typedef struct cn_fetch_args {
 
 /* The scores of an event that keeps the best slots, in the order in which they apply
  * (engine/cpu/score.h). A backend names those that its `compress` computes. */
-#define CN_SCORES(X)                                                                    \
-    X(ATTENTION, attention) X(GLOBAL, global) X(POOLING, pooling) X(SCALE, scale)       \
-    X(LIGHTNING, lightning) X(FLASH, flash) X(COMBINE, combine)
+#define CN_SCORES(X)                                                                \
+    X(ATTENTION, attention) X(GLOBAL, global) X(POOLING, pooling) X(FOLLOW, follow) \
+    X(SCALE, scale) X(LIGHTNING, lightning) X(FLASH, flash) X(COMBINE, combine)
 #define CN_SCORE_KIND(KIND, name) CN_SCORE_##KIND,
 typedef enum cn_score_kind { CN_SCORES(CN_SCORE_KIND) CN_N_SCORES } cn_score_kind;
 

@@ -93,9 +93,10 @@ done <<T
 --kv-sinks needs --kv-policy window|bench throughput $model --kv-sinks 8
 --kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
 --kv-observe needs --kv-rule scaled or peak|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --kv-policy zip --kv-rule zipage --kv-observe 64
---kv-recent needs --kv-rule scaled or peak|bench throughput $model --kv-policy zip --kv-rule zipage --kv-recent 0.5
---kv-sinks needs --kv-rule scaled or peak|bench throughput $model --kv-policy zip --kv-rule zipage --kv-sinks 8
---kv-recent needs an arm of --arms with rule scaled or peak|compare $model -i examples/prompts.jsonl --arms zip:64:rule=zipage --no-window-baseline --kv-recent 0.5
+--kv-recent needs --kv-rule scaled, peak or follow|bench throughput $model --kv-policy zip --kv-rule zipage --kv-recent 0.5
+--kv-sinks needs --kv-rule scaled, peak or follow|bench throughput $model --kv-policy zip --kv-rule zipage --kv-sinks 8
+--kv-redundancy needs --kv-rule zipage, scaled or peak|bench throughput $model --kv-policy zip --kv-rule follow --kv-redundancy none
+--kv-recent needs an arm of --arms with rule scaled, peak or follow|compare $model -i examples/prompts.jsonl --arms zip:64:rule=zipage --no-window-baseline --kv-recent 0.5
 --kv-lambda: no effect with kv redundancy none; leave one of them out|bench throughput $model --kv-policy zip --kv-redundancy none --kv-lambda 0.5
 --kv-alpha: no effect with kv global false|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --kv-policy zip --no-kv-global --kv-alpha 0.5
 --kv-tau: no effect with redundancy none, which every zip arm|compare $model -i examples/prompts.jsonl --arms zip:64:redundancy=none --no-window-baseline --kv-tau 0.5

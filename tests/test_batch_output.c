@@ -689,6 +689,26 @@ static void a_run_keeps_the_defaults_of_its_rule(void **state)
     }
 }
 
+/* With the values of its own defaults, which are not those of another rule. */
+static void a_run_of_rule_follow_goes_on_with_what_it_reads(void **state)
+{
+    (void)state;
+    static const char *const changes[][3] = {
+        {"kv-recent", NULL, NULL},
+        {"kv-recent", "0.25", "--kv-recent was 0.5 and is now 0.25"},
+        {"kv-rule", "scaled", "--kv-rule was follow and is now scaled"},
+    };
+    for (int i = 0; i < 3; i++) {
+        cn_config *c = make_config();
+        assert_int_equal(cn_config_set(c, "kv-rule", "follow"), CN_OK);
+        const cn_status status =
+            resume_run(c, " \"rule_defaults\": true,\n", false, changes[i][0], changes[i][1]);
+        assert_int_equal(status, i == 0 ? CN_OK : CN_ERR_ARG);
+        if (i > 0 && !strstr(cn_last_error(), changes[i][2])) fail_msg("%s", cn_last_error());
+        cn_config_free(c);
+    }
+}
+
 /* --chat-template FILE: the content of the file counts, not only its name. */
 static void a_run_resumes_only_with_its_first_chat_template(void **state)
 {
@@ -739,6 +759,7 @@ int main(void)
         IN_DIR(a_run_keeps_its_white_space),
         IN_DIR(a_run_keeps_its_rule),
         IN_DIR(a_run_keeps_the_defaults_of_its_rule),
+        IN_DIR(a_run_of_rule_follow_goes_on_with_what_it_reads),
         IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -219,7 +219,7 @@ static void an_arm_has_the_defaults_of_its_rule(void **state)
 {
     (void)state;
     cn_config *c = make_config("zip:384:rule=peak,zip:128:rule=peak,zip:384:alpha=0.5:rule=peak,"
-                               "zip:384");
+                               "zip:384,zip:384:rule=follow,zip:384:recent=0.25:rule=follow");
     assert_int_equal(cn_config_set(c, "kv-pooling", "always"), CN_OK);
     cn_compare_arms a;
     assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
@@ -230,6 +230,8 @@ static void an_arm_has_the_defaults_of_its_rule(void **state)
     assert_true(a.arms[3].kv.alpha == 0.5f);
     assert_int_equal(scaled->window_tokens, 16);
     assert_true(scaled->alpha == 0.8f && scaled->pooling == CN_POOLING_ALWAYS);
+    assert_true(scaled->recent == 0.125f && a.arms[5].kv.recent == 0.5f);
+    assert_true(a.arms[6].kv.recent == 0.25f);
     assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
     assert_int_equal(cn_compare_arms_check_options(&a, c), CN_OK);
     cn_compare_arms_free(&a);
@@ -267,6 +269,8 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"zip:policy=window", "--arms zip:policy=window", "zip does not read policy"},
         {"zip:64:rule=zipage:recent=8", "--arms zip:64:rule=zipage:recent=8", "recent"},
         {"zip:64:recent=8:rule=zipage", "zip reads recent only with rule=scaled", ""},
+        {"zip:64:rule=follow:lambda=0.5", "zip reads lambda only with rule=zipage before", ""},
+        {"zip:64:rule=follow:observe=9", "zip reads observe only with rule=scaled before", ""},
         {"full:64", "--arms full:64", "full does not read budget: it reads nothing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

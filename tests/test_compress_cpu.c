@@ -65,6 +65,7 @@ static cn_kv_params params_read(const json_t *o)
         .observe_tokens = get_u32(o, "observe"),
         .recent = get_f32(o, "recent"),
         .rule = get_is(o, "rule", "peak")     ? CN_RULE_PEAK
+                : get_is(o, "rule", "follow") ? CN_RULE_FOLLOW
                 : get_is(o, "rule", "scaled") ? CN_RULE_SCALED
                                               : CN_RULE_ZIPAGE,
         .global_score = get_bool(o, "global"),
@@ -321,6 +322,7 @@ static void check_rows(const golden_case *c, const cn_score_job *job)
         uint32_t stage = strcmp(name, "attention") == 0 ? 0
                          : strcmp(name, "global") == 0  ? 1
                          : strcmp(name, "pooling") == 0 ? 2
+                         : strcmp(name, "follow") == 0  ? 2
                          : redundancy                   ? 3
                                                         : 4;
         assert_close(c, name, redundancy ? job->redundancy : job->score,
@@ -358,6 +360,53 @@ static void every_score_agrees_with_its_reference(void **state)
     }
 }
 
+/* DESIGN.md section 2, rule follow, one slot after the other. */
+static void follow_naively(const float *s, uint32_t n, uint32_t sinks, float *out)
+{
+    for (uint32_t v = 0; v < n; v++) {
+        out[v] = s[v];
+        for (uint32_t j = sinks; j < v; j++) {
+            const float x = s[j] * (1.0f - (float)(v - j) / 256.0f);
+            if (v - j <= 128 && x > out[v]) out[v] = x;
+        }
+    }
+}
+
+/* Scores on which the maximum depends on every distance, and odd ones. */
+static float follow_input(uint32_t kind, uint32_t v)
+{
+    static const float odd[] = {0.0f, INFINITY, -INFINITY, NAN, 1e-42f, 1, 2};
+    const float x = draw(5, JUNK, v);
+    switch (kind) {
+    case 0: return (x + 1) / 2;
+    case 1: return v % 129 == 0 ? 1.0f : 0.0f; /* each counts as far as it reaches */
+    case 2: return x > 0.98f ? x : 0.0f;
+    default: return odd[(uint32_t)((x + 1) / 2 * 7)];
+    }
+}
+
+/* The bits agree: fewer slots than a score reaches, one slot, and sinks up to all slots. */
+static void what_follows_a_slot_counts_with_it(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 2, 16, 127, 128, 129, 130, 400};
+    static const uint32_t sinks[] = {0, 1, 4, 127, 128, 300, 500};
+    float score[400], work[400], in[400], want[400];
+    size_t n_rows;
+    const cn_score *row = &cn_score_table(&n_rows)[CN_SCORE_FOLLOW];
+    for (uint32_t i = 0; i < 8 * 7 * 4; i++) {
+        const uint32_t n = sizes[i % 8], n_sinks = sinks[i / 8 % 7];
+        const cn_compress_req req = {
+            .params = {.policy = CN_KV_ZIP, .rule = CN_RULE_FOLLOW, .sink_tokens = n_sinks}};
+        const cn_score_job job = {.req = &req, .n = n, .score = score, .work = work};
+        for (uint32_t v = 0; v < n; v++) score[v] = in[v] = follow_input(i / 56, v);
+        assert_true(row->applies(&req));
+        row->cpu(&job);
+        follow_naively(in, n, n_sinks, want);
+        assert_memory_equal(score, want, n * sizeof *score);
+    }
+}
+
 /* P of a source slot after the event. */
 static uint32_t new_origin(const golden_case *c, uint64_t row)
 {
@@ -373,7 +422,7 @@ static void check_moved(const world *w, const golden_case *c, uint32_t layer, ui
 {
     const cn_kv_layout *l = &w->pools.layout;
     const float *f_new = case_stage(c, layer, head, 1);
-    bool global = c->req.params.policy == CN_KV_ZIP && c->req.params.global_score;
+    bool global = c->req.params.policy == CN_KV_ZIP && cn_rule_keeps_scores(&c->req.params);
     for (uint32_t i = 0; i < c->n_kept; i++) {
         uint32_t block = c->req.target[i / c->b], slot = i % c->b;
         uint64_t row = (uint64_t)(layer * c->kv_heads + head) * c->n + kept[i];
@@ -729,6 +778,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_score_agrees_with_its_reference),
+        cmocka_unit_test(what_follows_a_slot_counts_with_it),
         cmocka_unit_test(events_keep_and_move_what_the_reference_keeps),
         cmocka_unit_test(moves_are_right_for_any_tables),
         cmocka_unit_test(blocks_of_other_requests_are_unchanged),

@@ -103,17 +103,15 @@ static void little_memory_gives_the_same_tokens(void **state)
                                       "enable-prefix-caching", "false", NULL});
 }
 
-/* Queries before the first event count, whatever the batch, chunks, hits or preemptions. */
-static void counted_queries_do_not_depend_on_the_batch(void **state)
+/* Whatever the batch, chunks, hits or preemptions, of rule `name` with an option of its own. */
+static void assert_rule_is_independent(const char *name, const char *option, const char *value)
 {
-    (void)state;
-#define COUNTED "kv-rule", "peak", "kv-observe", "150"
-    run *want = run_policies((const char *[]){COUNTED, NULL}, zip_only, 1);
-    const char *alone[] = {COUNTED, "max-num-seqs", "1", "max-num-batched-tokens", "37", NULL};
-    const char *tight[] = {COUNTED,         "num-gpu-blocks-override", "17",
-                           "max-model-len", "272",                     "enable-prefix-caching",
-                           "false",         NULL};
-#undef COUNTED
+#define RULE "kv-rule", name, option, value
+    run *want = run_policies((const char *[]){RULE, NULL}, zip_only, 1);
+    const char *alone[] = {RULE, "max-num-seqs", "1", "max-num-batched-tokens", "37", NULL};
+    const char *tight[] = {RULE,  "num-gpu-blocks-override", "17",    "max-model-len",
+                           "272", "enable-prefix-caching",   "false", NULL};
+#undef RULE
     const char *const *const others[] = {alone, tight};
     for (int k = 0; k < 2; k++) {
         run *got = run_policies(others[k], zip_only, 1);
@@ -125,6 +123,14 @@ static void counted_queries_do_not_depend_on_the_batch(void **state)
         n_other += strcmp(want->samples[i][0].text.data, reference->samples[i][0].text.data) != 0;
     assert_true(n_other > 0);
     run_free(want);
+}
+
+static void rules_do_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+    /* Queries before the first event count. */
+    assert_rule_is_independent("peak", "kv-observe", "150");
+    assert_rule_is_independent("follow", "kv-recent", "0.5");
 }
 
 static void policies_mix_in_one_batch(void **state)
@@ -247,7 +253,7 @@ int main(void)
         cmocka_unit_test(a_request_alone_gives_the_same_tokens),
         cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
         cmocka_unit_test(little_memory_gives_the_same_tokens),
-        cmocka_unit_test(counted_queries_do_not_depend_on_the_batch),
+        cmocka_unit_test(rules_do_not_depend_on_the_batch),
         cmocka_unit_test(policies_mix_in_one_batch),
         cmocka_unit_test(samples_and_shared_prefixes_give_the_same_tokens),
         cmocka_unit_test(stop_strings_and_logprobs_work_after_compressions),

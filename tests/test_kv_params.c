@@ -130,6 +130,7 @@ static void a_request_has_the_defaults_of_its_rule(void **state)
         {"{\"rule\": \"peak\", \"policy\": \"zip\", \"budget\": 128}", 32, 0.5f},
         {"{\"window\": 20, \"policy\": \"zip\", \"rule\": \"peak\"}", 20, 0.5f},
         {"{\"policy\": \"zip\", \"rule\": \"peak\", \"alpha\": 0.7, \"window\": null}", 48, 0.7f},
+        {"{\"policy\": \"zip\", \"rule\": \"follow\"}", 16, 0.5f},
     };
     cn_config *c = cn_config_create();
     assert_non_null(c);
@@ -147,6 +148,7 @@ static void a_request_has_the_defaults_of_its_rule(void **state)
         assert_true(kv->alpha == cases[i].alpha);
         assert_int_equal(kv->pooling,
                          kv->rule == CN_RULE_PEAK ? CN_POOLING_NEVER : CN_POOLING_FIRST);
+        assert_true(kv->recent == (kv->rule == CN_RULE_FOLLOW ? 0.5f : 0.125f));
         assert_int_equal(kv->observe_tokens, 48);
         cn_api_request_free(&r);
         json_decref(body);
@@ -164,7 +166,9 @@ static void a_member_that_the_rule_does_not_read_brings_a_warning(void **state)
     for (uint32_t i = 0; i < 3 * CN_N_RULES; i++) {
         const char *member = members[i / CN_N_RULES];
         const char *rule = cn_rule_of((cn_kv_rule)(i % CN_N_RULES))->name;
-        const bool is_read = i % CN_N_RULES != CN_RULE_ZIPAGE;
+        const bool own_queries = i % CN_N_RULES == CN_RULE_FOLLOW; /* those of its window */
+        const bool is_read =
+            i % CN_N_RULES != CN_RULE_ZIPAGE && !(own_queries && strcmp(member, "observe") == 0);
         const cn_api_defaults accepting = {.kv = {.budget_tokens = 64}, .unknown = &unknown};
         char text[256];
         cn_api_request r;
@@ -198,6 +202,8 @@ static void a_member_that_another_silences_brings_a_warning(void **state)
         {"{\"policy\": \"zip\", \"global\": false, \"alpha\": 0.5}",
          "kv.alpha: no effect with global false, ignored"},
         {"{\"policy\": \"zip\", \"rule\": \"peak\", \"global\": false, \"alpha\": 0.5}", NULL},
+        {"{\"policy\": \"zip\", \"rule\": \"follow\", \"lambda\": 0.5}",
+         "kv.lambda: no effect with policy zip, rule follow, select none and home device, ignored"},
     };
     cn_api_unknown unknown;
     cn_api_unknown_init(&unknown, false);

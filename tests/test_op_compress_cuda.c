@@ -23,6 +23,7 @@
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
 #include "tests/lib/compress_placement.h"
+#include "tests/lib/compress_request.h"
 #include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 
@@ -172,48 +173,6 @@ static void draw_tables(op_env *env, event *e, uint32_t i, compress_placement ho
     *next += 2 * n;
 }
 
-/* Every policy with events, most often zip. */
-static cn_kv_policy draw_policy(test_rng *r)
-{
-    for (;;) {
-        const uint32_t i = test_rng_below(r, 2 * CN_N_POLICIES);
-        const cn_kv_policy policy = i < CN_N_POLICIES ? (cn_kv_policy)i : CN_KV_ZIP;
-        if (cn_policy_of(policy)->keep != CN_KEEP_ALL) return policy;
-    }
-}
-
-static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uint32_t n_blocks)
-{
-    const cn_pools *p = &e->pools;
-    test_rng *r = &env->rng;
-    const uint32_t b = p->layout.block_tokens;
-    cn_compress_req q = {.n_blocks = n_blocks, .n_target = 1 + test_rng_below(r, n_blocks)};
-    const uint32_t n = q.n_blocks * b;
-    q.query_slot = (i + 1) % QUERY_SLOTS;
-    q.position_end = n + test_rng_below(r, 1000);
-    q.first_event = test_rng_below(r, 2);
-    q.n_history = q.first_event ? 0 : test_rng_below(r, n + 1);
-    const uint32_t kept = q.n_target * b;
-    const uint32_t window = 1 + test_rng_below(r, cn_min_u32(p->window, kept));
-    q.params = (cn_kv_params){.policy = draw_policy(r),
-                              .budget_tokens = q.n_target * b,
-                              .window_tokens = window,
-                              .sink_tokens = cn_min_u32(test_rng_below(r, 9), kept - window),
-                              .rule = (cn_kv_rule)test_rng_below(r, CN_N_RULES),
-                              .global_score = test_rng_below(r, 3) > 0,
-                              .alpha = 0.8f,
-                              .pooling = (cn_kv_pooling)test_rng_below(r, 3),
-                              .redundancy = (cn_kv_redundancy)test_rng_below(r, 3),
-                              .redundancy_p = 0.5f,
-                              .redundancy_tau = 0.4f,
-                              .lambda = 0.2f,
-                              .combine = (cn_kv_combine)test_rng_below(r, 2),
-                              .move = (cn_kv_move)test_rng_below(r, 2)};
-    q.params.observe_tokens = test_rng_below(r, p->window + 1);
-    q.params.recent = (float)test_rng_below(r, kept - q.params.sink_tokens + 1);
-    return q;
-}
-
 /* ---- on the GPU ---- */
 
 static cn_pools gpu_pools(const event *e)
@@ -313,7 +272,8 @@ static void answer_scores(const event *e, const cn_compress_req *q, uint32_t lay
         /* F is the score after the decay and before the steps that follow. */
         if (i <= 1) memcpy(a->f, a->score, n * sizeof *a->f);
         for (uint32_t v = 0; v < n; v++) {
-            const float of_r = q->params.redundancy == CN_REDUNDANCY_NONE ? 0 : redundancy[v];
+            const bool none = cn_rule_redundancy(&q->params) == CN_REDUNDANCY_NONE;
+            const float of_r = none ? 0 : redundancy[v];
             a->magnitude[v] = fmaxf(a->magnitude[v], fmaxf(a->score[v], of_r));
         }
     }
@@ -452,7 +412,7 @@ static void check_unit(const event *e, const where *w, const outcome *o)
     const cn_compress_req *q = &e->reqs[w->req];
     const cn_kv_layout *l = &e->pools.layout;
     answer a = answer_make(e, q, w->layer, w->head);
-    const bool global = cn_policy_ranks(q->params.policy) && q->params.global_score;
+    const bool global = cn_policy_ranks(q->params.policy) && cn_rule_keeps_scores(&q->params);
     uint32_t *kept = cn_calloc(a.n_kept, sizeof *kept);
     for (uint32_t i = 0; i < a.n_kept; i++)
         kept[i] = slot_of(e, w, o->origin[side_at(e, w, q->target, i)], a.n);
@@ -540,7 +500,7 @@ static event *draw_event(op_env *env)
     event *e = event_create(env, &s, 2 * MAX_REQS * most);
     uint32_t next = 0;
     for (uint32_t i = 0; i < e->n_reqs; i++) {
-        e->reqs[i] = draw_request(env, e, i, 1 + test_rng_below(r, most));
+        e->reqs[i] = compress_request_draw(&env->rng, &e->pools, i, 1 + test_rng_below(r, most));
         draw_tables(env, e, i, (compress_placement)test_rng_below(r, N_PLACEMENTS), &next);
     }
     return e;
@@ -569,7 +529,7 @@ static event *model_event(op_env *env, uint32_t n_blocks, uint32_t n_target, uin
     event *e = event_create(env, &s, 2 * n_reqs * n_blocks);
     uint32_t next = 0;
     for (uint32_t i = 0; i < n_reqs; i++) {
-        cn_compress_req q = draw_request(env, e, i, n_blocks);
+        cn_compress_req q = compress_request_draw(&env->rng, &e->pools, i, n_blocks);
         q.n_target = n_target;
         q.first_event = i % 2;
         q.n_history = q.first_event ? 0 : n_target * 256;
@@ -615,12 +575,54 @@ static double run_groups(op_env *env, uint32_t seed)
                            .n_reqs = 1};
     event *e = event_create(env, &s, 12);
     uint32_t next = 0;
-    e->reqs[0] = draw_request(env, e, 0, 6);
+    e->reqs[0] = compress_request_draw(&env->rng, &e->pools, 0, 6);
     e->reqs[0].n_target = 6;
     e->reqs[0].params.policy = CN_KV_ZIP;
     e->reqs[0].params.window_tokens = 16;
     e->reqs[0].params.global_score = true;
     draw_tables(env, e, 0, group % 2 ? ALL_NEW : IN_PLACE, &next);
+    check_event(env, e);
+    event_free(env, e);
+    return 0;
+}
+
+/* ---- rule follow ---- */
+
+/* Fewer slots than a score reaches, slots that it reaches in another block, no sinks and more than
+ * it reaches, one slot that is kept for its score, and scores that do not fit in shared memory. */
+static const struct {
+    uint32_t block, n_blocks, n_target, window, sinks;
+    float recent;
+} FOLLOW[] = {
+    {16, 2, 1, 1, 0, 0},       {16, 7, 5, 16, 4, 0},       {16, 9, 6, 7, 3, 0.5f},
+    {32, 9, 7, 5, 140, 20},    {64, 7, 6, 16, 4, 379},     {128, 4, 3, 1, 0, 0},
+    {256, 9, 8, 16, 4, 0.75f}, {256, 40, 8, 16, 4, 0.75f},
+};
+enum { N_FOLLOW = sizeof FOLLOW / sizeof *FOLLOW };
+
+/* Beside a request of another rule, which shares the launches. */
+static double run_follow(op_env *env, uint32_t seed)
+{
+    const event_shape s = {.n_layers = 2, .n_kv_heads = 2, .group = 3, .head_dim = 64,
+                           .block_tokens = FOLLOW[seed].block, .ring = 16, .n_reqs = 2};
+    event *e = event_create(env, &s, 4 * FOLLOW[seed].n_blocks);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        cn_compress_req *q = &e->reqs[i];
+        *q = compress_request_draw(&env->rng, &e->pools, i, FOLLOW[seed].n_blocks);
+        q->n_target = FOLLOW[seed].n_target;
+        q->params.policy = CN_KV_ZIP;
+        q->params.budget_tokens = q->n_target * s.block_tokens;
+        q->params.window_tokens = FOLLOW[seed].window;
+        q->params.sink_tokens = FOLLOW[seed].sinks;
+        q->params.recent = FOLLOW[seed].recent;
+        q->params.rule = i == 0 ? CN_RULE_FOLLOW : CN_RULE_SCALED;
+        q->params.observe_tokens = 0;
+        if (i > 0) q->params.redundancy = CN_REDUNDANCY_NONE;
+        q->params.pooling = CN_POOLING_ALWAYS;
+        q->params.move = (cn_kv_move)(seed % 2);
+        draw_tables(env, e, i, IN_PLACE, &next);
+    }
     check_event(env, e);
     event_free(env, e);
     return 0;
@@ -641,7 +643,7 @@ static double run_long(op_env *env, uint32_t seed)
     const uint32_t n_blocks = seed == 0 ? 40 : 392;
     event *e = event_create(env, &s, 2 * n_blocks);
     uint32_t next = 0;
-    e->reqs[0] = draw_request(env, e, 0, n_blocks);
+    e->reqs[0] = compress_request_draw(&env->rng, &e->pools, 0, n_blocks);
     e->reqs[0].n_target = 8;
     e->reqs[0].first_event = true;
     e->reqs[0].params.policy = CN_KV_ZIP;
@@ -711,7 +713,7 @@ static double run_refusals(op_env *env, uint32_t seed)
                            .block_tokens = 64, .ring = 16, .n_reqs = 1};
     event *e = event_create(env, &s, 16);
     uint32_t next = 0;
-    cn_compress_req q = draw_request(env, e, 0, 7);
+    cn_compress_req q = compress_request_draw(&env->rng, &e->pools, 0, 7);
     q.n_target = 6;
     q.first_event = false;
     q.params.policy = CN_KV_ZIP;
@@ -770,6 +772,7 @@ int main(int argc, char **argv)
         {"compress", 40, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, usual", 1, 0, run_usual, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, groups", N_GROUPS, 0, run_groups, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, follow", N_FOLLOW, 0, run_follow, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, long", 2, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, least scratch", 6, 0, run_least_scratch, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"compress, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
@@ -778,12 +781,15 @@ int main(int argc, char **argv)
         {"compress, fp8, usual", 1, 0, run_usual, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
         {"compress, fp8, groups", N_GROUPS, 0, run_groups, .gemm = CN_CUDA_GEMM_LIBRARY,
          .fp8 = true},
+        {"compress, fp8, follow", N_FOLLOW, 0, run_follow, .gemm = CN_CUDA_GEMM_LIBRARY,
+         .fp8 = true},
         {"compress, fp8, long", 2, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY, .fp8 = true},
         {"compress, fp8, least scratch", 3, 0, run_least_scratch, .gemm = CN_CUDA_GEMM_LIBRARY,
          .fp8 = true},
         {"compress, portable", 40, 0, run_drawn, .portable = true},
         {"compress, portable, usual", 1, 0, run_usual, .portable = true},
         {"compress, portable, groups", N_GROUPS, 0, run_groups, .portable = true},
+        {"compress, portable, follow", N_FOLLOW, 0, run_follow, .portable = true},
         {"compress, portable, long", 2, 0, run_long, .portable = true},
         {"compress, portable, least scratch", 6, 0, run_least_scratch, .portable = true},
         {"compress, portable, refused", 1, 0, run_refusals, .portable = true},

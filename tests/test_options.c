@@ -160,7 +160,7 @@ static void enum_names_match_their_enums(void **state)
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", cn_kv_policy_name(last_policy), last_policy},
         {"kv-policies", cn_kv_policy_name(last_policy), last_policy},
-        {"kv-rule", "peak", CN_RULE_PEAK},
+        {"kv-rule", "follow", CN_RULE_FOLLOW},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
@@ -598,8 +598,11 @@ static void a_rule_sets_the_defaults_that_are_not_given(void **state)
     assert_int_equal(cn_config_set(c, "kv-window", "24"), CN_OK);
     assert_int_equal(cn_config_set(c, "kv-budget", "4096"), CN_OK);
     assert_int_equal(c->kv.window_tokens, 24);
+    assert_int_equal(cn_config_set(c, "kv-rule", "follow"), CN_OK);
+    assert_true(c->kv.recent == 0.5f && c->kv.alpha == 0.5f);
     assert_int_equal(cn_config_set(c, "kv-rule", "zipage"), CN_OK);
     assert_int_equal(c->kv.window_tokens, 24);
+    assert_true(c->kv.recent == 0.125f);
     assert_int_equal(c->kv.pooling, CN_POOLING_FIRST);
 }
 

@@ -57,7 +57,7 @@ static void errors_carry_the_numbers(void **state)
     refused(zip(UINT32_MAX), "4294967295", "budget");
     kv = zip(64);
     kv.rule = (cn_kv_rule)CN_N_RULES;
-    refused(kv, "3", "rule");
+    refused(kv, "4", "rule");
     kv = zip(64);
     kv.alpha = 1.5f;
     refused(kv, "1.5", "alpha");
@@ -268,6 +268,38 @@ static void peak_decays_by_tokens(void **state)
     assert_true(cn_rule_history_factor(&kv, 1 << 20) == 1);
 }
 
+/* It reads its window, and what it keeps at both ends; nothing else has an effect. */
+static void follow_keeps_no_history(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(64);
+    assert_false(cn_rule_follows(&kv));
+    assert_true(cn_rule_keeps_scores(&kv) && cn_rule_pools(&kv, true));
+    assert_int_equal(cn_rule_redundancy(&kv), CN_REDUNDANCY_LIGHTNING);
+    kv.rule = CN_RULE_FOLLOW;
+    kv.pooling = CN_POOLING_ALWAYS;
+    kv.observe_tokens = 33;
+    kv.recent = 0.75f;
+    assert_true(cn_rule_follows(&kv));
+    assert_false(cn_rule_keeps_scores(&kv) || cn_rule_pools(&kv, true));
+    assert_int_equal(cn_rule_redundancy(&kv), CN_REDUNDANCY_NONE);
+    assert_true(cn_rule_scale(&kv) == 0 && cn_rule_decay_log2(&kv) == 0);
+    assert_int_equal(cn_rule_counted(&kv, true, 80), 16);
+    assert_int_equal(cn_rule_counted(&kv, false, 64), 16);
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+    assert_int_equal(cn_rule_sinks(&kv), 4);
+    assert_int_equal(cn_rule_newest(&kv), 48);
+    float queries = 0; /* of an engine that keeps no F */
+    const cn_pools pools = {
+        .layout = {.block_tokens = 16}, .q_window = &queries, .n_query_slots = 1, .window = 16};
+    cn_compress_req req = {.params = kv, .n_blocks = 5, .n_target = 4, .position_end = 80};
+    req.params.redundancy_tau = 0;
+    const cn_policy *policy = cn_policy_of(CN_KV_ZIP);
+    assert_int_equal(policy->check_event(&pools, &req), CN_OK);
+    req.params.rule = CN_RULE_SCALED;
+    assert_int_equal(policy->check_event(&pools, &req), CN_ERR_ARG);
+}
+
 static void policies_together_need_what_any_of_them_needs(void **state)
 {
     (void)state;
@@ -289,6 +321,7 @@ int main(void)
         cmocka_unit_test(peak_keeps_both_ends),
         cmocka_unit_test(observed_queries_count_once),
         cmocka_unit_test(peak_decays_by_tokens),
+        cmocka_unit_test(follow_keeps_no_history),
         cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),

@@ -132,8 +132,9 @@ static bool same_group(const cn_pools *pools, const cn_compress_req *a, const cn
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
     return !cn_policy_ranks(p->policy) ||
            (cn_rule_queries(p) == cn_rule_queries(q) &&
-            count_queries(pools, a) == count_queries(pools, b) && p->redundancy == q->redundancy &&
-            p->move == q->move && is_peak(p) == is_peak(q));
+            count_queries(pools, a) == count_queries(pools, b) &&
+            cn_rule_redundancy(p) == cn_rule_redundancy(q) && p->move == q->move &&
+            is_peak(p) == is_peak(q));
 }
 
 static bool leads_group(const cn_pools *pools, const cn_compress_req *reqs, uint32_t i)
@@ -171,29 +172,30 @@ static const uint32_t *add_marked_table(pack *k, const cn_compress_req *r)
 
 static bool keeps_scores(const cn_kv_params *p)
 {
-    return cn_policy_ranks(p->policy) && p->global_score;
+    return cn_policy_ranks(p->policy) && cn_rule_keeps_scores(p);
 }
 
 static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack *tables)
 {
     const cn_kv_params *o = &r->params;
     const bool best = cn_policy_ranks(o->policy), convex = o->combine == CN_COMBINE_CONVEX;
-    const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
+    const cn_kv_redundancy kind = best ? cn_rule_redundancy(o) : CN_REDUNDANCY_NONE;
+    const bool redundancy = kind != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
-    const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
+    const uint32_t pairs_of = kind == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
     const uint32_t n_old = cn_rule_old_slots(r);
     cn_compress_job j = {
         .n_target = r->n_target,
         .query_slot = r->query_slot,
         .ring_start = best ? (r->position_end - count_queries(p, r)) % cn_rule_queries(o) : 0,
-        .n_history = o->global_score ? n_old : 0,
+        .n_history = keeps_scores(o) ? n_old : 0,
         .n_placed = n_old,
         .first_position = r->first_event ? 0 : r->position_end - r->n_blocks * b,
         .n_sinks = best ? cn_rule_sinks(o) : o->sink_tokens,
         .n_newest = best ? cn_rule_newest(o) : 0,
         .global = keeps_scores(o),
-        .pool = o->pooling == CN_POOLING_ALWAYS ||
-                (o->pooling == CN_POOLING_FIRST && r->first_event),
+        .pool = best && cn_rule_pools(o, r->first_event),
+        .follow = best && cn_rule_follows(o),
         .alpha = best ? cn_rule_history_factor(o, r->n_blocks * b - n_old) : 0,
         .decay_log2 = best ? cn_rule_decay_log2(o) : 0,
         .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
@@ -285,7 +287,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
     return (cn_compress_chunk){
         .pools = *p,
         .keep = cn_policy_of(r->params.policy)->keep,
-        .redundancy_kind = r->params.redundancy,
+        .redundancy_kind = best ? cn_rule_redundancy(&r->params) : CN_REDUNDANCY_NONE,
         .fills = fills_holes(&r->params),
         .n_blocks = r->n_blocks,
         .n = n,

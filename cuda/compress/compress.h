@@ -47,6 +47,7 @@ typedef struct cn_compress_job {
     uint32_t n_sinks, n_newest;
     bool global;         /* F is updated */
     bool pool;           /* this event pools */
+    bool follow;         /* instead, S also counts for the slots that follow (CN_FORM_FOLLOW) */
     float alpha;         /* factor of F */
     float decay_log2;    /* of a probability, per token that its query is older than the newest */
     float redundancy_p;

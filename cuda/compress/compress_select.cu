@@ -11,6 +11,7 @@
  * the kept slots behind the targets; a second pass pairs these.
  * The time of a unit depends on latency, two rounds of loads and about twenty barriers, and not on
  * its bytes, 8 n from the L2 cache. CPU versions: cpu_select.c, cpu_score.c (combine). */
+#include "compress/rule.h"
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/compress/compress.cuh"
 
@@ -109,6 +110,21 @@ __device__ static inline float pooled(const float *score, uint32_t v, uint32_t n
     return top;
 }
 
+/* S of slot v, or of one of the CN_FOLLOW_SLOTS slots before it, which counts less with the
+ * distance. A sink counts for itself alone. The shares are exact, so the result has the bits of
+ * score_follow (cpu_score.c). */
+__device__ static inline float followed(const float *score, uint32_t v, uint32_t n_sinks)
+{
+    const uint32_t reach = v > n_sinks ? min(v - n_sinks, (uint32_t)CN_FOLLOW_SLOTS) : 0;
+    float top = score[v], share = 1.0f;
+#pragma unroll 4
+    for (uint32_t d = 1; d <= reach; d++) {
+        share -= 1.0f / (2 * CN_FOLLOW_SLOTS);
+        top = fmaxf(top, score[v - d] * share);
+    }
+    return top;
+}
+
 /* Returns the factor that brings the sum of S, which may be pooled, to `wanted`. */
 __device__ static inline float scale_of(const float *score, uint32_t n, bool pool, float wanted,
                                         select_shared *shared)
@@ -135,7 +151,9 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
     if (job.score_sum > 0.0f)
         weight *= scale_of(score, c.n, job.pool, job.score_sum, shared);
     for (uint32_t v = threadIdx.x; v < c.n; v += THREADS) {
-        float x = job.pool ? pooled(score, v, c.n) : score[v];
+        float x = job.follow ? followed(score, v, job.n_sinks)
+                  : job.pool ? pooled(score, v, c.n)
+                             : score[v];
         if (redundancy)
             x = weight * x -
                 job.redundancy_weight * (exp2f(__uint_as_float(keys[v]) - s.top) * s.inverse);

@@ -200,6 +200,24 @@ static void score_pooling(const cn_score_job *job)
     }
 }
 
+/* S[v] = max of S[v - d] * (1 - d / (2 * CN_FOLLOW_SLOTS)), d = 0 .. CN_FOLLOW_SLOTS: what follows
+ * a slot counts with it. A sink counts for itself alone. The factors are exact, so S has the same
+ * bits in whatever order the maximum is taken. */
+static void score_follow(const cn_score_job *job)
+{
+    const uint32_t n = job->n, n_sinks = cn_rule_sinks(&job->req->params);
+    float *in = job->work, *s = job->score;
+    memcpy(in, s, n * sizeof *in);
+    for (uint32_t d = 1; d <= CN_FOLLOW_SLOTS; d++) {
+        const float share = 1.0f - (float)d / (2.0f * CN_FOLLOW_SLOTS);
+#pragma omp simd
+        for (uint32_t v = n_sinks + d; v < n; v++) {
+            const float x = in[v - d] * share;
+            s[v] = x > s[v] ? x : s[v];
+        }
+    }
+}
+
 /* S = S * (cn_rule_scale / sum of S over the n slots). 0 if the sum is not above 0. */
 static void score_scale(const cn_score_job *job)
 {
@@ -353,29 +371,30 @@ static bool uses_attention(const cn_compress_req *req)
     return true;
 }
 
-static bool uses_global(const cn_compress_req *req) { return req->params.global_score; }
+static bool uses_global(const cn_compress_req *req) { return cn_rule_keeps_scores(&req->params); }
 
 static bool uses_pooling(const cn_compress_req *req)
 {
-    return req->params.pooling == CN_POOLING_ALWAYS ||
-           (req->params.pooling == CN_POOLING_FIRST && req->first_event);
+    return cn_rule_pools(&req->params, req->first_event);
 }
+
+static bool uses_follow(const cn_compress_req *req) { return cn_rule_follows(&req->params); }
 
 static bool uses_scale(const cn_compress_req *req) { return cn_rule_scale(&req->params) > 0; }
 
 static bool uses_lightning(const cn_compress_req *req)
 {
-    return req->params.redundancy == CN_REDUNDANCY_LIGHTNING;
+    return cn_rule_redundancy(&req->params) == CN_REDUNDANCY_LIGHTNING;
 }
 
 static bool uses_flash(const cn_compress_req *req)
 {
-    return req->params.redundancy == CN_REDUNDANCY_FLASH;
+    return cn_rule_redundancy(&req->params) == CN_REDUNDANCY_FLASH;
 }
 
 static bool uses_combine(const cn_compress_req *req)
 {
-    return req->params.redundancy != CN_REDUNDANCY_NONE;
+    return cn_rule_redundancy(&req->params) != CN_REDUNDANCY_NONE;
 }
 
 #define SCORE_ROW(KIND, name) {#name, uses_##name, score_##name},

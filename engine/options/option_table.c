@@ -157,19 +157,21 @@ static const cn_option options[] = {
         .help = "how zip scores tokens: zipage is the paper's rule; scaled brings the attention of "
                 "each kv head to a constant sum before redundancy is subtracted; peak scores by "
                 "the largest attention of any query, decayed, and has other defaults of "
-                "--kv-window, --kv-alpha and --kv-pooling"),
+                "--kv-window, --kv-alpha and --kv-pooling; with follow, attention also counts for "
+                "the 128 tokens that come next, without redundancy or earlier scores"),
     ROW(KV, "kv-observe", U32, kv.observe_tokens, "0", .min = 0, .max = 4096, .flags = RESULT,
         .json = "kv.observe",
         .help = "queries before the first compression that count, and all that follow; memory for "
-                "as many is reserved; 0 is those of --kv-window; rule zipage does not read it"),
+                "as many is reserved; 0 is those of --kv-window; for rules scaled and peak"),
     ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
         .json = "kv.sinks",
-        .help = "first tokens that policy window and rules scaled and peak always keep (fewer "
+        .help = "first tokens that policy window and every rule but zipage always keep (fewer "
                 "than --kv-budget), and that a selector always attends to"),
     ROW(KV, "kv-recent", F32, kv.recent, "0.125", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT | SHARE, .json = "kv.recent",
-        .help = "newest tokens that rules scaled and peak always keep, at least --kv-window: a "
-                "share of the budget, such as 0.125 or 12.5%, or a number of tokens from 1 on"),
+        .help = "newest tokens that every rule but zipage always keeps, at least --kv-window: a "
+                "share of the budget, such as 0.125 or 12.5%, or a number of tokens from 1 on; "
+                "with rule follow the default is 0.5"),
     ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",
         .help = "carry a decayed score from one compression to the next"),
     ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,

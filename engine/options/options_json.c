@@ -105,6 +105,7 @@ static bool is_param(const cn_kv_params *kv, cn_kv_policy policy, const char *ke
 const char *cn_kv_silencer(const cn_kv_params *kv, const char *key)
 {
     if (!cn_policy_ranks(kv->policy)) return NULL;
+    if (!cn_option_is_word(cn_rule_of(kv->rule)->params, key)) return NULL;
     if (kv->redundancy == CN_REDUNDANCY_NONE && cn_option_is_word("p tau lambda combine", key))
         return "redundancy none";
     /* With peak, probabilities decay inside an event too. */

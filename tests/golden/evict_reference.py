@@ -20,6 +20,8 @@ RULES = {
     "zipage": {"window": 16, "alpha": 0.8, "pooling": "first"},
     "scaled": {"window": 16, "alpha": 0.8, "pooling": "first", "sum": 1.7},
     "peak": {"window": 64, "alpha": 0.841, "pooling": "never", "sum": 0.76},
+    "follow": {"window": 16, "alpha": 0, "pooling": "never", "recent": 0.5, "global": "false",
+               "redundancy": "none"},
 }
 NUMBERS = ("budget", "window", "observe", "sinks", "recent", "alpha", "p", "tau", "lambda")
 
@@ -107,6 +109,11 @@ class Event:
         if arm["pooling"] == "always" or (arm["pooling"] == "first" and f is None):
             wide = np.pad(s, 2, constant_values=-np.inf)
             s = np.max([wide[i:i + n] for i in range(5)], axis=0)
+        if arm["rule"] == "follow":
+            share = 1 - np.arange(129, dtype=F32) / 256
+            for v in range(arm["sinks"], n):
+                reached = s[v:v + 129]
+                np.maximum(reached, new_f[v] * share[:len(reached)], out=reached)
         if arm["redundancy"] == "none":
             return s, new_f
         r, weight = self.redundancy(k), F32(arm["lambda"])

@@ -84,6 +84,12 @@ def pooled(s):
     return np.array([s[max(0, v - 2):v + 3].max() for v in range(len(s))])
 
 
+def followed(s, sinks):
+    """The best of a slot and of the 128 before it but the sinks, less by 1/256 for each slot."""
+    return np.array([max([s[v]] + [s[v - d] * (1 - d / 256) for d in range(1, 129)
+                                   if v - d >= sinks]) for v in range(len(s))])
+
+
 def cosine_sums(k, p):
     """Row sums of the cosines in one span, and whether a rounding error could change them."""
     norm = np.linalg.norm(k, axis=1, keepdims=True)
@@ -143,6 +149,8 @@ def margin_ok(s, r, score, c, keep):
 
 def event(c, layer, head):
     """Every stage of one (layer, kv head), or None if a rounding error could change the result."""
+    if c["rule"] == "follow":
+        c = c | {"global": False, "pooling": "never", "redundancy": "none"}
     b, n = c["block"], c["block"] * c["n_blocks"]
     k, q = keys_of(c, layer, head, n), queries_of(c, layer, head)
     peak = c["rule"] == "peak"
@@ -153,6 +161,8 @@ def event(c, layer, head):
     s_glob = s
     if c["pooling"] == "always" or (c["pooling"] == "first" and c["first"]):
         s = pooled(s)
+    if c["rule"] == "follow":
+        s = followed(s, c["sinks"])
     s_pooled = s
     r, unsure = np.zeros(n), False
     if c["redundancy"] != "none":
@@ -258,6 +268,19 @@ CASES = {
                          "n_blocks": 7, "n_target": 6, "n_history": 192, "recent": 0.5},
     "peak, flash, alpha 0": {"rule": "peak", "redundancy": "flash", "alpha": 0.0, "n_blocks": 4,
                              "n_target": 3, "n_history": 192},
+    "follow, first event": {"rule": "follow", "first": True, "n_blocks": 6, "n_target": 3,
+                            "recent": 0.75},
+    "follow, later event": {"rule": "follow", "n_history": 384, "recent": 0.25, "sinks": 9},
+    "follow, fewer slots than it reaches": {"rule": "follow", "block": 16, "window": 3, "recent": 0,
+                                            "n_blocks": 5, "n_target": 3, "n_history": 48},
+    "follow, one query, no sinks": {"rule": "follow", "window": 1, "recent": 0, "sinks": 0,
+                                    "n_blocks": 4, "n_target": 3, "n_history": 192},
+    "follow, more sinks than it reaches": {"rule": "follow", "sinks": 150, "recent": 0.25,
+                                           "n_history": 384},
+    "follow, one slot by its score": {"rule": "follow", "recent": 187, "n_blocks": 4,
+                                      "n_target": 3, "n_history": 192},
+    "follow, group of 3, head 80": {"rule": "follow", "heads": 6, "head_dim": 80, "block": 32,
+                                    "layers": 2, "n_history": 192, "recent": 0.5},
 }
 
 

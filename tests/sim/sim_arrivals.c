@@ -142,13 +142,16 @@ static void draw_selector(sim_world *w, cn_kv_params *kv)
     kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
 }
 
-/* The rule of a zip request, how much of both ends it keeps, and how many queries count. */
+/* The rule of a zip request, how much of both ends it keeps, and how many queries count: two in
+ * three rules read it. */
 static void draw_rule(sim_world *w, cn_kv_params *kv)
 {
+    static const cn_kv_rule rules[] = {CN_RULE_ZIPAGE, CN_RULE_SCALED, CN_RULE_SCALED,
+                                       CN_RULE_PEAK,   CN_RULE_PEAK,   CN_RULE_FOLLOW};
     const uint32_t b = w->engine.block_tokens;
     const uint32_t budget = (uint32_t)cn_round_up(kv->budget_tokens, b);
     const uint64_t bits = sim_mix(w->engine.model_hash, budget + 1000 * kv->window_tokens);
-    kv->rule = (cn_kv_rule)(bits % CN_N_RULES);
+    kv->rule = rules[bits % 6];
     kv->sink_tokens = cn_min_u32((uint32_t)(bits >> 8) % 5, budget - kv->window_tokens);
     if (kv->home != CN_HOME_DEVICE) kv->sink_tokens = cn_min_u32(kv->sink_tokens, b);
     const uint32_t room = budget - kv->sink_tokens;
