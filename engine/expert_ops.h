@@ -22,9 +22,13 @@ typedef struct cn_router {
     cn_route_score score;
     bool normalized; /* the weights of a token are divided by their sum */
     float scale;     /* then multiplied by this */
+    /* > 1: experts are in groups of E / n_groups neighbours. A token takes experts of the
+     * n_used_groups groups with the highest rank, which is the sum of the ranks of its group_best
+     * best experts, 1 or 2. Of equal ones the lower number. 0: there are no groups. */
+    uint32_t n_groups, n_used_groups, group_best;
 } cn_router;
 
-enum { CN_MAX_EXPERTS = 1024, CN_MAX_USED = 32 };
+enum { CN_MAX_EXPERTS = 1024, CN_MAX_USED = 32, CN_MAX_GROUPS = 64 };
 
 /* Each token takes the k experts with the highest score (softmax over all E, or sigmoid), plus its
  * bias if there is one; of equal ones that with the lower number. The weight of a pair is the score

@@ -123,12 +123,35 @@ static double score_of(const layer *l, uint32_t t, uint32_t e)
     return exp((double)logits[e]) / sum;
 }
 
+/* Lowers the ranks in groups that a token does not use: those with n_used_groups better ones. */
+static void drop_groups(const cn_router *r, double *rank)
+{
+    const uint32_t n = r->n_groups, each = r->n_experts / n;
+    double of[CN_MAX_GROUPS];
+    for (uint32_t g = 0; g < n; g++) {
+        of[g] = -INFINITY;
+        for (uint32_t i = 0; i < each; i++)
+            for (uint32_t j = 0; j < each; j++) {
+                const double x = rank[g * each + i], y = rank[g * each + j];
+                if (r->group_best == 1) of[g] = fmax(of[g], x);
+                else if (i != j) of[g] = fmax(of[g], x + y);
+            }
+    }
+    for (uint32_t g = 0; g < n; g++) {
+        uint32_t n_better = 0;
+        for (uint32_t o = 0; o < n; o++) n_better += of[o] > of[g] || (of[o] == of[g] && o < g);
+        for (uint32_t i = 0; n_better >= r->n_used_groups && i < each; i++)
+            rank[g * each + i] = -1e9 - g * each - i;
+    }
+}
+
 /* The experts of a token, the best first, found by asking for each how many are better. */
 static void expected_experts(const layer *l, uint32_t t, uint32_t *chosen)
 {
     const uint32_t n = l->router.n_experts;
     double rank[CN_MAX_EXPERTS];
     for (uint32_t e = 0; e < n; e++) rank[e] = score_of(l, t, e) + (l->bias ? l->bias[e] : 0);
+    if (l->router.n_groups > 1) drop_groups(&l->router, rank);
     for (uint32_t e = 0; e < n; e++) {
         uint32_t n_better = 0;
         for (uint32_t o = 0; o < n; o++)
@@ -293,6 +316,31 @@ static void of_equal_experts_the_lower_one_is_taken(void **state)
     backend_rig_close(be);
 }
 
+static void experts_of_groups_are_taken(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(2);
+    static const struct {
+        uint32_t n_experts, n_used, n_groups, n_used_groups;
+    } shapes[] = {{8, 3, 4, 2}, {16, 4, 2, 1}, {256, 8, 8, 4}, {12, 2, 6, 5}, {64, 6, 4, 4}};
+    for (uint32_t i = 0; i < 4 * sizeof shapes / sizeof *shapes; i++) {
+        test_rng r = {i};
+        const cn_router router = {.n_experts = shapes[i / 4].n_experts,
+                                  .n_used = shapes[i / 4].n_used,
+                                  .score = i & 1 ? CN_ROUTE_SIGMOID : CN_ROUTE_SOFTMAX,
+                                  .normalized = i & 1,
+                                  .scale = 2.5F,
+                                  .n_groups = shapes[i / 4].n_groups,
+                                  .n_used_groups = shapes[i / 4].n_used_groups,
+                                  .group_best = 1 + (i & 2) / 2};
+        layer l = new_layer(&r, router, 40, 4, 4, i & 1);
+        run_route(be, &l);
+        check_route(&l);
+        free_layer(&l);
+    }
+    backend_rig_close(be);
+}
+
 /* Softmax rounds large differences away: expert 2 must win although the probabilities are equal. */
 static void rounding_makes_no_ties(void **state)
 {
@@ -369,6 +417,9 @@ static void too_many_experts_are_refused(void **state)
     a.router = (cn_router){.n_experts = 2, .n_used = 3};
     assert_int_equal(be->route(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "3 of 2 experts"));
+    a.router = (cn_router){.n_experts = 8, .n_used = 3, .n_groups = 4, .n_used_groups = 1};
+    assert_int_equal(be->route(backend_rig_stream(be), &a), CN_ERR_SHAPE);
+    assert_non_null(strstr(cn_last_error(), "3 of 8 experts in 1 of 4 groups"));
     backend_rig_close(be);
 }
 
@@ -378,6 +429,7 @@ int main(void)
         cmocka_unit_test(ops_agree_with_plain_sums),
         cmocka_unit_test(all_tokens_may_take_one_expert),
         cmocka_unit_test(of_equal_experts_the_lower_one_is_taken),
+        cmocka_unit_test(experts_of_groups_are_taken),
         cmocka_unit_test(rounding_makes_no_ties),
         cmocka_unit_test(logits_that_are_not_numbers_are_survived),
         cmocka_unit_test(a_token_has_the_same_bits_in_every_batch),

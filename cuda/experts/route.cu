@@ -259,6 +259,8 @@ extern "C" cn_status cn_cuda_route(cn_stream *s, const cn_route_args *a)
         r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
         return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected 1 to %d of 1 to %d",
                        r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
+    if (r->n_groups > 1)
+        return cn_fail(CN_ERR_SHAPE, "route: %u groups of experts: expected none", r->n_groups);
     if (a->n_tokens == 0) return CN_OK;
     uint32_t i = 0;
     while (kernels[i].per * CN_WARP < r->n_experts) i++;

@@ -37,6 +37,33 @@ static void choose_experts(uint32_t *chosen, const float *ranks, const cn_router
     }
 }
 
+/* The sum of the two best ranks of n experts, or the best one. */
+static float rank_of_group(const float *ranks, uint32_t n, uint32_t group_best)
+{
+    float best = -INFINITY, second = -INFINITY;
+    for (uint32_t e = 0; e < n; e++) {
+        second = fmaxf(second, fminf(best, ranks[e]));
+        best = fmaxf(best, ranks[e]);
+    }
+    return group_best > 1 ? best + second : best;
+}
+
+/* Gives the experts of groups that a token does not take the lowest rank. */
+static void leave_out_groups(float *ranks, const cn_router *r)
+{
+    const uint32_t each = r->n_experts / r->n_groups;
+    const cn_router groups = {.n_experts = r->n_groups, .n_used = r->n_used_groups};
+    float of_group[CN_MAX_GROUPS];
+    uint32_t chosen[CN_MAX_GROUPS];
+    bool used[CN_MAX_GROUPS] = {false};
+    for (uint32_t g = 0; g < r->n_groups; g++)
+        of_group[g] = rank_of_group(ranks + (size_t)g * each, each, r->group_best);
+    choose_experts(chosen, of_group, &groups);
+    for (uint32_t i = 0; i < r->n_used_groups; i++) used[chosen[i]] = true;
+    for (uint32_t e = 0; e < r->n_experts; e++)
+        if (!used[e / each]) ranks[e] = NAN;
+}
+
 /* The experts of a token, and their weights. Softmax does not change the order of the logits, which
  * have no ties that rounding made. */
 static void route_token(const cn_route_args *a, size_t t, uint32_t *chosen, float *weights)
@@ -45,8 +72,10 @@ static void route_token(const cn_route_args *a, size_t t, uint32_t *chosen, floa
     const float *logits = a->logits + t * r->n_experts;
     float scores[CN_MAX_EXPERTS], ranks[CN_MAX_EXPERTS], sum = 0;
     score_logits(scores, logits, r);
-    const float *base = r->score == CN_ROUTE_SOFTMAX && !a->bias ? logits : scores;
+    const bool by_logits = r->score == CN_ROUTE_SOFTMAX && !a->bias && r->group_best < 2;
+    const float *base = by_logits ? logits : scores;
     for (uint32_t e = 0; e < r->n_experts; e++) ranks[e] = base[e] + (a->bias ? a->bias[e] : 0);
+    if (r->n_groups > 1) leave_out_groups(ranks, r);
     choose_experts(chosen, ranks, r);
     for (uint32_t j = 0; j < r->n_used; j++) sum += weights[j] = scores[chosen[j]];
     for (uint32_t j = 0; j < r->n_used; j++)
@@ -79,6 +108,13 @@ cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a)
     if (r->n_experts > CN_MAX_EXPERTS || r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
         return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected at most %d of %d",
                        r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
+    if (r->n_groups > 1 && (r->n_groups > CN_MAX_GROUPS || r->n_experts % r->n_groups != 0 ||
+                            r->n_used_groups > r->n_groups ||
+                            r->n_used > r->n_experts / r->n_groups * r->n_used_groups))
+        return cn_fail(CN_ERR_SHAPE,
+                       "route: %u of %u experts in %u of %u groups: expected groups of one size, "
+                       "at most %d, with room for the experts of a token",
+                       r->n_used, r->n_experts, r->n_used_groups, r->n_groups, CN_MAX_GROUPS);
     for (size_t t = 0; t < a->n_tokens; t++)
         route_token(a, t, a->pairs + t * r->n_used, a->weights + t * r->n_used);
     number_pairs(a);
