@@ -18,7 +18,7 @@
 
 static cn_status choose_model_len(cn_engine *e)
 {
-    CN_TRY(cn_start_check_model_len(e->config, &e->model_config));
+    CN_TRY(cn_start_check_model(e->config, &e->model_config));
     e->max_model_len = cn_start_max_model_len(e->config, &e->model_config);
     return CN_OK;
 }

@@ -78,11 +78,13 @@ double cn_engine_step_weight_bytes(const cn_engine *e, uint32_t n_rows)
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident)
 {
     const cn_kv_layout *l = &e->pools.layout;
+    const bool is_shared = cn_kv_layout_is_shared(l);
     const cn_select_shape shape = {.n_layers = l->n_layers,
                                    .dense_layers = e->config->select_dense_layers,
                                    .n_heads = e->pools.n_heads,
                                    .n_kv_heads = l->n_kv_heads,
                                    .head_dim = l->head_dim,
+                                   .value_dim = is_shared ? l->part[CN_KV_V].width : 0,
                                    .block_tokens = l->block_tokens,
                                    .draft_dim = l->draft_dim,
                                    .draft_state = l->draft_state,

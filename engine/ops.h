@@ -31,6 +31,7 @@
 #include "engine/base/dtype.h"
 #include "engine/draft_ops.h"
 #include "engine/expert_ops.h"
+#include "engine/latent_ops.h"
 #include "engine/matrix_ops.h"
 #include "paged/planes.h"
 
@@ -48,7 +49,7 @@ typedef struct cn_graph cn_graph;   /* recorded ops that one call replays */
 
 /* The step's batch as flat arrays. Decoding sequences come first: the first n_decode have exactly
  * one query token each. Tokens are in the order of their sequences. */
-typedef struct cn_batch_view {
+struct cn_batch_view {
     uint32_t n_tokens, n_seqs, n_decode;
     const uint32_t *tokens;    /* [T] ids */
     /* A step can be launched before the host has read the tokens of the previous one (DESIGN.md
@@ -66,7 +67,7 @@ typedef struct cn_batch_view {
     uint32_t table_stride;
     uint32_t max_q, max_kv; /* upper bounds, known to the host, of n_q and kv_len */
     uint32_t max_prefill_kv; /* of kv_len of sequences [n_decode, n_seqs); 0: max_kv */
-} cn_batch_view;
+};
 
 /* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/checkpoint/dummy_weight.h). */
 typedef struct cn_dummy_fill_args {
@@ -118,13 +119,13 @@ typedef struct cn_rope_store_args {
  * to the first kv_len - n_q + i + 1 slots. attn_decode computes sequences [0, n_decode),
  * attn_prefill the others. On the CPU both give the same bits for the same query. */
 typedef struct cn_attn_args {
-    void *out;     /* [T, hq, d] */
+    void *out;     /* [T, hq, d]; where V has another width (cn_kv_layout_share), that of V */
     const void *q; /* [T, hq, d] */
     const void *kv;
     const cn_batch_view *batch;
     cn_kv_layout layout;
     uint32_t n_heads, layer;
-    float scale; /* 1/sqrt(d) */
+    float scale; /* cn_model_config_scale */
     /* attn_decode: [n_decode] slots that each sequence attends to; 0 leaves its rows of out alone.
      * NULL: kv_len. */
     const uint32_t *lengths;
@@ -229,7 +230,7 @@ typedef struct cn_pools {
     void *kv;
     float *score;     /* global score F, f32, or NULL; not the score S of an event */
     uint32_t *origin; /* positions P, or NULL */
-    void *q_window;   /* [L, n_query_slots, window, hq, d], act dtype, or NULL */
+    void *q_window;   /* [L, n_query_slots, window, hq, query_dim], act dtype, or NULL */
     uint32_t n_query_slots, window; /* window: rows of a ring, the engine's largest w */
     uint32_t n_heads;
     cn_dtype act_dtype; /* of q_window */
@@ -242,7 +243,7 @@ typedef struct cn_pools {
 static inline cn_planes cn_pools_planes(const cn_pools *p)
 {
     const cn_kv_layout *l = &p->layout;
-    const size_t slot_bytes = (size_t)p->window * p->n_heads * l->head_dim *
+    const size_t slot_bytes = (size_t)p->window * p->n_heads * l->query_dim *
                               cn_dtype_bytes(p->act_dtype);
     cn_planes out;
     out.where = CN_ON_DEVICE;
@@ -688,6 +689,9 @@ struct cn_backend {
     cn_status (*expert_gate_up)(cn_stream *s, const cn_expert_gate_up_args *a);
     cn_status (*expert_down)(cn_stream *s, const cn_expert_down_args *a);
     cn_status (*expert_sum)(cn_stream *s, const cn_expert_sum_args *a);
+    /* Latent attention; NULL: the backend runs no model that has it. */
+    cn_status (*latent_store)(cn_stream *s, const cn_latent_store_args *a);
+    cn_status (*heads_gemm)(cn_stream *s, const cn_heads_gemm_args *a);
     /* Bytes of scratch for a step of at most max_rows rows. */
     size_t (*sample_scratch_bytes)(cn_backend *be, uint32_t max_rows, uint32_t vocab);
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);

@@ -4,13 +4,14 @@
  * Pool:    kv[layer][block][kv_head][block_tokens/tile][part][tile][width], tile = min(64, b).
  * Scores:  f[layer][block][kv_head][slot], f32: the global decayed score.
  * Origins: p[layer][block][kv_head][slot], u32: the position of the token that a slot holds.
- * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
+ * Windows: q[layer][query_slot][window][q_head][query_dim]: a ring, row = position mod window.
  *
  * A token has one row in each part. Each part has its own dtype and width. In the plain form the
  * parts are K and V. In eight bits (CN_KV_FP8) they are K, V, and the scale of each row of K and of
- * V (paged/kv_fp8.h). A 64-token tile of one head holds its keys beside its values (32 KiB in bf16
- * at head_dim 128, 16,640 bytes in eight bits). Therefore one 2-D tensor map addresses a plain
- * pool, and compaction and transfers move whole rows.
+ * V (paged/kv_fp8.h). With latent attention there is one part, K, and V is the first elements of
+ * its rows (cn_kv_layout_share). A 64-token tile of one head holds its keys beside its values
+ * (32 KiB in bf16 at head_dim 128, 16,640 bytes in eight bits). Therefore one 2-D tensor map
+ * addresses a plain pool, and compaction and transfers move whole rows.
  *
  * A layout describes one memory and one group of layers of equal shape. It has the strides of that
  * memory, in bytes. In device memory the blocks of a layer are contiguous; in host memory the
@@ -54,12 +55,13 @@ typedef struct cn_kv_layout {
     uint32_t n_layers, n_blocks, n_kv_heads;
     uint32_t block_tokens; /* power of two, 16..256 */
     uint32_t tile_tokens;  /* min(64, block_tokens) */
-    uint32_t head_dim;     /* elements of a query and of a row of K */
+    uint32_t head_dim;     /* elements of a row of K, and of a query that is multiplied with it */
+    uint32_t query_dim;    /* elements of a query in the ring */
     uint32_t draft_dim;    /* elements of a row of draft K, in a plane of its own; 0: none */
     uint32_t draft_state;  /* elements of the state that a block keeps for the draft; 0: none */
     cn_dtype act_dtype;    /* of draft K and of bounds; of K and V in the plain form */
     uint32_t n_parts;
-    cn_kv_part_shape part[CN_KV_MAX_PARTS];
+    cn_kv_part_shape part[CN_KV_MAX_PARTS]; /* V is set too where it is no part of its own */
     uint32_t tile_bytes;   /* a tile of one head, all parts */
     uint32_t head_bytes;   /* all tiles of one head in a block */
     size_t block_bytes;    /* all heads of a block in one layer */
@@ -94,7 +96,7 @@ CN_KV_FN cn_kv_layout cn_kv_layout_form(uint32_t n_layers, uint32_t n_blocks, ui
     l.n_kv_heads = n_kv_heads;
     l.block_tokens = block_tokens;
     l.tile_tokens = block_tokens < CN_KV_TILE_TOKENS ? block_tokens : (uint32_t)CN_KV_TILE_TOKENS;
-    l.head_dim = head_dim;
+    l.head_dim = l.query_dim = head_dim;
     l.act_dtype = act;
     const cn_dtype dtype = form == CN_KV_FP8 ? CN_E4M3 : act;
     cn_kv_layout_add(&l, dtype, head_dim);
@@ -118,12 +120,30 @@ CN_KV_FN cn_kv_form cn_kv_form_of(const cn_kv_layout *l)
     return l->part[CN_KV_K].dtype == CN_E4M3 ? CN_KV_FP8 : CN_KV_PLAIN;
 }
 
+/* Makes V the first `value_dim` elements of the rows of K, in a plain layout. `query_dim`: of a
+ * query in the ring. Does nothing with value_dim 0. */
+CN_KV_FN void cn_kv_layout_share(cn_kv_layout *l, uint32_t value_dim, uint32_t query_dim)
+{
+    if (value_dim == 0) return;
+    l->query_dim = query_dim;
+    l->n_parts = 0;
+    l->tile_bytes = 0;
+    cn_kv_layout_add(l, l->act_dtype, l->head_dim);
+    l->part[CN_KV_V] = l->part[CN_KV_K];
+    l->part[CN_KV_V].width = value_dim;
+}
+
+/* Returns whether rows of V are the first elements of rows of K. */
+CN_KV_FN bool cn_kv_layout_is_shared(const cn_kv_layout *l) { return l->n_parts == 1; }
+
 /* Returns the layout of a pool with rows like those of `l`, and other numbers of layers and blocks.
  */
 CN_KV_FN cn_kv_layout cn_kv_layout_like(const cn_kv_layout *l, uint32_t n_layers, uint32_t n_blocks)
 {
-    return cn_kv_layout_form(n_layers, n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
-                             l->act_dtype, cn_kv_form_of(l));
+    cn_kv_layout out = cn_kv_layout_form(n_layers, n_blocks, l->n_kv_heads, l->block_tokens,
+                                         l->head_dim, l->act_dtype, cn_kv_form_of(l));
+    if (cn_kv_layout_is_shared(l)) cn_kv_layout_share(&out, l->part[CN_KV_V].width, l->query_dim);
+    return out;
 }
 
 /* Returns the layout of the draft K beside such a pool: the part K alone, in one layer. */
@@ -226,13 +246,13 @@ CN_KV_FN size_t cn_kv_side_elems(const cn_kv_layout *l)
     return (size_t)l->n_layers * l->n_blocks * l->n_kv_heads * l->block_tokens;
 }
 
-/* First element of the row [head_dim] of (layer, query slot, ring row, query head). There are
+/* First element of the row [query_dim] of (layer, query slot, ring row, query head). There are
  * n_slots query slots of `window` rows each. */
 CN_KV_FN size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_heads,
-                             uint32_t head_dim, uint32_t layer, uint32_t slot, uint32_t row,
+                             uint32_t query_dim, uint32_t layer, uint32_t slot, uint32_t row,
                              uint32_t head)
 {
-    return ((((size_t)layer * n_slots + slot) * window + row) * n_q_heads + head) * head_dim;
+    return ((((size_t)layer * n_slots + slot) * window + row) * n_q_heads + head) * query_dim;
 }
 
 #endif

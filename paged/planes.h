@@ -31,7 +31,7 @@ typedef enum cn_block_plane {
 } cn_block_plane;
 
 typedef enum cn_slot_plane {
-    CN_PLANE_QUERIES, /* the ring, act dtype [w, h_q, d] */
+    CN_PLANE_QUERIES, /* the ring, act dtype [w, h_q, query_dim] */
     CN_N_SLOT_PLANES
 } cn_slot_plane;
 

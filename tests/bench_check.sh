@@ -381,6 +381,11 @@ grep -qE 'expected|measured now' "$dir/out" && fail "speeds of a GPU that is not
 "$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --json >"$dir/out"
 grep -q '"expected_tokens_per_s": null' "$dir/out" || fail "no null"
 refused "GiB available on the device" plan --model bench/shapes/qwen3-32b --gpu-memory 40G
+refused "has latent attention, and the cuda backend lacks the op latent_store" \
+    plan --model bench/shapes/glm-4.7-flash --gpu-memory 141G
+"$cinch" plan --model bench/shapes/deepseek-v2-lite --device cpu --kv-cache-memory-bytes 1G \
+    --max-model-len 8192 --json >"$dir/out" 2>/dev/null
+grep -q '"block_bytes": *3981312' "$dir/out" # 64 tokens, 27 layers, 576 f32
 "$cinch" plan --model bench/shapes/qwen3-30b-a3b --gpu-memory 141G >"$dir/out"
 grep -q '^experts  *8 of 128 for a token in 48 layers' "$dir/out" || fail "no experts on a GPU"
 # What the GPU backend would refuse.

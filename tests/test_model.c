@@ -240,7 +240,7 @@ static void a_batch_of_64_has_the_bits_of_64_batches_of_one(void **state)
 {
     (void)state;
     static const char *const models[] = {"qwen3-d80-f32", "qwen2-tied-bf16", "llama-yarn-bias-f16",
-                                         "glm4-moe-bf16"};
+                                         "glm4-moe-bf16", "deepseek-v3-moe-bf16"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         test_rng rng = {i};
         model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i % 3, false);
@@ -272,12 +272,11 @@ static void the_bundled_model_is_batch_invariant(void **state)
 
 /* Runs one prompt in chunks of random sizes. The logits of every row must equal the whole
  * prompt's. */
-static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
+static void check_chunks(const char *name)
 {
-    (void)state;
     enum { LEN = 300 };
     test_rng rng = {5};
-    model_rig *r = open_golden("qwen3-bf16", LEN, 2, 32, false);
+    model_rig *r = open_golden(name, LEN, 2, 32, false);
     uint32_t tokens[LEN], vocab = r->cfg.vocab;
     for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
     model_rig_chunk chunk = {0, LEN, tokens};
@@ -296,6 +295,13 @@ static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
     }
     cn_free(want);
     model_rig_close(r);
+}
+
+static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
+{
+    (void)state;
+    check_chunks("qwen3-bf16");
+    check_chunks("glm4-lite-moe-bf16");
 }
 
 /* Rope tables that are extended while a model runs have the values of whole ones. */
@@ -327,12 +333,11 @@ static void positions_may_be_covered_later(void **state)
     cn_free(want);
 }
 
-static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
+static void check_prefix(const char *name)
 {
-    (void)state;
     enum { LEN = 120, BLOCK = 16 };
     test_rng rng = {8};
-    model_rig *r = open_golden("llama-llama3-bf16", LEN, 3, BLOCK, false);
+    model_rig *r = open_golden(name, LEN, 3, BLOCK, false);
     uint32_t tokens[LEN], vocab = r->cfg.vocab;
     for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
     model_rig_chunk chunk = {0, LEN, tokens};
@@ -345,6 +350,13 @@ static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
     }
     cn_free(want);
     model_rig_close(r);
+}
+
+static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
+{
+    (void)state;
+    check_prefix("llama-llama3-bf16");
+    check_prefix("deepseek-v2-moe-bf16");
 }
 
 /* ---- start and step ---- */
@@ -367,6 +379,7 @@ static void a_pass_allocates_nothing(void **state)
     (void)state;
     check_allocations("qwen3-bf16");
     check_allocations("glm4-moe-bf16");
+    check_allocations("deepseek-v3-moe-bf16");
 }
 
 static void a_missing_op_is_refused_by_name(void **state)
@@ -434,6 +447,21 @@ static void experts_without_their_ops_are_refused_by_name(void **state)
     model_rig_close(r);
 }
 
+static void latent_attention_without_its_ops_is_refused_by_name(void **state)
+{
+    (void)state;
+    model_rig *r = open_golden("glm4-lite-moe-bf16", 8, 1, 16, false);
+    cn_backend lacking = *r->be;
+    lacking.heads_gemm = NULL;
+    cn_model *m = NULL;
+    const cn_model_opts o = {.backend = &lacking, .config = &r->cfg};
+    assert_int_equal(cn_model_create(&m, &o), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "Glm4MoeLiteForCausalLM has latent attention, and the "
+                                            "cpu backend lacks the op heads_gemm"));
+    assert_null(m);
+    model_rig_close(r);
+}
+
 /* The model writes up to the end of the planned bytes and not beyond. */
 static void check_workspace(const char *name)
 {
@@ -468,6 +496,8 @@ static void the_workspace_has_the_planned_size(void **state)
     check_workspace("llama-f32");
     check_workspace("qwen3-moe-bf16");
     check_workspace("glm4-moe-plain-f32"); /* no layer without experts */
+    check_workspace("deepseek-v2-moe-bf16");
+    check_workspace("deepseek-v3-moe-bf16"); /* two factors of the query matrix */
 }
 
 int main(void)
@@ -484,6 +514,7 @@ int main(void)
         cmocka_unit_test(a_pass_allocates_nothing),
         cmocka_unit_test(a_missing_op_is_refused_by_name),
         cmocka_unit_test(experts_without_their_ops_are_refused_by_name),
+        cmocka_unit_test(latent_attention_without_its_ops_is_refused_by_name),
         cmocka_unit_test(the_workspace_has_the_planned_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

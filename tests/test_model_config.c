@@ -11,10 +11,12 @@
 #include "engine/checkpoint/model_config.h"
 
 /* A minimal config; %s is replaced by more keys, each with a leading comma. */
-#define SIZES                                                                    \
+#define SIZES(kv_heads)                                                          \
     "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, " \
-    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 300"
-#define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES more "}"
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": " kv_heads ", \"vocab_size\": 300"
+#define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES("2") more "}"
+/* With latent attention there are as many kv heads as query heads. */
+#define LATENT(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES("4") more "}"
 
 static cn_model_config parse(const char *text)
 {
@@ -260,6 +262,100 @@ static void test_refusals(void **state)
     assert_non_null(strstr(cn_last_error(), "--model /nonexistent: no such directory"));
 }
 
+/* The first layers have no experts, all others have some. */
+static void check_mlps(const cn_model_config *c, uint32_t n_dense)
+{
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        assert_int_equal(cn_model_config_layer(c, i).mlp,
+                         i < n_dense ? CN_MLP_DENSE : CN_MLP_EXPERTS);
+}
+
+/* GLM-4.7-Flash, DeepSeek-V2-Lite and DeepSeek-V3, with what their config.json may leave out. */
+static void test_latent_attention(void **state)
+{
+    (void)state;
+    cn_model_config c = parse(
+        "{\"architectures\": [\"Glm4MoeLiteForCausalLM\"], \"hidden_size\": 2048, "
+        "\"intermediate_size\": 10240, \"num_hidden_layers\": 47, \"num_attention_heads\": 20, "
+        "\"num_key_value_heads\": 20, \"vocab_size\": 154880, \"rope_theta\": 1000000, "
+        "\"num_nextn_predict_layers\": 1, \"first_k_dense_replace\": 1}");
+    const cn_latent *l = &c.latent;
+    assert_true(l->q_rank == 768 && l->rank == 512 && l->nope == 192 && l->rope == 64);
+    assert_true(l->value == 256 && l->interleaved && c.head_dim == 576 && c.n_kv_heads == 1);
+    assert_true(c.rotary == 64 && cn_rope_dim(&c) == 64 && cn_attn_width(&c) == 5120);
+    assert_true(cn_model_config_scale(&c) == 0.0625F && c.rms_eps == 1e-5F);
+    assert_true(fabs((double)cn_model_config_n_params(&c) / 1e9 - 29.94) < 0.01);
+    assert_true(c.experts.router.n_groups == 0 && c.experts.router.scale == 1.8F);
+    assert_int_equal(cn_model_config_layer(&c, 0).attn, CN_ATTN_LATENT);
+    check_mlps(&c, 1);
+
+    c = parse("{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"hidden_size\": 2048, "
+              "\"intermediate_size\": 10944, \"num_hidden_layers\": 27, "
+              "\"num_attention_heads\": 16, \"vocab_size\": 102400, \"q_lora_rank\": null, "
+              "\"num_experts_per_tok\": 6, \"moe_intermediate_size\": 1408, "
+              "\"first_k_dense_replace\": 1, \"head_dim\": 64, \"rope_scaling\": {\"type\": "
+              "\"yarn\", \"factor\": 40, \"original_max_position_embeddings\": 4096, "
+              "\"mscale\": 0.707, \"mscale_all_dim\": 0.707}}");
+    assert_true(c.latent.q_rank == 0 && c.experts.shared == 2816 && !c.experts.bias);
+    assert_true(fabs((double)cn_model_config_n_params(&c) / 1e9 - 15.71) < 0.01);
+    assert_true(fabs((double)cn_model_config_scale(&c) - 0.114721) < 1e-6);
+    assert_true(c.rope.attention_factor == 1.0 && c.max_position == 163840);
+    check_mlps(&c, 1);
+
+    c = parse("{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": 7168, "
+              "\"intermediate_size\": 18432, \"num_hidden_layers\": 61, "
+              "\"num_attention_heads\": 128, \"vocab_size\": 129280, \"rope_scaling\": "
+              "{\"type\": \"yarn\", \"factor\": 40, \"original_max_position_embeddings\": 4096, "
+              "\"mscale\": 1.0, \"mscale_all_dim\": 1.0}}");
+    const cn_router *r = &c.experts.router;
+    assert_true(r->n_groups == 8 && r->n_used_groups == 4 && r->group_best == 2 && c.experts.bias);
+    assert_true(r->normalized && r->scale == 2.5F && r->score == CN_ROUTE_SIGMOID);
+    assert_true(fabs((double)cn_model_config_n_params(&c) / 1e9 - 671.03) < 0.01);
+    assert_true(fabs((double)cn_model_config_scale(&c) - 0.135234) < 1e-6);
+    check_mlps(&c, 3);
+
+    c = parse(LATENT("Glm4MoeLiteForCausalLM", ", \"mlp_layer_types\": [\"sparse\", \"dense\"]"));
+    assert_int_equal(cn_model_config_layer(&c, 0).mlp, CN_MLP_EXPERTS);
+    assert_int_equal(cn_model_config_layer(&c, 1).mlp, CN_MLP_DENSE);
+}
+
+static void test_refusals_of_latent_attention(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {CONFIG("DeepseekV32ForCausalLM", ""), "is not supported (its attention has an indexer)"},
+        {CONFIG("DeepseekV4ForCausalLM", ""), "(hyper-connections, compressed keys)"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"index_topk\": 2048"),
+         "index_topk is not supported: attention with an indexer"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"hc_mult\": 4"), "hyper-connections are not"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"attention_bias\": true"), "attention_bias true"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"kv_lora_rank\": 24"),
+         "kv_lora_rank 24 is not supported; supported are multiples of 16 to 512"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"qk_rope_head_dim\": 128"), "qk_rope_head_dim 128"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"n_group\": 7"), "n_group 7 and topk_group 4"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"n_group\": 256"), "n_group"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"topk_group\": 9"), "topk_group 9"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"scoring_func\": \"softmax\""), "scoring_func"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"moe_layer_freq\": 2"), "moe_layer_freq 2"},
+        {CONFIG("DeepseekV3ForCausalLM", ""), "num_key_value_heads 2"},
+        {LATENT("DeepseekV2ForCausalLM", ""), "num_experts_per_tok"},
+        {LATENT("DeepseekV2ForCausalLM", ", \"num_experts_per_tok\": 2, \"norm_topk_prob\": true"),
+         "norm_topk_prob true is not supported"},
+        {LATENT("DeepseekV2ForCausalLM", ", \"num_experts_per_tok\": 2, \"topk_method\": \"x\""),
+         "topk_method \"x\" is not supported"},
+        {LATENT("Glm4MoeLiteForCausalLM", ", \"mlp_layer_types\": [\"dense\"]"),
+         "mlp_layer_types: expected 2 values, got 1"},
+        {LATENT("Glm4MoeLiteForCausalLM", ", \"mlp_layer_types\": [\"dense\", \"x\"]"),
+         "mlp_layer_types[1]: expected"},
+        {LATENT("DeepseekV3ForCausalLM", ", \"first_k_dense_replace\": 9, "
+                                         "\"quantization_config\": {\"quant_method\": \"fp8\", "
+                                         "\"weight_block_size\": [128, 128]}"),
+         "FP8 weights of a model with latent attention are not supported yet"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_refusal(cases[i][0], cases[i][1]);
+}
+
 static void test_refusals_of_experts(void **state)
 {
     (void)state;
@@ -334,6 +430,12 @@ static void test_hash_covers_what_changes_results(void **state)
         CONFIG("Glm4MoeForCausalLM", ", \"n_shared_experts\": 2"),
         CONFIG("Glm4MoeForCausalLM", ", \"routed_scaling_factor\": 2"),
         CONFIG("Glm4MoeForCausalLM", ", \"partial_rotary_factor\": 1"),
+        LATENT("DeepseekV3ForCausalLM", ""),
+        LATENT("DeepseekV3ForCausalLM", ", \"q_lora_rank\": null"),
+        LATENT("DeepseekV3ForCausalLM", ", \"rope_interleave\": false"),
+        LATENT("DeepseekV3ForCausalLM", ", \"first_k_dense_replace\": 0"),
+        LATENT("DeepseekV3ForCausalLM", ", \"first_k_dense_replace\": 0, \"topk_group\": 5"),
+        LATENT("DeepseekV3ForCausalLM", ", \"v_head_dim\": 64"),
     };
     const size_t n_experts = sizeof experts / sizeof *experts;
     for (size_t i = 0; i < n_experts; i++)
@@ -431,6 +533,8 @@ int main(void)
         cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_refusals_of_experts),
+        cmocka_unit_test(test_latent_attention),
+        cmocka_unit_test(test_refusals_of_latent_attention),
         cmocka_unit_test(test_inactive_sliding_window_is_accepted),
         cmocka_unit_test(test_hash_covers_what_changes_results),
         cmocka_unit_test(test_generation_config),

@@ -38,7 +38,7 @@ static void compare(const char *name)
         if (error > 2.5e-7) fail_msg("%s: inv_freq[%zu] differs by %g", name, i, error);
     }
 
-    const size_t last = positions[n_positions - 1], stride = c.head_dim / 2;
+    const size_t last = positions[n_positions - 1], stride = cn_rope_dim(&c) / 2;
     float *cos_table = malloc((last + 1) * stride * sizeof *cos_table);
     float *sin_table = malloc((last + 1) * stride * sizeof *sin_table);
     assert_non_null(cos_table);

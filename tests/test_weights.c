@@ -144,7 +144,7 @@ static float f16_value(uint16_t h)
 /* The element of the file that must be element i of the part. Of a head that RoPE rotates in part,
  * dimensions i and i + r of the file are i and i + half here (r, half: half of what is rotated, of
  * the head). */
-static uint64_t source_of(const cn_model_config *c, const cn_st_tensor *t, uint64_t i)
+static uint64_t source_of_heads(const cn_model_config *c, const cn_st_tensor *t, uint64_t i)
 {
     const bool is_rotated = strstr(t->name, ".q_") || strstr(t->name, ".k_");
     const uint64_t cols = t->n_dims == 2 ? t->shape[1] : 1, d = c->head_dim;
@@ -153,6 +153,20 @@ static uint64_t source_of(const cn_model_config *c, const cn_st_tensor *t, uint6
     const uint64_t from = row % half < r ? row % half + row / half * r
                                          : 2 * r + row % half - r + row / half * (half - r);
     return i + from * cols - row * cols;
+}
+
+/* The same with latent attention. Its files pair neighbours among the last rows of a head. */
+static uint64_t source_of(const cn_model_config *c, const cn_st_tensor *t, uint64_t i)
+{
+    const cn_latent *l = &c->latent;
+    const bool is_query = strstr(t->name, ".q_proj.") || strstr(t->name, ".q_b_proj.");
+    if (l->rank == 0) return source_of_heads(c, t, i);
+    if (!l->interleaved || (!is_query && !strstr(t->name, ".kv_a_proj_with_mqa."))) return i;
+    const uint64_t first = is_query ? l->nope : l->rank, d = first + l->rope, cols = t->shape[1];
+    const uint64_t row = i / cols % d, turned = row - first;
+    if (row < first) return i;
+    const uint64_t from = turned < l->rope / 2 ? 2 * turned : 2 * turned + 1 - l->rope;
+    return i + (first + from) * cols - row * cols;
 }
 
 /* Every tensor of the file, row by row, must be where the comment in weights.h says. */
@@ -215,6 +229,7 @@ static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_m
     uint64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, h = c->hidden;
     const bool routed = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
     const bool shares = routed && c->experts.shared > 0;
+    const bool latent = c->latent.rank > 0, heads = !latent, factors = c->latent.q_rank > 0;
     const struct {
         bool present;
         const char *name;
@@ -222,9 +237,15 @@ static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_m
         uint64_t first;
     } places[] = {
         {true, "input_layernorm.weight", CN_W_ATTN_NORM, 0},
-        {true, "self_attn.q_proj.weight", CN_W_QKV, 0},
-        {true, "self_attn.k_proj.weight", CN_W_QKV, q * h},
-        {true, "self_attn.v_proj.weight", CN_W_QKV, (q + kv) * h},
+        {heads || !factors, "self_attn.q_proj.weight", heads ? CN_W_QKV : CN_W_Q, 0},
+        {heads, "self_attn.k_proj.weight", CN_W_QKV, q * h},
+        {heads, "self_attn.v_proj.weight", CN_W_QKV, (q + kv) * h},
+        {factors, "self_attn.q_a_proj.weight", CN_W_Q_A, 0},
+        {factors, "self_attn.q_a_layernorm.weight", CN_W_Q_A_NORM, 0},
+        {factors, "self_attn.q_b_proj.weight", CN_W_Q, 0},
+        {latent, "self_attn.kv_a_proj_with_mqa.weight", CN_W_KV_A, 0},
+        {latent, "self_attn.kv_a_layernorm.weight", CN_W_KV_A_NORM, 0},
+        {latent, "self_attn.kv_b_proj.weight", CN_W_KV_B, 0},
         {c->qkv_bias, "self_attn.q_proj.bias", CN_W_QKV_BIAS, 0},
         {c->qkv_bias, "self_attn.k_proj.bias", CN_W_QKV_BIAS, q},
         {c->qkv_bias, "self_attn.v_proj.bias", CN_W_QKV_BIAS, q + kv},
@@ -253,6 +274,8 @@ static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_m
     }
     if (routed) check_experts(w, s, c, layer);
     assert_true((cn_weights_at(w, CN_W_ROUTER, layer) != NULL) == routed);
+    assert_true((cn_weights_at(w, CN_W_QKV, layer) != NULL) == heads);
+    assert_true((cn_weights_at(w, CN_W_Q_A, layer) != NULL) == factors);
     assert_true((cn_weights_at(w, CN_W_QKV_BIAS, layer) != NULL) == c->qkv_bias);
     assert_true((cn_weights_at(w, CN_W_Q_NORM, layer) != NULL) == c->qk_norm);
     assert_true((cn_weights_at(w, CN_W_O_BIAS, layer) != NULL) == c->o_bias);

@@ -23,13 +23,16 @@ struct cn_checkpoint {
     float dummy_scale, dummy_router_scale;
 };
 
-/* DENSE: a layer without experts. The last four: a layer with experts; each expert has a tensor of
+/* HEADS, LATENT: the kind of attention; then with a query matrix of two factors, and of one. DENSE:
+ * a layer without experts. The last four: a layer with experts; each expert has a tensor of
  * its own (SEPARATE), or all are in one (FUSED). */
 typedef enum need {
-    ALWAYS, QK_NORM, QKV_BIAS, O_BIAS, UNTIED, DENSE, SHARED, ROUTED, ROUTER_BIAS, SEPARATE, FUSED
+    ALWAYS, HEADS, LATENT, LATENT_FACTORS, LATENT_WHOLE, QK_NORM, QKV_BIAS, O_BIAS, UNTIED, DENSE,
+    SHARED, ROUTED, ROUTER_BIAS, SEPARATE, FUSED
 } need;
 typedef enum dim {
-    ONE, HIDDEN, QUERY, KV, HEAD, INTER, VOCAB, EXPERTS, EXPERT_INTER, EXPERT_GATE_UP, SHARED_INTER
+    ONE, HIDDEN, QUERY, KV, HEAD, ATTN_OUT, Q_RANK, LATENT_QUERY, RANK, LATENT_ROW, LATENT_KV,
+    INTER, VOCAB, EXPERTS, EXPERT_INTER, EXPERT_GATE_UP, SHARED_INTER
 } dim;
 
 /* A tensor's name (after "model.layers.N." in a layer), matrix and shape. The parts of one matrix
@@ -49,15 +52,22 @@ static const part_spec head_specs[] = {
 
 static const part_spec layer_specs[] = {
     {"input_layernorm.weight", CN_W_ATTN_NORM, ONE, HIDDEN, ALWAYS},
-    {"self_attn.q_proj.weight", CN_W_QKV, QUERY, HIDDEN, ALWAYS},
-    {"self_attn.k_proj.weight", CN_W_QKV, KV, HIDDEN, ALWAYS},
-    {"self_attn.v_proj.weight", CN_W_QKV, KV, HIDDEN, ALWAYS},
+    {"self_attn.q_proj.weight", CN_W_QKV, QUERY, HIDDEN, HEADS},
+    {"self_attn.k_proj.weight", CN_W_QKV, KV, HIDDEN, HEADS},
+    {"self_attn.v_proj.weight", CN_W_QKV, KV, HIDDEN, HEADS},
     {"self_attn.q_proj.bias", CN_W_QKV_BIAS, ONE, QUERY, QKV_BIAS},
     {"self_attn.k_proj.bias", CN_W_QKV_BIAS, ONE, KV, QKV_BIAS},
     {"self_attn.v_proj.bias", CN_W_QKV_BIAS, ONE, KV, QKV_BIAS},
     {"self_attn.q_norm.weight", CN_W_Q_NORM, ONE, HEAD, QK_NORM},
     {"self_attn.k_norm.weight", CN_W_K_NORM, ONE, HEAD, QK_NORM},
-    {"self_attn.o_proj.weight", CN_W_O, HIDDEN, QUERY, ALWAYS},
+    {"self_attn.q_a_proj.weight", CN_W_Q_A, Q_RANK, HIDDEN, LATENT_FACTORS},
+    {"self_attn.q_a_layernorm.weight", CN_W_Q_A_NORM, ONE, Q_RANK, LATENT_FACTORS},
+    {"self_attn.q_b_proj.weight", CN_W_Q, LATENT_QUERY, Q_RANK, LATENT_FACTORS},
+    {"self_attn.q_proj.weight", CN_W_Q, LATENT_QUERY, HIDDEN, LATENT_WHOLE},
+    {"self_attn.kv_a_proj_with_mqa.weight", CN_W_KV_A, LATENT_ROW, HIDDEN, LATENT},
+    {"self_attn.kv_a_layernorm.weight", CN_W_KV_A_NORM, ONE, RANK, LATENT},
+    {"self_attn.kv_b_proj.weight", CN_W_KV_B, LATENT_KV, RANK, LATENT},
+    {"self_attn.o_proj.weight", CN_W_O, HIDDEN, ATTN_OUT, ALWAYS},
     {"self_attn.o_proj.bias", CN_W_O_BIAS, ONE, HIDDEN, O_BIAS},
     {"post_attention_layernorm.weight", CN_W_MLP_NORM, ONE, HIDDEN, ALWAYS},
     {"mlp.gate_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, DENSE},
@@ -95,6 +105,7 @@ static bool is_fused(const cn_checkpoint *ck, uint32_t layer)
 
 static uint64_t size_of(const cn_model_config *c, dim d)
 {
+    const cn_latent *l = &c->latent;
     switch (d) {
     case ONE:
         return 1;
@@ -106,6 +117,18 @@ static uint64_t size_of(const cn_model_config *c, dim d)
         return (uint64_t)c->n_kv_heads * c->head_dim;
     case HEAD:
         return c->head_dim;
+    case ATTN_OUT:
+        return cn_attn_width(c);
+    case Q_RANK:
+        return l->q_rank;
+    case LATENT_QUERY:
+        return (uint64_t)c->n_heads * (l->nope + l->rope);
+    case RANK:
+        return l->rank;
+    case LATENT_ROW:
+        return (uint64_t)l->rank + l->rope;
+    case LATENT_KV:
+        return (uint64_t)c->n_heads * (l->nope + l->value);
     case INTER:
         return c->intermediate;
     case VOCAB:
@@ -126,10 +149,19 @@ static uint64_t size_of(const cn_model_config *c, dim d)
 static bool needed(const cn_checkpoint *ck, need n, uint32_t layer)
 {
     const cn_model_config *c = &ck->config;
-    const bool routed = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
+    const cn_layer_kind kind = cn_model_config_layer(c, layer);
+    const bool routed = kind.mlp == CN_MLP_EXPERTS, latent = kind.attn == CN_ATTN_LATENT;
     switch (n) {
     case ALWAYS:
         return true;
+    case HEADS:
+        return !latent;
+    case LATENT:
+        return latent;
+    case LATENT_FACTORS:
+        return latent && c->latent.q_rank > 0;
+    case LATENT_WHOLE:
+        return latent && c->latent.q_rank == 0;
     case QK_NORM:
         return c->qk_norm;
     case QKV_BIAS:
@@ -171,6 +203,21 @@ static bool is_rotated(const part_spec *s)
            s->id == CN_W_K_NORM;
 }
 
+/* Says in which order the file has the rows of a head that RoPE rotates. */
+static void set_order(cn_weight_part *p, const part_spec *s, const cn_model_config *c)
+{
+    const cn_latent *l = &c->latent;
+    if (l->rank > 0) {
+        if (!l->interleaved || (s->id != CN_W_Q && s->id != CN_W_KV_A)) return;
+        p->rotary = l->rope;
+        p->head_dim = s->id == CN_W_Q ? l->nope + l->rope : l->rank + l->rope;
+        p->last = true;
+    } else if (c->rotary != c->head_dim && is_rotated(s)) {
+        p->rotary = c->rotary;
+        p->head_dim = c->head_dim;
+    }
+}
+
 /* expert: whose part of a matrix of all experts it is, else 0. */
 static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const char *prefix,
                       uint32_t layer, uint32_t expert)
@@ -193,10 +240,7 @@ static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const
             p->stack = c->experts.router.n_experts;
             p->tensor.rows *= p->stack;
         }
-        if (c->rotary != c->head_dim && is_rotated(&specs[i])) {
-            p->rotary = c->rotary;
-            p->head_dim = c->head_dim;
-        }
+        set_order(p, &specs[i], c);
         next += p->tensor.rows * p->tensor.cols;
     }
 }
@@ -363,6 +407,7 @@ static cn_status check_extras(const cn_checkpoint *ck)
     const size_t n_names = list_names(ck, names);
     cn_status status = CN_OK;
     size_t ignored = 0, beyond = 0, kv_scales = 0;
+    const char *first_beyond = "";
     for (size_t i = 0; i < cn_safetensors_count(ck->tensors) && status == CN_OK; i++) {
         const cn_st_tensor *t = cn_safetensors_at(ck->tensors, i);
         if (bsearch(&t->name, names, n_names, sizeof *names, by_name)) continue;
@@ -376,14 +421,16 @@ static cn_status check_extras(const cn_checkpoint *ck)
                              "tensor",
                              t->file, t->name, ck->config.architecture);
         else if (is_layer_beyond(&ck->config, t->name))
-            beyond++;
+            first_beyond = beyond++ ? first_beyond : t->name;
         else
             ignored++;
     }
     cn_free(names);
     if (status == CN_OK && beyond)
-        cn_log(CN_LOG_WARN, "ignored %zu tensors of layers beyond the %u of config.json", beyond,
-               ck->config.n_layers);
+        cn_log(CN_LOG_WARN,
+               "ignored %zu tensors of layers beyond the %u of config.json, such as %s (layers "
+               "that predict several tokens are not used)",
+               beyond, ck->config.n_layers, first_beyond);
     if (status == CN_OK && kv_scales)
         cn_log(CN_LOG_INFO, "ignored %zu scales of K and V (k_scale, v_scale) of the checkpoint: "
                             "with --kv-cache-dtype fp8 each row has its own scale",
@@ -471,7 +518,8 @@ static uint16_t bf16_of_f32(float x)
 static bool is_norm(cn_weight_id id)
 {
     return id == CN_W_FINAL_NORM || id == CN_W_ATTN_NORM || id == CN_W_Q_NORM ||
-           id == CN_W_K_NORM || id == CN_W_MLP_NORM;
+           id == CN_W_K_NORM || id == CN_W_MLP_NORM || id == CN_W_Q_A_NORM ||
+           id == CN_W_KV_A_NORM;
 }
 
 bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
@@ -510,10 +558,13 @@ static void read_in_order(const cn_checkpoint *ck, const cn_weight_part *p, uint
 }
 
 /* The row of a head in the file that is row i of the head here. With r = rotary / 2, pairs
- * (i, r + i) become (i, head_dim / 2 + i); the rows without a position fill the other places. */
+ * (i, r + i) become (i, head_dim / 2 + i); the rows without a position fill the other places. With
+ * `last`, (first + 2i, first + 2i + 1) become (first + i, first + r + i). */
 static uint32_t row_in_file(const cn_weight_part *p, uint32_t i)
 {
-    const uint32_t half = p->head_dim / 2, r = p->rotary / 2;
+    const uint32_t half = p->head_dim / 2, r = p->rotary / 2, first = p->head_dim - p->rotary;
+    if (p->last && i < first) return i;
+    if (p->last) return first + (i - first < r ? 2 * (i - first) : 2 * (i - first - r) + 1);
     if (i < r) return i;
     if (i < half) return i + r;
     return i < half + r ? i - half + r : i;

@@ -25,6 +25,12 @@ typedef enum cn_weight_id {
     CN_W_QKV_BIAS,
     CN_W_Q_NORM,
     CN_W_K_NORM,
+    CN_W_Q_A, /* this and the next five: of latent attention */
+    CN_W_Q_A_NORM,
+    CN_W_Q,
+    CN_W_KV_A,
+    CN_W_KV_A_NORM,
+    CN_W_KV_B,
     CN_W_O,
     CN_W_O_BIAS,
     CN_W_MLP_NORM,
@@ -52,8 +58,11 @@ typedef struct cn_weight_part {
     uint64_t first_elem;   /* offset of the part in that matrix; parts are contiguous */
     uint32_t stack;        /* > 0: the tensor has a third dimension before rows / stack and cols */
     /* > 0: rows of a head are in another order in the file, in which RoPE pairs dimensions i and
-     * i + rotary / 2. cn_checkpoint_read pairs i and i + head_dim / 2, as the op does. */
+     * i + rotary / 2. cn_checkpoint_read pairs i and i + head_dim / 2, as the op does. With `last`
+     * they are the last rows of a head, and those of the file have pairs (2i, 2i + 1): i and
+     * i + rotary / 2 of them are paired then. */
     uint32_t rotary, head_dim;
+    bool last;
     cn_host_tensor tensor; /* data is NULL for dummy weights */
     /* A tensor in e4m3: its scales and, if inputs have a static scale, that (fp8_weights.h). */
     const struct cn_st_tensor *scale, *x_scale;

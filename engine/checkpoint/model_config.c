@@ -7,12 +7,13 @@
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/checkpoint_dir.h"
+#include "engine/checkpoint/model_experts.h"
+#include "engine/checkpoint/model_latent.h"
 #include "engine/checkpoint/quant.h"
 
 enum {
     CONFIG_MAX_BYTES = 4 << 20,
     CONFIG_MAX_DEPTH = 16,
-    MAX_WIDTH = 1 << 20, /* hidden, intermediate */
     MAX_HEADS = 1024,
     MAX_VOCAB = 1 << 22,
     MAX_POSITION = 1 << 24,
@@ -29,9 +30,6 @@ typedef enum bias {
 } bias;
 
 typedef enum qk_norm { QK_NORM_NONE, QK_NORM_ALWAYS, QK_NORM_BY_KEY /* use_qk_norm */ } qk_norm;
-
-typedef cn_status read_experts_fn(const cn_json_at *a, cn_model_config *c);
-static read_experts_fn read_qwen3_experts, read_glm4_experts;
 
 /* How the class in transformers reads sliding_window. */
 typedef enum sliding {
@@ -51,22 +49,49 @@ typedef struct architecture {
     int64_t bos, eos;        /* when absent; -1: none */
     double rms_eps;          /* when absent */
     double rotary;           /* share of a head that RoPE rotates, when absent; 0: all, always */
-    read_experts_fn *read_experts; /* NULL: all layers are dense */
+    cn_read_experts_fn *read_experts; /* NULL: all layers are dense */
+    const cn_latent *latent; /* latent attention when keys are absent; NULL: there is none */
 } architecture;
+
+static const cn_latent latent_deepseek2 = {1536, 512, 128, 64, 128, true, false};
+static const cn_latent latent_deepseek3 = {1536, 512, 128, 64, 128, true, true};
+static const cn_latent latent_glm4_lite = {768, 512, 192, 64, 256, true, true};
 
 static const architecture architectures[] = {
     {"Qwen3ForCausalLM", QK_NORM_ALWAYS, BIAS_BY_KEY, SLIDING_BY_SWITCH, 128, 32768, -1, -1,
-     1e-6, 0, NULL},
+     1e-6, 0, NULL, NULL},
     {"Qwen2ForCausalLM", QK_NORM_NONE, BIAS_QKV, SLIDING_BY_SWITCH, 0, 32768, -1, -1, 1e-6, 0,
+     NULL, NULL},
+    {"LlamaForCausalLM", QK_NORM_NONE, BIAS_BY_KEY, SLIDING_NEVER, 0, 2048, 1, 2, 1e-6, 0, NULL,
      NULL},
-    {"LlamaForCausalLM", QK_NORM_NONE, BIAS_BY_KEY, SLIDING_NEVER, 0, 2048, 1, 2, 1e-6, 0, NULL},
     {"MistralForCausalLM", QK_NORM_NONE, BIAS_NONE, SLIDING_BY_VALUE, 0, 131072, 1, 2, 1e-6,
-     0, NULL},
+     0, NULL, NULL},
     {"Qwen3MoeForCausalLM", QK_NORM_ALWAYS, BIAS_BY_KEY, SLIDING_ALL_BY_SWITCH, 0, 32768, -1, -1,
-     1e-6, 0, read_qwen3_experts},
+     1e-6, 0, cn_read_qwen3_experts, NULL},
     {"Glm4MoeForCausalLM", QK_NORM_BY_KEY, BIAS_QKV_BY_KEY, SLIDING_NEVER, 0, 131072, -1, -1,
-     1e-5, 0.5, read_glm4_experts},
+     1e-5, 0.5, cn_read_glm4_experts, NULL},
+    {"DeepseekV2ForCausalLM", QK_NORM_NONE, BIAS_NONE, SLIDING_NEVER, 0, 2048, 1, 2, 1e-6, 0,
+     cn_read_deepseek2_experts, &latent_deepseek2},
+    {"DeepseekV3ForCausalLM", QK_NORM_NONE, BIAS_NONE, SLIDING_NEVER, 0, 4096, 0, 1, 1e-6, 0,
+     cn_read_deepseek3_experts, &latent_deepseek3},
+    {"Glm4MoeLiteForCausalLM", QK_NORM_NONE, BIAS_NONE, SLIDING_NEVER, 0, 202752, 0, 1, 1e-5, 0,
+     cn_read_glm4_lite_experts, &latent_glm4_lite},
 };
+
+/* Why an architecture that looks like a supported one is not. */
+static const char *why_not(const char *name)
+{
+    static const struct {
+        const char *name, *why;
+    } known[] = {
+        {"DeepseekV32ForCausalLM", " (its attention has an indexer)"},
+        {"GlmMoeDsaForCausalLM", " (its attention has an indexer)"},
+        {"DeepseekV4ForCausalLM", " (hyper-connections, compressed keys)"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i].name) == 0) return known[i].why;
+    return "";
+}
 
 static cn_status find_architecture(const cn_json_at *a, const architecture **out)
 {
@@ -82,21 +107,16 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
         if (strcmp(json_string_value(first), (*out)->name) == 0) return CN_OK;
     }
     return cn_fail(a->error,
-                   "%s: architectures: %s is not supported; supported are Qwen3ForCausalLM, "
-                   "Qwen2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3MoeForCausalLM "
-                   "and Glm4MoeForCausalLM",
-                   a->where, cn_json_describe(first, shown, sizeof shown));
+                   "%s: architectures: %s is not supported%s; supported are Qwen3ForCausalLM, "
+                   "Qwen2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3MoeForCausalLM, "
+                   "Glm4MoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and "
+                   "Glm4MoeLiteForCausalLM",
+                   a->where, cn_json_describe(first, shown, sizeof shown),
+                   why_not(json_string_value(first)));
 }
 
-/* Reads the sizes and checks their divisibility. */
-static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_model_config *c)
+static cn_status read_heads(const cn_json_at *a, const architecture *arch, cn_model_config *c)
 {
-    CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->hidden));
-    CN_TRY(cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->intermediate));
-    CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, CN_MAX_LAYERS, &c->n_layers));
-    CN_TRY(cn_json_u32(a, "num_attention_heads", CN_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
-    CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 2, MAX_VOCAB, &c->vocab));
-
     c->n_kv_heads = c->n_heads;
     CN_TRY(cn_json_u32(a, "num_key_value_heads", CN_JSON_OPTIONAL, 1, MAX_HEADS, &c->n_kv_heads));
     if (c->n_heads % c->n_kv_heads != 0)
@@ -105,12 +125,25 @@ static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_mo
                        a->where, c->n_heads, c->n_kv_heads);
 
     c->head_dim = arch->head_dim ? arch->head_dim : c->hidden / c->n_heads;
-    CN_TRY(cn_json_u32(a, "head_dim", CN_JSON_OPTIONAL, 1, MAX_WIDTH, &c->head_dim));
+    CN_TRY(cn_json_u32(a, "head_dim", CN_JSON_OPTIONAL, 1, CN_MAX_WIDTH, &c->head_dim));
     if (c->head_dim % HEAD_DIM_STEP != 0 || c->head_dim > MAX_HEAD_DIM || c->head_dim == 0)
         return cn_fail(a->error,
                        "%s: head_dim %u is not supported; supported are multiples of %d to %d",
                        a->where, c->head_dim, HEAD_DIM_STEP, MAX_HEAD_DIM);
+    return CN_OK;
+}
 
+/* Reads the sizes and checks their divisibility. */
+static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_model_config *c)
+{
+    CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, CN_MAX_WIDTH, &c->hidden));
+    CN_TRY(
+        cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 2, CN_MAX_WIDTH, &c->intermediate));
+    CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, CN_MAX_LAYERS, &c->n_layers));
+    CN_TRY(cn_json_u32(a, "num_attention_heads", CN_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
+    CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 2, MAX_VOCAB, &c->vocab));
+
+    CN_TRY(arch->latent ? cn_read_latent(a, arch->latent, c) : read_heads(a, arch, c));
     c->max_position = arch->max_position;
     return cn_json_u32(a, "max_position_embeddings", CN_JSON_OPTIONAL, 1, MAX_POSITION,
                        &c->max_position);
@@ -243,6 +276,8 @@ static cn_status read_yarn(const cn_json_at *r, cn_model_config *c)
     if (mscale > 0 && all_dim > 0)
         s->attention_factor = yarn_mscale(s->factor, mscale) / yarn_mscale(s->factor, all_dim);
     CN_TRY(cn_json_f64(r, "attention_factor", CN_JSON_OPTIONAL, 0, 1e3, &s->attention_factor));
+    if (c->latent.rank > 0 && all_dim > 0)
+        s->logit_factor = pow(yarn_mscale(s->factor, all_dim), 2);
 
     double stretched = floor(s->original_max_position * s->factor);
     if (stretched > MAX_POSITION)
@@ -256,7 +291,7 @@ static cn_status read_yarn(const cn_json_at *r, cn_model_config *c)
 static cn_status read_rotary(const cn_json_at *a, const architecture *arch, double partial,
                              const char *type, cn_model_config *c)
 {
-    const double n_rotated = c->head_dim * partial;
+    const double n_rotated = cn_rope_dim(c) * partial;
     c->rotary = (uint32_t)n_rotated;
     if (partial == 1.0) return CN_OK;
     if (arch->rotary == 0)
@@ -283,6 +318,7 @@ static cn_status read_rope(const cn_json_at *a, const architecture *arch, cn_mod
     const char *type = "default";
     c->rope_theta = 10000.0;
     c->rope.attention_factor = 1.0;
+    c->rope.logit_factor = 1.0;
     CN_TRY(find_rope(a, &r, place));
     CN_TRY(cn_json_f64(a, "rope_theta", CN_JSON_OPTIONAL, 1.001, 1e15, &c->rope_theta));
     CN_TRY(cn_json_f64(a, "partial_rotary_factor", CN_JSON_OPTIONAL, 0, 1, &partial));
@@ -313,113 +349,6 @@ static cn_status read_rope(const cn_json_at *a, const architecture *arch, cn_mod
     return cn_fail(a->error,
                    "%s: rope_type \"%s\" is not supported; supported are default, llama3 and yarn",
                    r.where, cn_json_printable(type, shown, sizeof shown));
-}
-
-/* ---- experts ---- */
-
-/* Reads what all families have; the caller has set the defaults. n_key: the key of E. */
-static cn_status read_router(const cn_json_at *a, const char *n_key, cn_model_config *c)
-{
-    cn_experts *x = &c->experts;
-    cn_router *r = &x->router;
-    CN_TRY(cn_json_u32(a, n_key, CN_JSON_OPTIONAL, 1, CN_MAX_EXPERTS, &r->n_experts));
-    CN_TRY(cn_json_u32(a, "num_experts_per_tok", CN_JSON_OPTIONAL, 1, CN_MAX_USED, &r->n_used));
-    if (r->n_used > r->n_experts)
-        return cn_fail(a->error, "%s: num_experts_per_tok %u exceeds %s %u", a->where, r->n_used,
-                       n_key, r->n_experts);
-    CN_TRY(cn_json_u32(a, "moe_intermediate_size", CN_JSON_OPTIONAL, 2, MAX_WIDTH,
-                       &x->intermediate));
-    return cn_json_bool(a, "norm_topk_prob", CN_JSON_OPTIONAL, &r->normalized);
-}
-
-/* Refuses a string key that has another value than the one that is computed. */
-static cn_status refuse_other_text(const cn_json_at *a, const char *key, const char *supported)
-{
-    char shown[96];
-    const char *value = supported;
-    CN_TRY(cn_json_str(a, key, CN_JSON_OPTIONAL, &value));
-    if (strcmp(value, supported) == 0) return CN_OK;
-    return cn_fail(a->error, "%s: %s \"%s\" is not supported; supported is %s", a->where, key,
-                   cn_json_printable(value, shown, sizeof shown), supported);
-}
-
-static cn_status refuse_other_number(const cn_json_at *a, const char *key, uint32_t supported)
-{
-    uint32_t value = supported;
-    CN_TRY(cn_json_u32(a, key, CN_JSON_OPTIONAL, 0, UINT32_MAX, &value));
-    if (value == supported) return CN_OK;
-    return cn_fail(a->error, "%s: %s %u is not supported; supported is %u", a->where, key, value,
-                   supported);
-}
-
-static void set_layer(cn_experts *x, uint32_t layer, bool has_experts)
-{
-    const uint64_t bit = UINT64_C(1) << layer % 64;
-    if (has_experts) x->layers[layer / 64] |= bit;
-    else x->layers[layer / 64] &= ~bit;
-}
-
-/* A model of which no layer has experts is dense. */
-static void drop_unused_experts(cn_model_config *c)
-{
-    for (size_t i = 0; i < sizeof c->experts.layers / sizeof *c->experts.layers; i++)
-        if (c->experts.layers[i]) return;
-    memset(&c->experts, 0, sizeof c->experts);
-}
-
-static cn_status read_qwen3_experts(const cn_json_at *a, cn_model_config *c)
-{
-    cn_experts *x = &c->experts;
-    uint32_t step = 1;
-    json_t *dense = NULL, *item;
-    size_t i;
-    x->router = (cn_router){.n_experts = 128, .n_used = 8, .score = CN_ROUTE_SOFTMAX, .scale = 1};
-    x->intermediate = 768;
-    const bool local = !cn_json_find(a, "num_experts") && cn_json_find(a, "num_local_experts");
-    CN_TRY(read_router(a, local ? "num_local_experts" : "num_experts", c));
-    CN_TRY(refuse_other_text(a, "scoring_func", "softmax"));
-    CN_TRY(refuse_other_number(a, "n_shared_experts", 0));
-    CN_TRY(refuse_other_number(a, "shared_expert_intermediate_size", 0));
-    CN_TRY(cn_json_u32(a, "decoder_sparse_step", CN_JSON_OPTIONAL, 1, UINT32_MAX, &step));
-    CN_TRY(cn_json_arr(a, "mlp_only_layers", CN_JSON_OPTIONAL, &dense));
-    for (uint32_t layer = 0; layer < c->n_layers; layer++)
-        set_layer(x, layer, (layer + 1) % step == 0);
-    json_array_foreach(dense, i, item)
-    {
-        char shown[96];
-        if (!json_is_integer(item) || json_integer_value(item) < 0)
-            return cn_fail(a->error,
-                           "%s: mlp_only_layers[%zu]: expected the number of a layer, got %s",
-                           a->where, i, cn_json_describe(item, shown, sizeof shown));
-        if (json_integer_value(item) < c->n_layers)
-            set_layer(x, (uint32_t)json_integer_value(item), false);
-    }
-    drop_unused_experts(c);
-    return CN_OK;
-}
-
-static cn_status read_glm4_experts(const cn_json_at *a, cn_model_config *c)
-{
-    cn_experts *x = &c->experts;
-    uint32_t first = 1, n_shared = 1;
-    double scale = 1;
-    x->router = (cn_router){
-        .n_experts = 128, .n_used = 8, .score = CN_ROUTE_SIGMOID, .normalized = true};
-    x->bias = true;
-    x->intermediate = 1408;
-    CN_TRY(read_router(a, "n_routed_experts", c));
-    CN_TRY(refuse_other_text(a, "scoring_func", "sigmoid"));
-    CN_TRY(refuse_other_text(a, "topk_method", "noaux_tc"));
-    CN_TRY(refuse_other_number(a, "n_group", 1));
-    CN_TRY(refuse_other_number(a, "topk_group", 1));
-    CN_TRY(cn_json_u32(a, "n_shared_experts", CN_JSON_OPTIONAL, 0, 64, &n_shared));
-    CN_TRY(cn_json_u32(a, "first_k_dense_replace", CN_JSON_OPTIONAL, 0, UINT32_MAX, &first));
-    CN_TRY(cn_json_f64(a, "routed_scaling_factor", CN_JSON_OPTIONAL, 0, 1e6, &scale));
-    x->router.scale = (float)scale;
-    x->shared = n_shared * x->intermediate;
-    for (uint32_t layer = first; layer < c->n_layers; layer++) set_layer(x, layer, true);
-    drop_unused_experts(c);
-    return CN_OK;
 }
 
 static cn_status read_eos(const cn_json_at *a, const architecture *arch, cn_model_config *c)
@@ -509,9 +438,17 @@ cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
 cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer)
 {
     CN_ASSERT(layer < c->n_layers);
+    const cn_attn_kind attn = c->latent.rank > 0 ? CN_ATTN_LATENT : CN_ATTN_HEADS;
     if (c->experts.layers[layer / 64] >> layer % 64 & 1)
-        return (cn_layer_kind){.mlp = CN_MLP_EXPERTS, .dense = c->experts.shared};
-    return (cn_layer_kind){.mlp = CN_MLP_DENSE, .dense = c->intermediate};
+        return (cn_layer_kind){attn, CN_MLP_EXPERTS, c->experts.shared};
+    return (cn_layer_kind){attn, CN_MLP_DENSE, c->intermediate};
+}
+
+float cn_model_config_scale(const cn_model_config *c)
+{
+    const cn_latent *l = &c->latent;
+    if (l->rank == 0) return 1.0f / sqrtf((float)c->head_dim);
+    return (float)(c->rope.logit_factor / sqrt((double)l->nope + l->rope));
 }
 
 bool cn_model_config_is_fp8(const cn_model_config *c, cn_quant_part part, uint32_t layer)
@@ -561,14 +498,30 @@ static uint64_t mlp_params(const cn_model_config *c, uint32_t layer)
     return dense + n * (h + expert_params(c)) + (c->experts.bias ? n : 0);
 }
 
+static uint64_t latent_params(const cn_model_config *c)
+{
+    const cn_latent *l = &c->latent;
+    const uint64_t h = c->hidden, rank = l->rank, q = c->n_heads * (uint64_t)(l->nope + l->rope);
+    const uint64_t queries = l->q_rank ? l->q_rank * (h + 1 + q) : q * h;
+    return queries + (rank + l->rope) * h + rank +
+           c->n_heads * (uint64_t)(l->nope + l->value) * rank + h * cn_attn_width(c);
+}
+
+static uint64_t head_params(const cn_model_config *c)
+{
+    const uint64_t h = c->hidden, d = c->head_dim;
+    const uint64_t q = c->n_heads * d, kv = c->n_kv_heads * d;
+    uint64_t n = (q + 2 * kv) * h + h * q;
+    if (c->qk_norm) n += 2 * d;
+    if (c->qkv_bias) n += q + 2 * kv;
+    if (c->o_bias) n += h;
+    return n;
+}
+
 uint64_t cn_model_config_n_params(const cn_model_config *c)
 {
-    uint64_t h = c->hidden, d = c->head_dim;
-    uint64_t q = c->n_heads * d, kv = c->n_kv_heads * d;
-    uint64_t attention = 2 * h + (q + 2 * kv) * h + h * q;
-    if (c->qk_norm) attention += 2 * d;
-    if (c->qkv_bias) attention += q + 2 * kv;
-    if (c->o_bias) attention += h;
+    const uint64_t h = c->hidden;
+    const uint64_t attention = 2 * h + (c->latent.rank > 0 ? latent_params(c) : head_params(c));
     uint64_t mlps = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) mlps += mlp_params(c, layer);
     return c->n_layers * attention + mlps + h + (c->tied ? 1u : 2u) * c->vocab * h;
@@ -613,6 +566,18 @@ uint64_t cn_model_config_hash(const cn_model_config *c)
                      x->shared);
         CN_ASSERT(n > 0 && (size_t)n < sizeof text);
         hash = cn_hash64(cn_hash64(hash, text, (size_t)n), x->layers, sizeof x->layers);
+        if (x->router.n_groups > 0) {
+            const uint32_t groups[] = {x->router.n_groups, x->router.n_used_groups,
+                                       x->router.group_best};
+            hash = cn_hash64(hash, groups, sizeof groups);
+        }
+    }
+    if (c->latent.rank > 0) {
+        const cn_latent *l = &c->latent;
+        n = snprintf(text, sizeof text, "latent %u %u %u %u %u %d %.17g", l->q_rank, l->rank,
+                     l->nope, l->rope, l->value, l->interleaved, r->logit_factor);
+        CN_ASSERT(n > 0 && (size_t)n < sizeof text);
+        hash = cn_hash64(hash, text, (size_t)n);
     }
     if (c->quant.fp8) {
         const cn_quant *q = &c->quant;

@@ -6,9 +6,11 @@
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
  * (with or without attention_bias), MistralForCausalLM (without a sliding window),
  * Qwen3MoeForCausalLM (experts), Glm4MoeForCausalLM (experts in one group and a shared one; RoPE
- * of a part of the head). Weights are plain or FP8 (quant.h). Any other feature is refused by name,
- * never ignored: other architectures and quantizations, active sliding windows, other rope types,
- * routers or activations, partial rotary embeddings of other architectures, MLP biases. */
+ * of a part of the head), DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Glm4MoeLiteForCausalLM
+ * (latent attention; experts in groups and shared ones). Weights are plain or FP8 (quant.h). Any
+ * other feature is refused by name, never ignored: other architectures and quantizations, active
+ * sliding windows, other rope types, routers or activations, partial rotary embeddings of other
+ * architectures, MLP biases. */
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
@@ -26,9 +28,14 @@ typedef struct cn_rope_scaling {
     double beta_fast, beta_slow;              /* yarn */
     double attention_factor;                  /* yarn: multiplies cos and sin; 1 otherwise */
     bool truncate;                            /* yarn: round the bounds of the ramp to dimensions */
+    double logit_factor; /* yarn of latent attention: multiplies logits; 1 otherwise */
 } cn_rope_scaling;
 
-enum { CN_MAX_EOS = 8, CN_MAX_LAYERS = 1024 };
+enum {
+    CN_MAX_EOS = 8,
+    CN_MAX_LAYERS = 1024,
+    CN_MAX_WIDTH = 1 << 20 /* hidden, intermediate */
+};
 
 /* The layers with experts. All fields are 0 when the model has none. */
 typedef struct cn_experts {
@@ -39,10 +46,26 @@ typedef struct cn_experts {
     uint64_t layers[CN_MAX_LAYERS / 64]; /* bit l: layer l has experts */
 } cn_experts;
 
+/* Latent attention (MLA). A token has one row of K for all heads: a latent row of `rank` elements,
+ * of which the keys and values of each head are products, and `rope` elements with a position. V is
+ * the latent row itself: a query is multiplied by the key matrix of its head before attention, the
+ * output by the value matrix behind it. All fields are 0 when the model has none. */
+typedef struct cn_latent {
+    uint32_t q_rank;     /* of the two factors of the query matrix; 0: it is one matrix */
+    uint32_t rank;       /* r */
+    uint32_t nope, rope; /* elements of a query head: without position, then with it */
+    uint32_t value;      /* elements of a value head */
+    bool interleaved;    /* RoPE of the files pairs dimensions 2i and 2i + 1 */
+    bool has_switch;     /* rope_interleave of config.json says so */
+} cn_latent;
+
+typedef enum cn_attn_kind { CN_ATTN_HEADS, CN_ATTN_LATENT, CN_N_ATTN_KINDS } cn_attn_kind;
+
 typedef enum cn_mlp_kind { CN_MLP_DENSE, CN_MLP_EXPERTS, CN_N_MLP_KINDS } cn_mlp_kind;
 
 /* What a layer is made of. */
 typedef struct cn_layer_kind {
+    cn_attn_kind attn;
     cn_mlp_kind mlp;
     uint32_t dense; /* intermediate size of the MLP that every token takes; 0: none */
 } cn_layer_kind;
@@ -88,6 +111,8 @@ typedef struct cn_quant {
 
 typedef struct cn_model_config {
     char architecture[64];
+    /* n_kv_heads and head_dim: of the rows of K, and of the queries that are multiplied with them.
+     * Latent attention has one kv head of latent.rank + latent.rope. */
     uint32_t hidden, intermediate, n_layers, n_heads, n_kv_heads, head_dim, vocab;
     uint32_t max_position; /* context length; with YaRN the extended one */
     float rms_eps;
@@ -97,6 +122,7 @@ typedef struct cn_model_config {
     bool qk_norm; /* RMS norm of each query and key head before RoPE */
     bool qkv_bias, o_bias;
     uint32_t rotary; /* first dimensions of a head that RoPE rotates; the others have no position */
+    cn_latent latent;
     cn_experts experts;
     cn_quant quant;
     cn_draft_head draft; /* all 0: no declared selector needs one. No part of config.json */
@@ -112,6 +138,21 @@ static inline uint32_t cn_draft_state_width(const cn_model_config *m)
 {
     return m->draft.n_hidden_layers > 0 ? m->hidden : 0;
 }
+
+/* Elements of a head that the rope tables cover. */
+static inline uint32_t cn_rope_dim(const cn_model_config *m)
+{
+    return m->latent.rank > 0 ? m->latent.rope : m->head_dim;
+}
+
+/* Elements that attention gives the output matrix. */
+static inline uint32_t cn_attn_width(const cn_model_config *m)
+{
+    return m->n_heads * (m->latent.rank > 0 ? m->latent.value : m->head_dim);
+}
+
+/* By which products of queries and keys are multiplied. */
+float cn_model_config_scale(const cn_model_config *c);
 
 /* Reads model_dir/config.json. CN_ERR_IO when the file is missing. CN_ERR_MODEL when it is
  * malformed or requires an unsupported feature; the text names the key, the value and the supported

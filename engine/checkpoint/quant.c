@@ -359,16 +359,17 @@ static cn_status read_modelopt(const cn_json_at *q, cn_model_config *c)
 
 /* ---- the files and the options ---- */
 
-/* Products of experts take plain weights only. */
+/* Products of experts and of latent attention take plain weights only. */
 static cn_status check_dense(const cn_json_at *q, const cn_model_config *c)
 {
     char shown[96];
-    if (c->experts.router.n_experts == 0) return CN_OK;
+    if (c->experts.router.n_experts == 0 && c->latent.rank == 0) return CN_OK;
     const json_t *method = json_object_get(q->object, "quant_method");
     return cn_fail(q->error,
-                   "%s (quant_method %s): FP8 weights of a model with experts are not supported "
-                   "yet: use its bf16 checkpoint",
-                   q->where, method ? cn_json_describe(method, shown, sizeof shown) : "not given");
+                   "%s (quant_method %s): FP8 weights of a model with %s are not supported yet: "
+                   "use its bf16 checkpoint",
+                   q->where, method ? cn_json_describe(method, shown, sizeof shown) : "not given",
+                   c->experts.router.n_experts > 0 ? "experts" : "latent attention");
 }
 
 static cn_status read_method(const cn_json_at *q, cn_model_config *c)
@@ -430,11 +431,12 @@ cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
     if (options->quantization == CN_OPT_QUANT_FP8 && q->fp8)
         cn_log(CN_LOG_INFO, "--quantization fp8 changes nothing: the checkpoint has FP8 weights");
     if (options->quantization == CN_OPT_QUANT_FP8 && !q->fp8) {
-        if (c->experts.router.n_experts > 0)
+        if (c->experts.router.n_experts > 0 || c->latent.rank > 0)
             return cn_fail(CN_ERR_ARG,
-                           "--quantization fp8: %s has experts, whose weights are not supported in "
+                           "--quantization fp8: %s has %s, whose weights are not supported in "
                            "FP8 yet: leave it out",
-                           c->architecture);
+                           c->architecture,
+                           c->experts.router.n_experts > 0 ? "experts" : "latent attention");
         *q = (cn_quant){
             .fp8 = true, .at_load = true, .scale = CN_QUANT_BLOCK, .x = CN_X_BLOCKS};
     }

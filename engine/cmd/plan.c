@@ -131,7 +131,7 @@ static cn_status load_plan_config(plan_report *r)
     CN_TRY(cn_model_config_load(m, c->model));
     CN_TRY(cn_quant_choose(m, c));
     CN_TRY(cn_retrieval_describe(m, c));
-    CN_TRY(cn_start_check_model_len(c, m));
+    CN_TRY(cn_start_check_model(c, m));
     r->max_model_len = cn_start_max_model_len(c, m);
     return CN_OK;
 }
@@ -378,6 +378,7 @@ static cn_status plan_elsewhere(plan_report *r)
              CN_PLAN_CONTEXT_MIB);
     CN_TRY(cn_backend_check_kv(&gpu.backend, c));
     CN_TRY(cn_backend_check_fp8(&gpu.backend, &r->model));
+    CN_TRY(cn_backend_check_latent(&gpu.backend, &r->model));
     return fill_plan(r, &gpu.backend, NULL);
 }
 

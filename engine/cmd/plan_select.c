@@ -34,6 +34,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
                   .n_heads = m->n_heads,
                   .n_kv_heads = m->n_kv_heads,
                   .head_dim = m->head_dim,
+                  .value_dim = m->latent.rank,
                   .draft_dim = m->draft.head_dim,
                   .draft_state = cn_draft_state_width(m),
                   .block_tokens = memory->block_tokens,

@@ -15,6 +15,8 @@
  * other rows of the pass, the chunk of the prompt or the number of threads. In the last tile of a
  * row, tokens past its limit get weight 0 and are never multiplied.
  *
+ * Rows of V have the width v, which latent attention sets; V is then the first columns of K.
+ *
  * Bytes read: those of K and V of each token and kv head, once per pass. Rows in eight bits are
  * made f32 tile by tile. */
 #include <math.h>
@@ -23,84 +25,9 @@
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"
 #include "engine/cpu/cpu_simd.h"
+#include "engine/cpu/cpu_update.h"
 
-enum {
-    SPLIT = 1024, /* tokens; a multiple of every tile */
-    BLOCK_ROWS = 4,
-    BLOCK_VECS = CN_VEC == 16 ? 4 : 2
-};
-
-/* ---- c[rows, cols] = c * alpha + a[rows, k] * b[k, cols] ---- */
-
-typedef struct matrix {
-    const float *data;
-    size_t stride;
-} matrix;
-
-typedef struct update {
-    uint32_t rows, cols, k; /* cols is a multiple of CN_VEC */
-    matrix a, b;
-    float *c;
-    size_t c_stride;
-    const float *alpha; /* [rows]; NULL: c starts at 0 */
-    /* Memory of b's shape that is needed next, or NULL. It is prefetched while b is used, because
-     * the hardware cannot predict the address of the next KV block. */
-    const float *ahead;
-} update;
-
-/* rows <= BLOCK_ROWS and vecs <= BLOCK_VECS are constants wherever this is inlined, so the sums
- * stay in registers. An element is one multiply-add per k, in order of k, for every block size. */
-CN_INLINE void update_block(const update *u, uint32_t row, uint32_t rows, uint32_t col,
-                            uint32_t vecs)
-{
-    const float *a = u->a.data + row * u->a.stride, *b = u->b.data + col;
-    float *c = u->c + row * u->c_stride + col;
-    cn_vec sum[BLOCK_ROWS][BLOCK_VECS];
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (uint32_t v = 0; v < vecs; v++)
-            sum[r][v] = u->alpha ? cn_vec_load(c + r * u->c_stride + v * CN_VEC) * u->alpha[row + r]
-                                 : (cn_vec){0};
-    }
-    const float *ahead = u->ahead && row == 0 ? u->ahead + col : NULL;
-    for (uint32_t i = 0; i < u->k; i++) {
-        cn_vec b_row[BLOCK_VECS];
-#pragma GCC unroll 4
-        for (uint32_t v = 0; v < vecs; v++) {
-            if (ahead) __builtin_prefetch(ahead + i * u->b.stride + v * CN_VEC);
-            b_row[v] = cn_vec_load(b + i * u->b.stride + v * CN_VEC);
-        }
-#pragma GCC unroll 4
-        for (uint32_t r = 0; r < rows; r++) {
-            cn_vec a_elem = cn_vec_set(a[r * u->a.stride + i]);
-#pragma GCC unroll 4
-            for (uint32_t v = 0; v < vecs; v++) sum[r][v] = cn_vec_fma(a_elem, b_row[v], sum[r][v]);
-        }
-    }
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (uint32_t v = 0; v < vecs; v++)
-            cn_vec_store(c + r * u->c_stride + v * CN_VEC, sum[r][v]);
-    }
-}
-
-CN_INLINE void update_columns(const update *u, uint32_t col, uint32_t vecs)
-{
-    uint32_t row = 0;
-    for (; row + BLOCK_ROWS <= u->rows; row += BLOCK_ROWS)
-        update_block(u, row, BLOCK_ROWS, col, vecs);
-    for (; row < u->rows; row++) update_block(u, row, 1, col, vecs);
-}
-
-static void rank_update(const update *u)
-{
-    uint32_t col = 0;
-    for (; col + BLOCK_VECS * CN_VEC <= u->cols; col += BLOCK_VECS * CN_VEC)
-        update_columns(u, col, BLOCK_VECS);
-    for (; col < u->cols; col += CN_VEC) update_columns(u, col, 1);
-}
+enum { SPLIT = 1024 }; /* tokens; a multiple of every tile */
 
 /* ---- one tile ---- */
 
@@ -161,48 +88,54 @@ static float softmax_tile(float *scores, uint32_t n, uint32_t tile, float *max, 
 typedef struct attn_pass {
     uint32_t heads, tokens, limit;
     uint32_t d, tile;
+    uint32_t v, v_stride; /* elements of a row of V, and from one row to the next */
 } attn_pass;
+
+/* A tile of keys [tile, d] and values [tile, v]. */
+typedef struct attn_tile {
+    const float *keys, *values;
+} attn_tile;
 
 /* Adds the first k values of a tile, times their weights, to rows [row, row + rows). */
 static void add_cpu_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, uint32_t rows,
                            uint32_t k, const float *values, const float *ahead)
 {
-    update u = {.rows = rows,
-                .cols = p->d,
+    cn_cpu_update u = {.rows = rows,
+                .cols = p->v,
                 .k = k,
                 .a = {w->weights + row * p->tile, p->tile},
-                .b = {values, p->d},
-                .c = w->split_out + row * p->d,
-                .c_stride = p->d,
+                .b = {values, p->v_stride},
+                .c = w->split_out + row * p->v,
+                .c_stride = p->v,
                 .alpha = w->rescale + row,
                 .ahead = ahead};
-    rank_update(&u);
+    cn_cpu_rank_update(&u);
 }
 
-/* Adds one tile, slots [start, start + tile), to the current split. The values follow keys[tile, d]
- * in memory; `next` is the next tile or NULL. */
-static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *keys,
-                     const float *next, uint32_t start)
+/* Adds one tile, slots [start, start + tile), to the current split. `next` is the next tile; its
+ * addresses are NULL if there is none. */
+static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, attn_tile t, attn_tile next,
+                     uint32_t start)
 {
     uint32_t d = p->d, tile = p->tile, heads = p->heads;
-    const float *values = keys + (size_t)tile * d;
+    const float *values = t.values;
     /* Tokens below `first` see no slot of the tile; tokens from `full` on see all of it. */
     uint32_t first = p->limit > start ? 0 : start + 1 - p->limit;
     uint32_t full = p->limit >= start + tile ? 0 : start + tile - p->limit;
     full = cn_min_u32(full, p->tokens);
     if (first >= p->tokens) return;
-    transpose_keys(w->keys, keys, tile, d);
+    transpose_keys(w->keys, t.keys, tile, d);
     size_t row = (size_t)first * heads;
     uint32_t end = p->tokens * heads;
-    update scores = {.rows = end - (uint32_t)row,
+    cn_cpu_update scores = {.rows = end - (uint32_t)row,
                      .cols = tile,
                      .k = d,
                      .a = {w->q + row * d, d},
                      .b = {w->keys, tile},
                      .c = w->weights + row * tile,
                      .c_stride = tile,
-                     .ahead = next};
-    rank_update(&scores);
+                     .ahead = next.keys};
+    cn_cpu_rank_update(&scores);
     for (size_t r = row; r < end; r++) {
         uint32_t n = cn_min_u32(tile, p->limit + (uint32_t)r / heads - start);
         w->rescale[r] =
@@ -210,8 +143,9 @@ static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *ke
     }
     for (uint32_t j = first; j < full; j++)
         add_cpu_values(p, w, (size_t)j * heads, heads, p->limit + j - start, values, NULL);
-    add_cpu_values(p, w, (size_t)full * heads, (p->tokens - full) * heads, tile, values,
-                   next ? next + (size_t)tile * d : NULL);
+    /* Where V is a part of the rows of K, these have been read. */
+    const float *ahead = p->v_stride == p->v ? next.values : NULL;
+    add_cpu_values(p, w, (size_t)full * heads, (p->tokens - full) * heads, tile, values, ahead);
 }
 
 /* ---- splits ---- */
@@ -264,12 +198,15 @@ typedef struct query_block {
 
 static uint32_t group_size(const cn_attn_args *a) { return a->n_heads / a->layout.n_kv_heads; }
 
-/* First element, in q and out, of row (token j, head h) of the block. */
-static size_t query_elem(const cn_attn_args *a, const query_block *b, uint32_t j, uint32_t h)
+/* Elements of a row of V, and so of out. */
+static uint32_t value_dim(const cn_attn_args *a) { return a->layout.part[CN_KV_V].width; }
+
+/* The row (token j, head h) of the block, in q and out. */
+static size_t query_row(const cn_attn_args *a, const query_block *b, uint32_t j, uint32_t h)
 {
     size_t token = a->batch->q_start[b->seq] + b->query + j;
     size_t head = b->kv_head * group_size(a) + b->member + h;
-    return (token * a->n_heads + head) * a->layout.head_dim;
+    return token * a->n_heads + head;
 }
 
 static attn_pass load_cpu_queries(const cn_attn_args *a, const query_block *b,
@@ -278,7 +215,7 @@ static attn_pass load_cpu_queries(const cn_attn_args *a, const query_block *b,
     uint32_t d = a->layout.head_dim;
     for (uint32_t j = 0; j < b->tokens; j++)
         for (uint32_t h = 0; h < b->heads; h++) {
-            const float *q = (const float *)a->q + query_elem(a, b, j, h);
+            const float *q = (const float *)a->q + query_row(a, b, j, h) * d;
             float *row = w->q + (size_t)(j * b->heads + h) * d;
             for (uint32_t i = 0; i < d; i++) row[i] = q[i] * a->scale;
         }
@@ -286,7 +223,9 @@ static attn_pass load_cpu_queries(const cn_attn_args *a, const query_block *b,
                        .tokens = b->tokens,
                        .limit = b->limit,
                        .d = d,
-                       .tile = a->layout.tile_tokens};
+                       .tile = a->layout.tile_tokens,
+                       .v = value_dim(a),
+                       .v_stride = cn_kv_layout_is_shared(&a->layout) ? d : value_dim(a)};
 }
 
 /* Returns the place of slot t. */
@@ -297,38 +236,37 @@ static cn_cpu_place place_of(const cn_attn_args *a, const query_block *b, uint32
     return (cn_cpu_place){a->layer, table[t / block_tokens], b->kv_head, t % block_tokens};
 }
 
-/* Returns the keys of the tile at slot t, with its values after them. They are in the pool, or, of
- * rows in eight bits, in w->gathered. */
-static const float *tile_at(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w,
+/* Returns the tile at slot t. It is in the pool, or, of rows in eight bits, in w->gathered. */
+static attn_tile tile_at(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w,
                             uint32_t t)
 {
     const cn_kv_layout *l = &a->layout;
     const cn_cpu_place at = place_of(a, b, t);
     float *values = w->gathered + (size_t)l->tile_tokens * l->head_dim;
-    cn_cpu_rows(l, a->kv, at, CN_KV_V, l->tile_tokens, values);
-    return cn_cpu_rows(l, a->kv, at, CN_KV_K, l->tile_tokens, w->gathered);
+    return (attn_tile){cn_cpu_rows(l, a->kv, at, CN_KV_K, l->tile_tokens, w->gathered),
+                       cn_cpu_rows(l, a->kv, at, CN_KV_V, l->tile_tokens, values)};
 }
 
 /* Computes the tiles of slots [start, end) as a new split. start is a multiple of SPLIT. */
 static void run_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
                       cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
 {
-    start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->d);
+    start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->v);
     const bool is_plain = cn_kv_form_of(&a->layout) == CN_KV_PLAIN;
     for (uint32_t t = start; t < end; t += p->tile) {
-        const float *tile = tile_at(a, b, w, t);
+        const attn_tile tile = tile_at(a, b, w, t);
         const bool has_next = is_plain && t + p->tile < end;
-        add_tile(p, w, tile, has_next ? tile_at(a, b, w, t + p->tile) : NULL, t);
+        add_tile(p, w, tile, has_next ? tile_at(a, b, w, t + p->tile) : (attn_tile){0}, t);
     }
 }
 
 static void finish_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
 {
-    uint32_t d = a->layout.head_dim;
+    uint32_t v = value_dim(a);
     for (uint32_t j = 0; j < b->tokens; j++)
         for (uint32_t h = 0; h < b->heads; h++) {
             size_t r = (size_t)j * b->heads + h;
-            finish_row((float *)a->out + query_elem(a, b, j, h), w->out + r * d, w->sum[r], d);
+            finish_row((float *)a->out + query_row(a, b, j, h) * v, w->out + r * v, w->sum[r], v);
         }
 }
 
@@ -337,10 +275,10 @@ static void run_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_s
 {
     attn_pass p = load_cpu_queries(a, b, w);
     uint32_t rows = p.tokens * p.heads, end = p.limit + p.tokens - 1;
-    start_rows(w->out, w->max, w->sum, rows, p.d);
+    start_rows(w->out, w->max, w->sum, rows, p.v);
     for (uint32_t start = 0; start < end; start += SPLIT) {
         run_split(a, b, &p, w, start, cn_min_u32(end, start + SPLIT));
-        merge_split(w, rows, p.d);
+        merge_split(w, rows, p.v);
     }
     finish_block(a, b, w);
 }
@@ -445,25 +383,25 @@ static void decode_task(void *ctx, uint32_t task, uint32_t worker)
     run_block(job->args, &b, &job->cpu->attn[worker]);
 }
 
-/* Floats of the result of one split: out[heads, d], max[heads], sum[heads]. */
+/* Floats of the result of one split: out[heads, v], max[heads], sum[heads]. */
 static size_t part_elems(const attn_job *job)
 {
-    return (size_t)job->heads * (job->args->layout.head_dim + 2);
+    return (size_t)job->heads * (value_dim(job->args) + 2);
 }
 
 static void decode_split_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const attn_job *job = ctx;
     cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
-    uint32_t start = task % job->n_splits * SPLIT, d = job->args->layout.head_dim;
+    uint32_t start = task % job->n_splits * SPLIT, v = value_dim(job->args);
     query_block b = make_decode_block(job, task / job->n_splits);
     if (start >= b.limit) return;
     attn_pass p = load_cpu_queries(job->args, &b, w);
     run_split(job->args, &b, &p, w, start, cn_min_u32(b.limit, start + SPLIT));
     float *part = job->cpu->attn_parts + task * part_elems(job);
-    memcpy(part, w->split_out, (size_t)b.heads * d * sizeof *part);
-    memcpy(part + (size_t)job->heads * d, w->split_max, b.heads * sizeof *part);
-    memcpy(part + (size_t)job->heads * (d + 1), w->split_sum, b.heads * sizeof *part);
+    memcpy(part, w->split_out, (size_t)b.heads * v * sizeof *part);
+    memcpy(part + (size_t)job->heads * v, w->split_max, b.heads * sizeof *part);
+    memcpy(part + (size_t)job->heads * (v + 1), w->split_sum, b.heads * sizeof *part);
 }
 
 static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
@@ -471,16 +409,16 @@ static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
     const attn_job *job = ctx;
     cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
     query_block b = make_decode_block(job, item);
-    uint32_t d = job->args->layout.head_dim;
+    uint32_t v = value_dim(job->args);
     if (b.limit == 0) return;
-    start_rows(w->out, w->max, w->sum, b.heads, d);
+    start_rows(w->out, w->max, w->sum, b.heads, v);
     for (uint32_t split = 0; split * SPLIT < b.limit; split++) {
         const float *part =
             job->cpu->attn_parts + ((size_t)item * job->n_splits + split) * part_elems(job);
-        const float *max = part + (size_t)job->heads * d, *sum = max + job->heads;
+        const float *max = part + (size_t)job->heads * v, *sum = max + job->heads;
         for (uint32_t h = 0; h < b.heads; h++)
-            merge_row(w->out + (size_t)h * d, &w->max[h], &w->sum[h], part + (size_t)h * d, max[h],
-                      sum[h], d);
+            merge_row(w->out + (size_t)h * v, &w->max[h], &w->sum[h], part + (size_t)h * v, max[h],
+                      sum[h], v);
     }
     finish_block(job->args, &b, w);
 }
@@ -549,7 +487,8 @@ static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
         start_rows(w->split_out, w->split_max, w->split_sum, p.heads, p.d);
         for (uint32_t t = start; t < end; t += p.tile) {
             gather_tile(job->args, &b, w->gathered, t, cn_min_u32(p.tile, end - t));
-            add_tile(&p, w, w->gathered, NULL, t);
+            const attn_tile tile = {w->gathered, w->gathered + (size_t)p.tile * p.d};
+            add_tile(&p, w, tile, (attn_tile){0}, t);
         }
         merge_split(w, p.heads, p.d);
     }
@@ -572,6 +511,8 @@ static cn_status check_lists(const cn_list_attn_args *a)
 cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a)
 {
     CN_TRY(check_cpu_shape(&a->attn));
+    if (cn_kv_layout_is_shared(&a->attn.layout))
+        return cn_fail(CN_ERR_SHAPE, "attend_selected: rows of K that hold V are not supported");
     CN_TRY(check_lists(a));
     sparse_job job = {make_job(s, &a->attn), a};
     uint32_t n_tasks = a->attn.batch->n_decode * a->attn.layout.n_kv_heads * job.attn.head_parts;

@@ -113,6 +113,8 @@ CPU_OP(route, cn_cpu_route)
 CPU_OP(expert_gate_up, cn_cpu_expert_gate_up)
 CPU_OP(expert_down, cn_cpu_expert_down)
 CPU_OP(expert_sum, cn_cpu_expert_sum)
+CPU_OP(latent_store, cn_cpu_latent_store)
+CPU_OP(heads_gemm, cn_cpu_heads_gemm)
 
 /* Rows of a step are sampled in parallel. Each worker uses its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
@@ -244,6 +246,8 @@ static const cn_backend CPU_TABLE = {
     .expert_gate_up = enqueue_expert_gate_up,
     .expert_down = enqueue_expert_down,
     .expert_sum = enqueue_expert_sum,
+    .latent_store = enqueue_latent_store,
+    .heads_gemm = enqueue_heads_gemm,
     .sample_scratch_bytes = sample_scratch_bytes,
     .sample = enqueue_sample,
     .count_reset = enqueue_count_reset,

@@ -15,7 +15,7 @@
 
 enum {
     CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */
-    CN_CPU_MAX_HEAD_DIM = 256,
+    CN_CPU_MAX_HEAD_DIM = 576,
     CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
     CN_CPU_MARKED = 1 << 15, /* candidates that exchange marks at once */
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
@@ -101,6 +101,8 @@ cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a);
 cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a);
 cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a);
 cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a);
+cn_status cn_cpu_latent_store(cn_stream *s, const cn_latent_store_args *a);
+cn_status cn_cpu_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
 /* Checks the shape of pools that digest and score read; `op` names the op in the error. */

@@ -1,7 +1,8 @@
 /* cpu_rope.c - rope_store: splits each token's qkv into heads, normalises q and k heads if the
  * model does, rotates them, and stores k and v in the pool. q is stored for attention and, if the
  * request holds a query slot, in the observation window. Half a head is a multiple of 8 elements,
- * so vectors of 8 fit. draft_store: the same for the queries and keys of a retrieval head. */
+ * so vectors of 8 fit. draft_store: the same for the queries and keys of a retrieval head;
+ * latent_store: for latent attention. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -120,5 +121,61 @@ cn_status cn_cpu_draft_store(cn_stream *s, const cn_draft_store_args *a)
                        CN_CPU_MAX_HEAD_DIM);
     CN_ASSERT(a->n_queries <= a->n_tokens);
     cn_cpu_parallel(s, a->n_tokens, draft_token, (void *)(uintptr_t)a);
+    return CN_OK;
+}
+
+/* ---- latent attention ---- */
+
+static void latent_token(const cn_latent_store_args *a, uint32_t t)
+{
+    const cn_batch_view *b = a->batch;
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t hq = a->n_heads, d = l->query_dim, pos = b->positions[t];
+    const uint32_t rank = l->part[CN_KV_V].width, dr = l->head_dim - rank;
+    const float *cos_row = a->cos + (size_t)pos * (dr / 2);
+    const float *sin_row = a->sin + (size_t)pos * (dr / 2);
+    const float *x = (const float *)a->row + (size_t)t * l->head_dim;
+    float *q = (float *)a->q + (size_t)t * hq * d, row[CN_CPU_MAX_HEAD_DIM];
+    for (uint32_t h = 0; h < hq; h++) {
+        float *turned = q + (size_t)h * d + d - dr;
+        rotate_cpu(turned, turned, cos_row, sin_row, dr);
+    }
+    if (a->q_window && b->q_rows[t] >= 0) {
+        const uint32_t at = (uint32_t)b->q_rows[t];
+        const size_t to = cn_query_row(a->n_query_slots, a->window, hq, d, a->layer,
+                                       at / a->window, at % a->window, 0);
+        memcpy((float *)a->q_window + to, q, (size_t)hq * d * sizeof *q);
+    }
+    if (b->kv_slots[t] == CN_NO_SLOT) return;
+    cn_cpu_rms_scale(row, x, a->norm, rank, a->eps);
+    rotate_cpu(row + rank, x + rank, cos_row, sin_row, dr);
+    const cn_cpu_place at = {a->layer, b->kv_slots[t] / l->block_tokens, 0,
+                             b->kv_slots[t] % l->block_tokens};
+    cn_cpu_store_row(l, a->kv, at, CN_KV_K, row);
+}
+
+static void latent_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const cn_latent_store_args *a = ctx;
+    const uint32_t grain = cn_cpu_grain(a->n_heads * a->layout.query_dim);
+    const uint32_t end = cn_min_u32(a->batch->n_tokens, (task + 1) * grain);
+    for (uint32_t t = task * grain; t < end; t++) latent_token(a, t);
+}
+
+cn_status cn_cpu_latent_store(cn_stream *s, const cn_latent_store_args *a)
+{
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t d = l->head_dim, rank = l->part[CN_KV_V].width, dr = d - rank;
+    const bool fits = cn_kv_layout_is_shared(l) && l->n_kv_heads == 1 && d <= CN_CPU_MAX_HEAD_DIM &&
+                      rank % 16 == 0 && dr % 16 == 0 && dr <= l->query_dim;
+    if (!fits)
+        return cn_fail(CN_ERR_SHAPE,
+                       "latent_store: rows of %u, of them %u of V, and queries of %u: expected one "
+                       "kv head, multiples of 16, at most %d",
+                       d, rank, l->query_dim, CN_CPU_MAX_HEAD_DIM);
+    const uint32_t grain = cn_cpu_grain(a->n_heads * l->query_dim);
+    cn_cpu_parallel(s, (uint32_t)cn_ceil_div(a->batch->n_tokens, grain), latent_task,
+                    (void *)(uintptr_t)a);
     return CN_OK;
 }

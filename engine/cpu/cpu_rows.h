@@ -6,7 +6,7 @@
 
 #include "paged/kv_layout.h"
 
-enum { CN_CPU_MAX_ROW = 256 }; /* elements */
+enum { CN_CPU_MAX_ROW = 576 }; /* elements */
 
 /* The place of a row. Its slot counts in the block. */
 typedef struct cn_cpu_place {

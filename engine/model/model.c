@@ -1,46 +1,17 @@
-/* model.c - see model.h.
- *
- * Workspace, with T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention
- * (qkv, q, attn) and the MLP (gate_up, act, and what the experts of a layer need) share, because
- * they run one after the other; picked [R, h]; logits; rope tables. With experts, P = T * the
- * experts of a token is the number of pairs (cn_route_args). */
+/* model.c - see model.h. The ops of a layer share memory (workspace.h). */
 #include "engine/model/model.h"
 
-#include <math.h>
-
 #include "engine/model/rope.h"
+#include "engine/model/workspace.h"
 #include "engine/select/select_step.h"
 #include "engine/start/device_choice.h"
-
-enum { ALIGN_BYTES = 256 };
-
-/* Byte offsets into the model's memory. */
-typedef struct workspace {
-    size_t residual; /* [T, h] the running sum of all branches */
-    size_t normed;   /* [T, h] */
-    size_t branch;   /* [T, h] output of attention or the MLP, added by the next norm */
-    size_t squares;  /* [T, h / CN_NORM_COLUMNS] f32, of a cn_norm_link */
-    size_t qkv;      /* [T, (hq+2hk)*d] */
-    size_t q, attn;  /* [T, hq*d] */
-    size_t gate_up;  /* [T, 2I], shares its start with qkv */
-    size_t act;      /* [T, I] */
-    size_t router;   /* [T, E] f32, logits */
-    size_t starts, pair_tokens, pairs, weights; /* the outputs of route */
-    size_t rounded;  /* [T, most columns of an FP8 matrix], if products round their input */
-    size_t pair_in;  /* [P, h] gathered for the experts, then their outputs */
-    size_t pair_gate_up, pair_act; /* [P, 2I], [P, I] with the I of an expert */
-    size_t picked;   /* [R, h] */
-    size_t logits;   /* [R, V] f32 */
-    size_t cos, sin; /* [max_position, d/2] f32 */
-    size_t bytes;
-} workspace;
 
 struct cn_model {
     cn_backend *be;
     cn_model_config cfg;
     const cn_weights *weights;
     void *memory;
-    workspace ws;
+    cn_workspace ws;
     uint32_t max_tokens, max_rows, max_position;
     uint32_t n_covered; /* positions in the rope tables */
     const cn_select_scratch *select;
@@ -54,70 +25,10 @@ struct cn_model {
 
 /* ---- workspace ---- */
 
-/* Reserves elems * elem_bytes at *offset and advances *offset. */
-static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
-{
-    size_t at = *offset;
-    *offset = cn_round_up(at + elems * elem_bytes, ALIGN_BYTES);
-    return at;
-}
-
-/* Adds what a layer with experts needs. */
-static void lay_out_experts(workspace *ws, const cn_experts *x, size_t hidden, size_t max_tokens,
-                            size_t e, size_t *at)
-{
-    const size_t n_pairs = max_tokens * x->router.n_used;
-    if (x->router.n_experts == 0) return;
-    ws->router = take(at, max_tokens * x->router.n_experts, sizeof(float));
-    ws->starts = take(at, x->router.n_experts + 1, sizeof(uint32_t));
-    ws->pair_tokens = take(at, n_pairs, sizeof(uint32_t));
-    ws->pairs = take(at, n_pairs, sizeof(uint32_t));
-    ws->weights = take(at, n_pairs, sizeof(float));
-    ws->pair_in = take(at, n_pairs * hidden, e);
-    ws->pair_gate_up = take(at, n_pairs * 2 * x->intermediate, e);
-    ws->pair_act = take(at, n_pairs * x->intermediate, e);
-}
-
-/* The most columns of a matrix whose product rounds its input; 0: there is none. */
-static size_t rounded_columns(const cn_model_config *c)
-{
-    if (!c->quant.fp8 || c->quant.x == CN_X_PLAIN) return 0;
-    const uint32_t inputs = cn_max_u32(c->hidden, c->n_heads * c->head_dim);
-    return cn_max_u32(inputs, cn_model_config_widest_mlp(c));
-}
-
-static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
-                         size_t max_rows, size_t max_position)
-{
-    workspace ws = {0};
-    size_t e = cn_dtype_bytes(act_dtype), d = c->head_dim, at = 0;
-    size_t heads = c->n_heads * d, kv_heads = c->n_kv_heads * d;
-    ws.residual = take(&at, max_tokens * c->hidden, e);
-    ws.normed = take(&at, max_tokens * c->hidden, e);
-    ws.branch = take(&at, max_tokens * c->hidden, e);
-    ws.squares = take(&at, max_tokens * c->hidden / CN_NORM_COLUMNS, sizeof(float));
-    ws.rounded = take(&at, max_tokens * rounded_columns(c), e);
-    size_t attention = at, mlp = at;
-    ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
-    ws.q = take(&attention, max_tokens * heads, e);
-    ws.attn = take(&attention, max_tokens * heads, e);
-    const size_t widest = cn_model_config_widest_mlp(c);
-    ws.gate_up = take(&mlp, max_tokens * 2 * widest, e);
-    ws.act = take(&mlp, max_tokens * widest, e);
-    lay_out_experts(&ws, &c->experts, c->hidden, max_tokens, e, &mlp);
-    at = attention > mlp ? attention : mlp;
-    ws.picked = take(&at, max_rows * c->hidden, e);
-    ws.logits = take(&at, max_rows * c->vocab, sizeof(float));
-    ws.cos = take(&at, max_position * (d / 2), sizeof(float));
-    ws.sin = take(&at, max_position * (d / 2), sizeof(float));
-    ws.bytes = at;
-    return ws;
-}
-
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position)
 {
-    return lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
+    return cn_workspace_lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
 }
 
 void cn_model_declare(cn_start_plan *p, void **slot)
@@ -149,7 +60,7 @@ cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions)
     enum { STEP_POSITIONS = 16384 };
     CN_ASSERT(n_positions <= m->max_position);
     if (n_positions <= m->n_covered) return CN_OK;
-    const uint32_t first = m->n_covered, half = m->cfg.head_dim / 2;
+    const uint32_t first = m->n_covered, half = cn_rope_dim(&m->cfg) / 2;
     const uint64_t end = cn_round_up(n_positions, STEP_POSITIONS);
     const uint32_t n = (uint32_t)(end < m->max_position ? end : m->max_position) - first;
     const size_t n_values = (size_t)n * half, offset = (size_t)first * half * sizeof(float);
@@ -178,8 +89,8 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
                     .cfg = *o->config,
                     .weights = o->weights,
                     .memory = o->memory,
-                    .ws = lay_out(o->config, o->backend->act_dtype, o->max_tokens, o->max_rows,
-                                  o->max_position),
+                    .ws = cn_workspace_lay_out(o->config, o->backend->act_dtype, o->max_tokens,
+                                               o->max_rows, o->max_position),
                     .max_tokens = o->max_tokens,
                     .max_rows = o->max_rows,
                     .max_position = o->max_position,
@@ -227,7 +138,7 @@ static cn_status dump(const pass *p, cn_dump_name name, int32_t layer, size_t of
                       uint32_t cols)
 {
     const cn_model *m = p->m;
-    if (!m->dump) return CN_OK;
+    if (!m->dump || name == CN_DUMP_COUNT) return CN_OK;
     cn_dtype dtype = name == CN_DUMP_LOGITS ? CN_F32 : m->be->act_dtype;
     return cn_dump_tensor(m->dump, p->s, name, layer, at(m, offset), dtype, rows, cols);
 }
@@ -274,7 +185,7 @@ static cn_norm_link link_of(const pass *p, cn_weight_id id, uint32_t layer)
                           .eps = m->cfg.rms_eps};
 }
 
-/* out[T, n] = x[T, k] * W^T + bias, in a layer. */
+/* out[T, n] = x[T, k] * W^T + bias, in a layer. name: CN_DUMP_COUNT for none. */
 typedef struct product {
     size_t out, x; /* of the workspace */
     cn_weight_id id;
@@ -320,13 +231,46 @@ static product o_of(const cn_model *m, uint32_t layer)
 {
     const cn_model_config *c = &m->cfg;
     const void *bias = weight(m, CN_W_O_BIAS, layer);
-    const uint32_t k = c->n_heads * c->head_dim;
+    const uint32_t k = cn_attn_width(c);
     return (product){.out = m->ws.branch,
-                     .x = m->ws.attn,
+                     .x = c->latent.rank > 0 ? m->ws.values : m->ws.attn,
                      .id = CN_W_O,
                      .shape = {.n = c->hidden, .k = k, .has_bias = bias != NULL},
                      .bias = bias,
                      .name = CN_DUMP_O};
+}
+
+/* The products before latent attention: of the query matrix or of its first factor, of its second
+ * factor, and of the row of K. */
+static product latent_q_a_of(const cn_model *m)
+{
+    const cn_latent *l = &m->cfg.latent;
+    return (product){.out = m->ws.q_rank,
+                     .x = m->ws.normed,
+                     .id = CN_W_Q_A,
+                     .shape = {.n = l->q_rank, .k = m->cfg.hidden},
+                     .name = CN_DUMP_COUNT};
+}
+
+static product latent_q_of(const cn_model *m)
+{
+    const cn_latent *l = &m->cfg.latent;
+    const bool factors = l->q_rank > 0;
+    return (product){.out = m->ws.raw_q,
+                     .x = factors ? m->ws.q_normed : m->ws.normed,
+                     .id = CN_W_Q,
+                     .shape = {.n = m->cfg.n_heads * (l->nope + l->rope),
+                               .k = factors ? l->q_rank : m->cfg.hidden},
+                     .name = CN_DUMP_COUNT};
+}
+
+static product latent_row_of(const cn_model *m)
+{
+    return (product){.out = m->ws.row,
+                     .x = m->ws.normed,
+                     .id = CN_W_KV_A,
+                     .shape = {.n = m->cfg.head_dim, .k = m->cfg.hidden},
+                     .name = CN_DUMP_QKV};
 }
 
 static product gate_up_of(const cn_model *m, uint32_t layer)
@@ -350,12 +294,13 @@ static product down_of(const cn_model *m, uint32_t layer)
 }
 
 /* Sets which norms are part of the products around them. A dump needs their outputs, and the
- * products of experts and of FP8 weights compute none. */
+ * products of experts, of FP8 weights and of latent attention compute none. */
 static void plan_links(pass *p)
 {
     const cn_model *m = p->m;
     cn_backend *be = m->be;
-    if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0 || m->cfg.quant.fp8)
+    if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0 || m->cfg.quant.fp8 ||
+        m->cfg.latent.rank > 0)
         return;
     const uint32_t n = p->batch->n_tokens;
     const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m, 0);
@@ -450,20 +395,18 @@ static cn_status attend(const pass *p, uint32_t layer)
                       .layout = p->pools->layout,
                       .n_heads = m->cfg.n_heads,
                       .layer = layer,
-                      .scale = 1.0f / sqrtf((float)m->cfg.head_dim)};
+                      .scale = cn_model_config_scale(&m->cfg)};
     if (p->select && layer >= m->dense_layers) {
         const cn_select_step step = select_step(p);
         CN_TRY(cn_select_attend(&step, &a));
     } else if (p->batch->n_decode > 0) {
         CN_TRY(attend_dense(p, &a));
     }
-    if (p->batch->n_seqs > p->batch->n_decode) CN_TRY(m->be->attn_prefill(p->s, &a));
-    return dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
-                m->cfg.n_heads * m->cfg.head_dim);
+    return p->batch->n_seqs > p->batch->n_decode ? m->be->attn_prefill(p->s, &a) : CN_OK;
 }
 
 /* Attention of the normed residual, into branch or, with links_mlp, added to the residual. */
-static cn_status attention_branch(const pass *p, uint32_t layer)
+static cn_status heads_branch(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
     const cn_norm_link before = link_of(p, CN_W_ATTN_NORM, layer);
@@ -478,8 +421,100 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
     CN_TRY(linear(p, layer, &qkv));
     CN_TRY(rope_store(p, layer));
     CN_TRY(attend(p, layer));
+    CN_TRY(dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
+                cn_attn_width(&m->cfg)));
     return linear(p, layer, &o);
 }
+
+/* ---- latent attention ---- */
+
+#define LATENT_EPS 1e-6F /* of its two norms, whatever rms_norm_eps is */
+
+/* The queries of all heads, before RoPE. */
+static cn_status latent_queries(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const product q_a = latent_q_a_of(m), q = latent_q_of(m);
+    if (q_a.shape.n == 0) return linear(p, layer, &q);
+    CN_TRY(linear(p, layer, &q_a));
+    const cn_rmsnorm_args norm = {.out = at(m, m->ws.q_normed),
+                                  .residual = at(m, m->ws.q_rank),
+                                  .weight = weight(m, CN_W_Q_A_NORM, layer),
+                                  .n_tokens = p->batch->n_tokens,
+                                  .hidden = q_a.shape.n,
+                                  .eps = LATENT_EPS};
+    CN_TRY(m->be->rmsnorm(p->s, &norm));
+    return linear(p, layer, &q);
+}
+
+static cn_status latent_store(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_latent_store_args a = {.q = at(m, m->ws.raw_q),
+                                    .row = at(m, m->ws.row),
+                                    .norm = weight(m, CN_W_KV_A_NORM, layer),
+                                    .eps = LATENT_EPS,
+                                    .cos = at(m, m->ws.cos),
+                                    .sin = at(m, m->ws.sin),
+                                    .batch = p->batch,
+                                    .n_heads = m->cfg.n_heads,
+                                    .layer = layer,
+                                    .layout = p->pools->layout,
+                                    .kv = p->pools->kv,
+                                    .q_window = p->pools->q_window,
+                                    .n_query_slots = p->pools->n_query_slots,
+                                    .window = p->pools->window};
+    CN_TRY(m->be->latent_store(p->s, &a));
+    return dump(p, CN_DUMP_Q, (int32_t)layer, m->ws.raw_q, p->batch->n_tokens,
+                m->cfg.n_heads * a.layout.query_dim);
+}
+
+/* The products with the matrix of each head: of keys before attention, of values behind it. */
+static cn_status multiply_heads(const pass *p, uint32_t layer, bool values)
+{
+    const cn_model *m = p->m;
+    const cn_latent *l = &m->cfg.latent;
+    const cn_matrix w = cn_weights_matrix(m->weights, CN_W_KV_B, layer);
+    const size_t first = values ? (size_t)l->nope * l->rank : 0;
+    const cn_heads_gemm_args a = {
+        .out = at(m, values ? m->ws.values : m->ws.q),
+        .x = at(m, values ? m->ws.attn : m->ws.raw_q),
+        .weight = (const char *)w.data + first * cn_dtype_bytes(m->be->matrix_dtype),
+        .weight_stride = (l->nope + l->value) * l->rank,
+        .n_tokens = p->batch->n_tokens,
+        .n_heads = m->cfg.n_heads,
+        .n = values ? l->value : l->rank,
+        .k = values ? l->rank : l->nope,
+        .n_copied = values ? 0 : l->rope,
+        .by_rows = !values};
+    return m->be->heads_gemm(p->s, &a);
+}
+
+/* Latent attention of the normed residual, into branch. Decode rows and prompts alike multiply
+ * queries and outputs instead of rows of K and V. */
+static cn_status latent_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const product row = latent_row_of(m), o = o_of(m, layer);
+    CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    CN_TRY(latent_queries(p, layer));
+    CN_TRY(linear(p, layer, &row));
+    CN_TRY(latent_store(p, layer));
+    CN_TRY(multiply_heads(p, layer, false));
+    CN_TRY(attend(p, layer));
+    CN_TRY(multiply_heads(p, layer, true));
+    CN_TRY(dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.values, p->batch->n_tokens,
+                cn_attn_width(&m->cfg)));
+    return linear(p, layer, &o);
+}
+
+typedef cn_status branch_fn(const pass *p, uint32_t layer);
+static branch_fn *const attentions[CN_N_ATTN_KINDS] = {
+    [CN_ATTN_HEADS] = heads_branch,
+    [CN_ATTN_LATENT] = latent_branch,
+};
+
+/* ---- the MLP ---- */
 
 /* The gated half of the MLP: one op, or two if the backend lacks it or a dump needs gate_up. norms:
  * as in cn_gemm_args. */
@@ -607,8 +642,7 @@ static cn_status experts_branch(const pass *p, uint32_t layer)
                 m->cfg.hidden);
 }
 
-typedef cn_status mlp_fn(const pass *p, uint32_t layer);
-static mlp_fn *const mlps[CN_N_MLP_KINDS] = {
+static branch_fn *const mlps[CN_N_MLP_KINDS] = {
     [CN_MLP_DENSE] = dense_branch,
     [CN_MLP_EXPERTS] = experts_branch,
 };
@@ -643,8 +677,9 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
 static cn_status run_layer(const pass *p, uint32_t layer, const cn_layer_hook *hook)
 {
     if (hook) CN_TRY(hook->enter(hook->ctx, layer));
-    CN_TRY(attention_branch(p, layer));
-    CN_TRY(mlps[cn_model_config_layer(&p->m->cfg, layer).mlp](p, layer));
+    const cn_layer_kind kind = cn_model_config_layer(&p->m->cfg, layer);
+    CN_TRY(attentions[kind.attn](p, layer));
+    CN_TRY(mlps[kind.mlp](p, layer));
     return hook ? hook->leave(hook->ctx, layer) : CN_OK;
 }
 
@@ -697,10 +732,17 @@ cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32
     const pass p = {.m = m, .s = s, .batch = &batch};
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
         const cn_layer_kind kind = cn_model_config_layer(&m->cfg, layer);
-        const product all[] = {qkv_of(m, layer), o_of(m, layer), gate_up_of(m, layer),
+        const bool heads = kind.attn == CN_ATTN_HEADS;
+        const product all[] = {heads ? qkv_of(m, layer) : latent_q_of(m),
+                               heads ? (product){0} : latent_q_a_of(m),
+                               heads ? (product){0} : latent_row_of(m),
+                               o_of(m, layer),
+                               gate_up_of(m, layer),
                                down_of(m, layer)};
-        const size_t n = kind.dense > 0 ? sizeof all / sizeof *all : 2;
-        for (size_t i = 0; i < n; i++) CN_TRY(linear(&p, layer, &all[i]));
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            if (all[i].shape.n > 0 && all[i].shape.k > 0) CN_TRY(linear(&p, layer, &all[i]));
+        for (int values = 0; !heads && values < 2; values++)
+            CN_TRY(multiply_heads(&p, layer, values));
         if (kind.mlp == CN_MLP_EXPERTS) {
             CN_TRY(route(&p, layer));
             CN_TRY(run_experts(&p, layer, kind.dense > 0));

@@ -33,7 +33,7 @@ static float scale_llama3(const cn_rope_scaling *s, float freq)
 /* YaRN §3.2: the dimension pair that rotates `rotations` times over the original context. */
 static double yarn_dimension(const cn_model_config *c, double rotations)
 {
-    return c->head_dim * log(c->rope.original_max_position / (rotations * 2 * PI)) /
+    return c->rotary * log(c->rope.original_max_position / (rotations * 2 * PI)) /
            (2 * log(c->rope_theta));
 }
 
@@ -47,7 +47,7 @@ static float scale_yarn(const cn_model_config *c, uint32_t i, float period)
         high = ceil(high);
     }
     low = fmax(low, 0);
-    high = fmin(high, c->head_dim - 1.0);
+    high = fmin(high, c->rotary - 1.0);
     if (low == high) high += 0.001;
     float ramp = ((float)i - (float)low) / (float)(high - low);
     float keep = 1 - fminf(fmaxf(ramp, 0), 1);
@@ -56,7 +56,7 @@ static float scale_yarn(const cn_model_config *c, uint32_t i, float period)
 
 void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq)
 {
-    for (uint32_t i = 0; i < c->head_dim / 2; i++) {
+    for (uint32_t i = 0; i < cn_rope_dim(c) / 2; i++) {
         if (i >= c->rotary / 2) {
             inv_freq[i] = 0; /* dimensions without a position */
             continue;
@@ -80,7 +80,7 @@ void cn_rope_table(const cn_model_config *c, uint32_t first, uint32_t n_position
                    float *sin_out)
 {
     float inv_freq[MAX_HALF];
-    uint32_t half = c->head_dim / 2;
+    uint32_t half = cn_rope_dim(c) / 2;
     CN_ASSERT(half <= MAX_HALF);
     cn_rope_inv_freq(c, inv_freq);
     float factor = (float)c->rope.attention_factor;

@@ -27,6 +27,10 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, 
     const cn_layer_kind kind = cn_model_config_layer(c, layer);
     uint64_t h = c->hidden, d = c->head_dim;
     uint64_t q = c->n_heads * d, qkv = q + 2 * c->n_kv_heads * d;
+    const cn_latent *l = &c->latent;
+    const bool latent = kind.attn == CN_ATTN_LATENT, factors = latent && l->q_rank > 0;
+    const uint64_t latent_q = (uint64_t)c->n_heads * (l->nope + l->rope);
+    const uint64_t latent_kv = (uint64_t)c->n_heads * (l->nope + l->value);
     const cn_experts *x = &c->experts;
     const uint64_t n_experts = x->router.n_experts, inter = x->intermediate;
     const bool routed = kind.mlp == CN_MLP_EXPERTS, dense = kind.dense > 0;
@@ -38,11 +42,17 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, 
         [CN_W_FINAL_NORM] = {true, 1, h},
         [CN_W_LM_HEAD] = {!c->tied, c->vocab, h},
         [CN_W_ATTN_NORM] = {true, 1, h},
-        [CN_W_QKV] = {true, qkv, h},
+        [CN_W_QKV] = {!latent, qkv, h},
         [CN_W_QKV_BIAS] = {c->qkv_bias, 1, qkv},
         [CN_W_Q_NORM] = {c->qk_norm, 1, d},
         [CN_W_K_NORM] = {c->qk_norm, 1, d},
-        [CN_W_O] = {true, h, q},
+        [CN_W_Q_A] = {factors, l->q_rank, h},
+        [CN_W_Q_A_NORM] = {factors, 1, l->q_rank},
+        [CN_W_Q] = {latent, latent_q, factors ? l->q_rank : h},
+        [CN_W_KV_A] = {latent, (uint64_t)l->rank + l->rope, h},
+        [CN_W_KV_A_NORM] = {latent, 1, l->rank},
+        [CN_W_KV_B] = {latent, latent_kv, l->rank},
+        [CN_W_O] = {true, h, cn_attn_width(c)},
         [CN_W_O_BIAS] = {c->o_bias, 1, h},
         [CN_W_MLP_NORM] = {true, 1, h},
         [CN_W_GATE_UP] = {dense, 2 * (uint64_t)kind.dense, h},
@@ -63,6 +73,10 @@ static cn_dtype dtype_of(const cn_backend *be, cn_weight_id id)
     case CN_W_EMBED:
     case CN_W_LM_HEAD:
     case CN_W_QKV:
+    case CN_W_Q_A:
+    case CN_W_Q:
+    case CN_W_KV_A:
+    case CN_W_KV_B:
     case CN_W_O:
     case CN_W_GATE_UP:
     case CN_W_DOWN:

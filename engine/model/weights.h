@@ -9,6 +9,10 @@
  *   EMBED [V, h]      FINAL_NORM [1, h]   LM_HEAD [V, h]; the same memory as EMBED when tied
  *   ATTN_NORM [1, h]  QKV [(hq+2hk)*d, h]: query, key, value rows   QKV_BIAS [1, (hq+2hk)*d]
  *   Q_NORM [1, d]     K_NORM [1, d]       O [h, hq*d]               O_BIAS [1, h]
+ * Instead of QKV with latent attention (cn_latent; r rank, dn, dr nope and rope, dv value):
+ *   Q_A [rq, h]       Q_A_NORM [1, rq]    Q [hq*(dn+dr), rq]; without Q_A and its norm [.., h]
+ *   KV_A [r+dr, h]    KV_A_NORM [1, r]    KV_B [hq*(dn+dv), r]: key rows, then value rows of a head
+ *   O [h, hq*dv]
  *   MLP_NORM [1, h]   GATE_UP [2*I, h]: gate rows, then up rows     DOWN [h, I]
  * In a layer with E experts, I of the last two is that of the MLP that every token takes besides:
  *   ROUTER [E, h]     ROUTER_BIAS [1, E], f32

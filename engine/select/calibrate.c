@@ -230,6 +230,11 @@ static cn_status make_calibrate_batch(cn_calibrator *c)
 static cn_status build(cn_calibrator *c, const char *dir)
 {
     CN_TRY(cn_model_config_load(&c->config, dir));
+    if (c->config.latent.rank > 0)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s has latent attention, which does not support selectors yet: it has no "
+                       "channels to calibrate",
+                       c->config.architecture);
     if (c->max_tokens > c->config.max_position)
         return cn_fail(CN_ERR_ARG, "--calibrate-len %u exceeds the context length of %u",
                        c->max_tokens, c->config.max_position);

@@ -11,21 +11,25 @@ static cn_kv_layout layout_of(const cn_select_shape *z)
 {
     cn_kv_layout l = cn_kv_layout_form(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
                                        z->act_dtype, z->kv_form);
+    cn_kv_layout_share(&l, z->value_dim, z->head_dim);
     l.draft_dim = z->draft_dim;
     l.draft_state = z->draft_state;
     return l;
 }
 
-/* K of a token in one layer and head, with its scale. V has as many bytes. */
-static uint64_t row_bytes(const cn_select_shape *z)
+/* K and V of a token in one layer and head, with their scales. */
+static uint64_t token_bytes(const cn_select_shape *z)
 {
     const cn_kv_layout l = layout_of(z);
-    return l.tile_bytes / l.tile_tokens / 2;
+    return l.tile_bytes / l.tile_tokens;
 }
+
+/* K alone. V has as many bytes, unless it is a part of K, which no selector ranks. */
+static uint64_t row_bytes(const cn_select_shape *z) { return token_bytes(z) / 2; }
 
 uint64_t cn_select_kv_bytes(const cn_select_shape *z)
 {
-    return (uint64_t)z->n_layers * z->n_kv_heads * 2 * row_bytes(z);
+    return (uint64_t)z->n_layers * z->n_kv_heads * token_bytes(z);
 }
 
 uint64_t cn_select_digest_bytes(const cn_select_shape *z, uint32_t planes)

@@ -250,26 +250,40 @@ cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m)
                                     : "the bf16 checkpoint, or --device cpu");
 }
 
-cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
+/* An op that only some models need. */
+typedef struct model_op {
+    const char *name;
+    bool there;
+} model_op;
+
+static cn_status check_model_ops(const cn_backend *be, const cn_model_config *m, const char *part,
+                                 const model_op *ops, size_t n)
 {
-    const struct {
-        const char *name;
-        bool there;
-    } ops[] = {
-        {"route", be->route},
-        {"expert_gate_up", be->expert_gate_up},
-        {"expert_down", be->expert_down},
-        {"expert_sum", be->expert_sum},
-    };
-    CN_TRY(cn_backend_check_fp8(be, m));
-    if (m->experts.router.n_experts == 0) return CN_OK;
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+    for (size_t i = 0; i < n; i++)
         if (!ops[i].there)
             return cn_fail(CN_ERR_DEVICE,
-                           "%s has layers with experts, and the %s backend lacks the op %s: use "
-                           "--device cpu",
-                           m->architecture, be->name, ops[i].name);
+                           "%s has %s, and the %s backend lacks the op %s: use --device cpu",
+                           m->architecture, part, be->name, ops[i].name);
     return CN_OK;
+}
+
+cn_status cn_backend_check_latent(const cn_backend *be, const cn_model_config *m)
+{
+    const model_op ops[] = {{"latent_store", be->latent_store}, {"heads_gemm", be->heads_gemm}};
+    if (m->latent.rank == 0) return CN_OK;
+    return check_model_ops(be, m, "latent attention", ops, sizeof ops / sizeof *ops);
+}
+
+cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
+{
+    const model_op ops[] = {{"route", be->route},
+                            {"expert_gate_up", be->expert_gate_up},
+                            {"expert_down", be->expert_down},
+                            {"expert_sum", be->expert_sum}};
+    CN_TRY(cn_backend_check_fp8(be, m));
+    CN_TRY(cn_backend_check_latent(be, m));
+    if (m->experts.router.n_experts == 0) return CN_OK;
+    return check_model_ops(be, m, "layers with experts", ops, sizeof ops / sizeof *ops);
 }
 
 static cn_status open_cpu(cn_backend **out, const cn_config *c)

@@ -83,8 +83,10 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
 /* CN_ERR_DEVICE when the backend has no products with the FP8 weights of the model. */
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m);
 
-/* CN_ERR_DEVICE, too, when the backend lacks ops that only some models need: the text names the
- * model and the first of them. */
+/* CN_ERR_DEVICE when the model has latent attention and the backend lacks its ops. */
+cn_status cn_backend_check_latent(const cn_backend *be, const cn_model_config *m);
+
+/* Both, and all other ops that only some models need: the text names the model and the first op. */
 cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.

@@ -12,6 +12,7 @@ static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_
 {
     cn_kv_layout l = cn_kv_layout_form(n_layers, 1, in->n_kv_heads, in->block_tokens, in->head_dim,
                                        in->act_dtype, in->kv_form);
+    cn_kv_layout_share(&l, in->value_dim, in->query_dim);
     l.draft_dim = in->draft_dim;
     l.draft_state = in->draft_state;
     uint64_t bytes = 0;
@@ -24,7 +25,8 @@ static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_
 
 static uint64_t query_slot_bytes(const cn_planner_input *in)
 {
-    return (uint64_t)in->n_layers * in->window_tokens * in->n_heads * in->head_dim *
+    const uint32_t query_dim = in->value_dim > 0 ? in->query_dim : in->head_dim;
+    return (uint64_t)in->n_layers * in->window_tokens * in->n_heads * query_dim *
            cn_dtype_bytes(in->act_dtype);
 }
 
@@ -305,6 +307,7 @@ cn_kv_layout cn_planner_layout(const cn_config *c, const cn_model_config *m, con
     cn_kv_layout l =
         cn_kv_layout_form(m->n_layers, n_blocks, m->n_kv_heads, block_tokens, m->head_dim,
                           be->act_dtype, cn_planner_kv_form(c));
+    cn_kv_layout_share(&l, m->latent.rank, m->latent.nope + m->latent.rope);
     l.draft_dim = m->draft.head_dim;
     l.draft_state = cn_draft_state_width(m);
     return l;
@@ -337,6 +340,8 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
+        .value_dim = m->latent.rank,
+        .query_dim = m->latent.nope + m->latent.rope,
         .draft_dim = m->draft.head_dim,
         .draft_state = cn_draft_state_width(m),
         .block_tokens = block_tokens,

@@ -26,6 +26,7 @@
 typedef struct cn_planner_input {
     uint64_t avail_bytes; /* for blocks, side arrays and query slots */
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t value_dim, query_dim; /* of cn_kv_layout_share; 0: K and V are two parts */
     uint32_t draft_dim;    /* of the retrieval head, if selector `spec` is declared */
     uint32_t draft_state;  /* of the state that a block keeps for it; 0: none */
     uint32_t block_tokens; /* b */

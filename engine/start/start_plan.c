@@ -34,8 +34,32 @@ uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m)
     return 2 * longest * row_bytes > least ? 2 * longest * row_bytes : least;
 }
 
-cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m)
+/* Refuses what has no ops for latent attention yet. */
+static cn_status check_latent(const cn_config *c, const cn_model_config *m)
 {
+    const uint32_t scored = cn_config_policies(c) & 1U << CN_KV_ZIP;
+    const struct {
+        bool wanted;
+        const char *option, *what, *way_out;
+    } uses[] = {
+        {cn_config_away(c) != 0, "--kv-home, --kv-homes", "homes", "leave them out"},
+        {cn_selectors_need(cn_config_selectors(c)).any, "--kv-select, --kv-selectors", "selectors",
+         "leave them out"},
+        {scored, "--kv-policy, --kv-policies", "zip", "use full or window"},
+        {cn_planner_kv_form(c) != CN_KV_PLAIN, "--kv-cache-dtype fp8", "eight bits",
+         "set --kv-cache-dtype auto"},
+    };
+    for (size_t i = 0; m->latent.rank > 0 && i < sizeof uses / sizeof *uses; i++)
+        if (uses[i].wanted)
+            return cn_fail(CN_ERR_ARG,
+                           "%s: %s has latent attention, which does not support %s yet: %s",
+                           uses[i].option, m->architecture, uses[i].what, uses[i].way_out);
+    return CN_OK;
+}
+
+cn_status cn_start_check_model(const cn_config *c, const cn_model_config *m)
+{
+    CN_TRY(check_latent(c, m));
     const uint32_t most = cn_start_max_model_len(c, m), wanted = c->sampling.max_tokens;
     if (c->max_model_len <= m->max_position && wanted < most) return CN_OK;
     if (c->max_model_len <= m->max_position)

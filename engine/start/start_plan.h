@@ -60,7 +60,7 @@ cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
                                    uint32_t block_tokens);
 /* CN_ERR_ARG when --max-model-len exceeds the positions of the model, or --max-tokens leaves no
  * room for a prompt. */
-cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m);
+cn_status cn_start_check_model(const cn_config *c, const cn_model_config *m);
 
 /* ---- the list ---- */
 

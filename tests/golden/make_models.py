@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers import Glm4MoeConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from transformers import Qwen3MoeConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import experts_f64
@@ -43,6 +43,14 @@ def sizes(vocab, hidden, inter, layers, heads, kv_heads, head_dim, **more):
     return dict(vocab_size=vocab, hidden_size=hidden, intermediate_size=inter,
                 num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
                 head_dim=head_dim, bos_token_id=None, eos_token_id=None, **more)
+
+
+def latent(q_rank, rank, nope, rope, value, heads, **more):
+    """Keys of latent attention. head_dim follows from them."""
+    return dict(q_lora_rank=q_rank, kv_lora_rank=rank, qk_nope_head_dim=nope,
+                qk_rope_head_dim=rope, v_head_dim=value, num_attention_heads=heads,
+                num_key_value_heads=heads, bos_token_id=None, eos_token_id=None,
+                tie_word_embeddings=True, num_mtp_layers=0, **more)
 
 
 # name: (class, config, dtype, sequence length, shard size or None, config.json in the old form)
@@ -104,6 +112,42 @@ MODELS = {
         num_mtp_layers=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
         "float32", 30, None, False),
+    # Latent attention: one row for all heads and tokens. Positions go beyond those before YaRN.
+    "deepseek-v2-moe-bf16": (DeepseekV2Config, latent(
+        None, 32, 16, 16, 16, 4, vocab_size=300, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=3, max_position_embeddings=5120, n_routed_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=2,
+        first_k_dense_replace=1,
+        rope_parameters=dict(YARN, factor=40.0, original_max_position_embeddings=128, mscale=0.707,
+                             mscale_all_dim=0.707)), "bfloat16", 30, "60KB", True),
+    "deepseek-v2-moe-groups-f32": (DeepseekV2Config, latent(
+        24, 48, 24, 32, 40, 3, vocab_size=290, hidden_size=48, intermediate_size=48,
+        num_hidden_layers=2, max_position_embeddings=2048, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=16, n_shared_experts=1,
+        first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4}), "float32", 30, None, False),
+    "deepseek-v3-moe-bf16": (DeepseekV3Config, latent(
+        24, 32, 16, 16, 16, 20, vocab_size=300, hidden_size=40, intermediate_size=48,
+        num_hidden_layers=3, max_position_embeddings=5120, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=16, n_shared_experts=1,
+        first_k_dense_replace=2, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+        rope_parameters=dict(YARN, factor=40.0, original_max_position_embeddings=128, mscale=1.0,
+                             mscale_all_dim=1.0)), "bfloat16", 30, None, True),
+    "deepseek-v3-moe-halves-f32": (DeepseekV3Config, latent(
+        None, 64, 8, 16, 24, 2, vocab_size=290, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2, max_position_embeddings=2048, n_routed_experts=4,
+        num_experts_per_tok=1, moe_intermediate_size=16, n_shared_experts=1,
+        first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=False,
+        routed_scaling_factor=1.0, rope_interleave=False,
+        rope_parameters=dict(YARN, factor=4.0, original_max_position_embeddings=128)),
+        "float32", 30, None, False),
+    "glm4-lite-moe-bf16": (Glm4MoeLiteConfig, latent(
+        32, 48, 24, 16, 32, 5, vocab_size=300, hidden_size=40, intermediate_size=48,
+        num_hidden_layers=3, max_position_embeddings=2048, n_routed_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
+        mlp_layer_types=["dense", "sparse", "dense"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 30, None, False),
 }
 
 # Folders with only a config, for the cos/sin table: head sizes and scalings that no tiny model has.
@@ -151,6 +195,14 @@ def router_gap(model, tokens):
         scores = x @ module.weight.T
         if hasattr(module, "e_score_correction_bias"):
             scores = scores.sigmoid() + module.e_score_correction_bias
+        if getattr(module, "topk_group", None) and module.topk_group < module.num_group:
+            groups = scores.unflatten(-1, (module.num_group, -1))
+            has_bias = hasattr(module, "e_score_correction_bias")
+            ranks = groups.topk(2).values.sum(-1) if has_bias else groups.max(-1).values
+            best = ranks.topk(module.topk_group + 1)
+            gaps.append((best.values[:, -2] - best.values[:, -1]).min().item())
+            out = torch.ones_like(ranks).scatter(1, best.indices[:, :-1], 0).bool()
+            scores = groups.masked_fill(out.unsqueeze(-1), -math.inf).flatten(1)
         best = scores.topk(module.top_k + 1).values
         gaps.append((best[:, -2] - best[:, -1]).min().item())
 
@@ -195,7 +247,8 @@ def to_old_form(config):
 def rope_rows(rotary, n_positions):
     at = [p for p in ROPE_POSITIONS if p < n_positions]
     half = rotary.inv_freq.shape[0]
-    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.tensor([at]))
+    turned = rotary(torch.zeros(1, dtype=torch.float32), torch.tensor([at]))
+    cos, sin = (turned.real, turned.imag) if torch.is_tensor(turned) else turned
     return {"rope.positions": torch.tensor(at, dtype=torch.int32),
             "rope.inv_freq": rotary.inv_freq.float().clone(),
             "rope.cos": cos[0, :, :half].contiguous(), "rope.sin": sin[0, :, :half].contiguous()}
@@ -239,6 +292,8 @@ def make_model(name, seed):
 
     model = load(folder)
     tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], length).tolist()
+    if router_gap(model, tokens) < MIN_ROUTER_GAP:
+        return make_model(name, seed + 1000)
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
     exact = load(folder, torch.float64)(input_ids=torch.tensor([tokens])).logits[0]
     text, lead = greedy(model, tokens, GREEDY_TOKENS)

@@ -12,6 +12,8 @@ const char *const golden_models[] = {
     "qwen3-bf16", "qwen3-d80-f32",     "qwen3-d256-yarn-bf16", "qwen2-f16", "qwen2-tied-bf16",
     "llama-f32",  "llama-llama3-bf16", "llama-yarn-bias-f16",  "mistral-bf16",
     "qwen3-moe-bf16", "qwen3-moe-fused-f32", "glm4-moe-bf16", "glm4-moe-plain-f32",
+    "deepseek-v2-moe-bf16", "deepseek-v2-moe-groups-f32", "deepseek-v3-moe-bf16",
+    "deepseek-v3-moe-halves-f32", "glm4-lite-moe-bf16",
     NULL,
 };
 

@@ -338,10 +338,10 @@ static void drop_padding(cn_batch_view *v)
 
 #define PLAIN_OPS(X) \
     X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(route) X(expert_gate_up) \
-    X(expert_down) X(expert_sum) X(gather) X(sample) X(count_reset) X(compress) \
+    X(expert_down) X(expert_sum) X(heads_gemm) X(gather) X(sample) X(count_reset) X(compress) \
     X(draft_store) X(draft_part) X(draft_before) X(draft_keep) X(digest) X(predict) X(score) \
     X(select) X(exchange) X(fetch)
-#define BATCH_OPS(X) X(rope_store) X(attn_decode) X(attn_prefill)
+#define BATCH_OPS(X) X(rope_store) X(latent_store) X(attn_decode) X(attn_prefill)
 
 PLAIN_OPS(LATE_OP)
 BATCH_OPS(LATE_BATCH_OP)

@@ -23,6 +23,7 @@ static void open_pools(model_rig *r, const model_rig_opts *o)
     r->pools.layout =
         cn_kv_layout_make(c->n_layers, n_blocks, c->n_kv_heads, o->block_tokens, c->head_dim,
                           r->be->act_dtype);
+    cn_kv_layout_share(&r->pools.layout, c->latent.rank, c->latent.nope + c->latent.rope);
     r->pools.n_heads = c->n_heads;
     must(r->be->mem_alloc(r->be,
                           cn_kv_pool_elems(&r->pools.layout) * cn_dtype_bytes(r->be->act_dtype),

@@ -1,0 +1,323 @@
+/* test_latent.c - the ops of latent attention on the CPU, compared with sums written out here: the
+ * row of a token and its queries, the products of heads, and attention with V inside of K. Together
+ * they are the attention whose keys and values are computed from the rows. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/base/base.h"
+#include "engine/ops.h"
+#include "tests/lib/backend_rig.h"
+#include "tests/lib/paged_batch.h"
+
+enum { MAX_LEN = 130, MAX_DIM = 576 };
+
+/* One sequence of a layer. The last n_q tokens are queries. */
+typedef struct world {
+    uint32_t n_heads, nope, rope, rank, value, len, n_q;
+    cn_kv_layout layout;
+    float *kv, *q, *row, *norm, *weight; /* q [len, hq, nope+rope], row [len, rank+rope] */
+    float *cos, *sin, *absorbed, *attn, *out;
+    float *ring; /* [1, 1, len, hq, nope+rope] */
+    uint32_t positions[MAX_LEN], slots[MAX_LEN], table[16], q_start[2], kv_len[1];
+    int32_t q_rows[MAX_LEN];
+} world;
+
+static float *random_floats(test_rng *r, size_t n)
+{
+    float *p = cn_calloc(n, sizeof *p);
+    test_rng_fill(r, p, n);
+    return p;
+}
+
+static world *new_world(test_rng *r, uint32_t n_heads, uint32_t nope, uint32_t rope, uint32_t rank,
+                        uint32_t value)
+{
+    enum { BLOCK = 16, BLOCKS = 12 };
+    world *w = cn_calloc(1, sizeof *w);
+    *w = (world){.n_heads = n_heads, .nope = nope, .rope = rope, .rank = rank, .value = value};
+    w->len = 1 + test_rng_below(r, MAX_LEN);
+    w->n_q = 1 + test_rng_below(r, w->len);
+    w->layout = cn_kv_layout_make(1, BLOCKS, 1, BLOCK, rank + rope, CN_F32);
+    cn_kv_layout_share(&w->layout, rank, nope + rope);
+    w->kv = random_floats(r, cn_kv_pool_elems(&w->layout));
+    w->q = random_floats(r, (size_t)w->len * n_heads * (nope + rope));
+    w->row = random_floats(r, (size_t)w->len * (rank + rope));
+    w->norm = random_floats(r, rank);
+    w->weight = random_floats(r, (size_t)n_heads * (nope + value) * rank);
+    w->cos = random_floats(r, (size_t)w->len * rope / 2);
+    w->sin = random_floats(r, (size_t)w->len * rope / 2);
+    w->absorbed = random_floats(r, (size_t)w->len * n_heads * (rank + rope));
+    w->attn = random_floats(r, (size_t)w->len * n_heads * rank);
+    w->out = random_floats(r, (size_t)w->len * n_heads * value);
+    w->ring = random_floats(r, (size_t)w->len * n_heads * (nope + rope));
+    for (uint32_t i = 0; i < BLOCKS; i++) w->table[i] = (5 * i + 3) % BLOCKS;
+    for (uint32_t t = 0; t < w->len; t++) {
+        w->positions[t] = t;
+        w->slots[t] = w->table[t / BLOCK] * BLOCK + t % BLOCK;
+        w->q_rows[t] = t % 3 ? -1 : (int32_t)t;
+    }
+    return w;
+}
+
+static void free_world(world *w)
+{
+    float *const all[] = {w->kv,  w->q,        w->row,  w->norm, w->weight, w->cos,
+                          w->sin, w->absorbed, w->attn, w->out,  w->ring};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cn_free(all[i]);
+    cn_free(w);
+}
+
+/* Tokens [first, first + n). */
+static cn_batch_view batch_of(world *w, uint32_t first, uint32_t n)
+{
+    w->q_start[0] = 0;
+    w->q_start[1] = n;
+    w->kv_len[0] = first + n;
+    return (cn_batch_view){.n_tokens = n,
+                           .n_seqs = 1,
+                           .n_decode = n == 1,
+                           .positions = w->positions + first,
+                           .kv_slots = w->slots + first,
+                           .q_rows = w->q_rows + first,
+                           .q_start = w->q_start,
+                           .kv_len = w->kv_len,
+                           .tables = w->table,
+                           .table_stride = 12,
+                           .max_q = n,
+                           .max_kv = first + n};
+}
+
+static void store(cn_backend *be, world *w)
+{
+    const cn_batch_view b = batch_of(w, 0, w->len);
+    const cn_latent_store_args a = {.q = w->q,
+                                    .row = w->row,
+                                    .norm = w->norm,
+                                    .eps = 1e-6F,
+                                    .cos = w->cos,
+                                    .sin = w->sin,
+                                    .batch = &b,
+                                    .n_heads = w->n_heads,
+                                    .layout = w->layout,
+                                    .kv = w->kv,
+                                    .q_window = w->ring,
+                                    .n_query_slots = 1,
+                                    .window = w->len};
+    assert_int_equal(be->latent_store(backend_rig_stream(be), &a), CN_OK);
+}
+
+static void multiply(cn_backend *be, const world *w, uint32_t first, uint32_t n, bool values)
+{
+    const cn_heads_gemm_args a = {
+        .out = values ? w->out + (size_t)first * w->n_heads * w->value
+                      : w->absorbed + (size_t)first * w->n_heads * (w->rank + w->rope),
+        .x = values ? w->attn + (size_t)first * w->n_heads * w->rank
+                    : w->q + (size_t)first * w->n_heads * (w->nope + w->rope),
+        .weight = w->weight + (values ? (size_t)w->nope * w->rank : 0),
+        .weight_stride = (w->nope + w->value) * w->rank,
+        .n_tokens = n,
+        .n_heads = w->n_heads,
+        .n = values ? w->value : w->rank,
+        .k = values ? w->rank : w->nope,
+        .n_copied = values ? 0 : w->rope,
+        .by_rows = !values};
+    assert_int_equal(be->heads_gemm(backend_rig_stream(be), &a), CN_OK);
+}
+
+/* Tokens [first, first + n) of the sequence, as a step computes them. */
+static void attend(cn_backend *be, world *w, uint32_t first, uint32_t n)
+{
+    const cn_batch_view b = batch_of(w, first, n);
+    const cn_attn_args a = {.out = w->attn + (size_t)first * w->n_heads * w->rank,
+                            .q = w->absorbed + (size_t)first * w->n_heads * (w->rank + w->rope),
+                            .kv = w->kv,
+                            .batch = &b,
+                            .layout = w->layout,
+                            .n_heads = w->n_heads,
+                            .scale = 1 / sqrtf((float)(w->nope + w->rope))};
+    multiply(be, w, first, n, false);
+    assert_int_equal((n == 1 ? be->attn_decode : be->attn_prefill)(backend_rig_stream(be), &a),
+                     CN_OK);
+    multiply(be, w, first, n, true);
+}
+
+/* ---- the expected values ---- */
+
+/* Pairs (i, i + half). */
+static void turn(const world *w, uint32_t t, const float *x, double *out)
+{
+    const uint32_t half = w->rope / 2;
+    for (uint32_t i = 0; i < half; i++) {
+        const double c = w->cos[(size_t)t * half + i], s = w->sin[(size_t)t * half + i];
+        out[i] = x[i] * c - x[half + i] * s;
+        out[half + i] = x[half + i] * c + x[i] * s;
+    }
+}
+
+/* The row of K of a token: norm, then RoPE. */
+static void expected_row(const world *w, uint32_t t, double *out)
+{
+    const float *x = w->row + (size_t)t * (w->rank + w->rope);
+    double squares = 0;
+    for (uint32_t i = 0; i < w->rank; i++) squares += (double)x[i] * x[i];
+    const double rms = sqrt(squares / w->rank + 1e-6);
+    for (uint32_t i = 0; i < w->rank; i++) out[i] = x[i] / rms * w->norm[i];
+    turn(w, t, x + w->rank, out + w->rank);
+}
+
+/* out[value] = attention of a head of token t, whose keys and values are computed here. Queries
+ * [len, hq, nope + rope] are those before RoPE. */
+static void expected_out(const world *w, const float *queries, const double *rows, uint32_t t,
+                         uint32_t h, double *out)
+{
+    const size_t d = w->nope + w->rope, width = w->rank + w->rope;
+    const float *q = queries + ((size_t)t * w->n_heads + h) * d;
+    const float *keys = w->weight + (size_t)h * (w->nope + w->value) * w->rank;
+    const float *values = keys + (size_t)w->nope * w->rank;
+    double turned[64], p[MAX_LEN], most = -INFINITY, sum = 0, mixed[512] = {0};
+    turn(w, t, q + w->nope, turned);
+    for (uint32_t s = 0; s <= t; s++) {
+        const double *row = rows + s * width;
+        p[s] = 0;
+        for (uint32_t i = 0; i < w->nope; i++) {
+            double key = 0;
+            for (uint32_t j = 0; j < w->rank; j++) key += keys[(size_t)i * w->rank + j] * row[j];
+            p[s] += q[i] * key;
+        }
+        for (uint32_t i = 0; i < w->rope; i++) p[s] += turned[i] * row[w->rank + i];
+        p[s] /= sqrt((double)d);
+        most = fmax(most, p[s]);
+    }
+    for (uint32_t s = 0; s <= t; s++) sum += p[s] = exp(p[s] - most);
+    for (uint32_t s = 0; s <= t; s++)
+        for (uint32_t j = 0; j < w->rank; j++) mixed[j] += p[s] / sum * rows[s * width + j];
+    for (uint32_t i = 0; i < w->value; i++) {
+        out[i] = 0;
+        for (uint32_t j = 0; j < w->rank; j++) out[i] += values[(size_t)i * w->rank + j] * mixed[j];
+    }
+}
+
+static void check_world(cn_backend *be, world *w, test_rng *r)
+{
+    const size_t width = w->rank + w->rope, d = w->nope + w->rope;
+    const size_t n_q = (size_t)w->len * w->n_heads * d;
+    float *queries = cn_calloc(n_q, sizeof *queries);
+    double *rows = cn_calloc(w->len * width, sizeof *rows);
+    memcpy(queries, w->q, n_q * sizeof *queries);
+    store(be, w);
+    for (uint32_t t = 0; t < w->len; t++) {
+        const float *got = w->kv + cn_kv_row(&w->layout, 0, w->slots[t] / 16, 0, w->slots[t] % 16,
+                                             CN_KV_K);
+        expected_row(w, t, rows + t * width);
+        for (uint32_t i = 0; i < width; i++)
+            assert_true(fabs(got[i] - rows[t * width + i]) < 1e-5 * fmax(1, fabs(got[i])));
+        if (w->q_rows[t] >= 0)
+            assert_memory_equal(w->ring + t * w->n_heads * d, w->q + t * w->n_heads * d,
+                                w->n_heads * d * sizeof(float));
+    }
+    const uint32_t first = w->len - w->n_q;
+    attend(be, w, first, w->n_q);
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint32_t t = first + test_rng_below(r, w->n_q), h = test_rng_below(r, w->n_heads);
+        double want[512];
+        expected_out(w, queries, rows, t, h, want);
+        const float *got = w->out + ((size_t)t * w->n_heads + h) * w->value;
+        for (uint32_t j = 0; j < w->value; j++)
+            if (fabs(got[j] - want[j]) > 2e-4 * fmax(1, fabs(want[j])))
+                fail_msg("%u heads, token %u: got %g, expected %g", w->n_heads, t, (double)got[j],
+                         want[j]);
+    }
+    cn_free(queries);
+    cn_free(rows);
+}
+
+/* ---- the tests ---- */
+
+static void ops_agree_with_expanded_keys_and_values(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n_heads, nope, rope, rank, value;
+    } shapes[] = {{16, 128, 64, 512, 128}, {20, 192, 64, 512, 256}, {64, 64, 32, 256, 64},
+                  {128, 32, 32, 128, 32},  {1, 8, 16, 16, 8},       {3, 24, 48, 48, 40}};
+    cn_backend *be = backend_rig_open(2);
+    for (uint32_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        test_rng r = {i};
+        world *w = new_world(&r, shapes[i / 2].n_heads, shapes[i / 2].nope, shapes[i / 2].rope,
+                             shapes[i / 2].rank, shapes[i / 2].value);
+        check_world(be, w, &r);
+        free_world(w);
+    }
+    backend_rig_close(be);
+}
+
+/* A prompt at once and token by token gives the same bits. */
+static void decode_rows_have_the_bits_of_a_prompt(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(2);
+    for (uint32_t seed = 0; seed < 4; seed++) {
+        test_rng r = {seed};
+        world *w = new_world(&r, seed % 2 ? 20 : 128, 24, 32, 64, 40);
+        const size_t n = (size_t)w->len * w->n_heads * w->value;
+        float *whole = cn_calloc(n, sizeof *whole);
+        store(be, w);
+        attend(be, w, 0, w->len);
+        memcpy(whole, w->out, n * sizeof *whole);
+        memset(w->out, 0, n * sizeof *whole);
+        for (uint32_t t = 0; t < w->len; t++) attend(be, w, t, 1);
+        assert_memory_equal(w->out, whole, n * sizeof *whole);
+        cn_free(whole);
+        free_world(w);
+    }
+    backend_rig_close(be);
+}
+
+static void other_shapes_are_refused(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(1);
+    cn_latent_store_args a = {.n_heads = 2,
+                              .layout = cn_kv_layout_make(1, 1, 1, 16, 64, CN_F32)};
+    assert_int_equal(be->latent_store(backend_rig_stream(be), &a), CN_ERR_SHAPE);
+    cn_kv_layout_share(&a.layout, 40, 64);
+    assert_int_equal(be->latent_store(backend_rig_stream(be), &a), CN_ERR_SHAPE);
+    assert_non_null(strstr(cn_last_error(), "rows of 64, of them 40 of V"));
+    const cn_heads_gemm_args g = {.n_heads = 2, .n = 8, .k = 24, .n_tokens = 1};
+    assert_int_equal(be->heads_gemm(backend_rig_stream(be), &g), CN_ERR_SHAPE);
+    assert_non_null(strstr(cn_last_error(), "matrix of 24 columns"));
+    backend_rig_close(be);
+}
+
+/* Bytes of a block and of the ring. */
+static void a_layout_has_one_part(void **state)
+{
+    (void)state;
+    cn_kv_layout l = cn_kv_layout_make(47, 9, 1, 64, 576, CN_BF16);
+    cn_kv_layout_share(&l, 512, 256);
+    assert_int_equal(l.block_bytes, 64 * 1152);
+    assert_int_equal(cn_kv_pool_bytes(&l), (size_t)47 * 9 * 64 * 1152);
+    assert_int_equal(cn_kv_at(&l, 3, 2, 0, 7, CN_KV_V), cn_kv_at(&l, 3, 2, 0, 7, CN_KV_K));
+    assert_int_equal(l.part[CN_KV_V].width, 512);
+    assert_true(cn_kv_layout_is_shared(&l) && !cn_kv_layout_is_uniform(&l, CN_BF16));
+    const cn_kv_layout more = cn_kv_layout_like(&l, 2, 5);
+    assert_int_equal(cn_kv_pool_bytes(&more), (size_t)2 * 5 * 64 * 1152);
+    assert_int_equal(more.query_dim, 256);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ops_agree_with_expanded_keys_and_values),
+        cmocka_unit_test(decode_rows_have_the_bits_of_a_prompt),
+        cmocka_unit_test(other_shapes_are_refused),
+        cmocka_unit_test(a_layout_has_one_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
