@@ -46,14 +46,6 @@ bench num_requests=2, total_output_tokens=135, -- --dataset-name custom \
 bench num_requests=1, total_output_tokens=3, -- --dataset-name custom \
     --dataset-path "$dir/custom.jsonl" --num-prompts 1 --output-len 3
 
-cat >"$dir/sharegpt.json" <<'J'
-[{"conversations": [{"from": "human", "value": "Sort: 3 1 2 9"}, {"from": "gpt", "value": "x"}]},
- {"conversations": [{"from": "human", "value": "no answer"}]}, {},
- {"conversations": [{"from": "human", "value": "Sort: 3 1 2 9"},
-                    {"from": "gpt", "value": "1 2 3 9 1 2 3 9"}]}]
-J
-bench num_requests=1, -- --dataset-name sharegpt --dataset-path "$dir/sharegpt.json"
-
 # Dummy weights need only config.json.
 mkdir "$dir/config-alone"
 cp $model/config.json "$dir/config-alone"

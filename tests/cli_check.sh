@@ -73,6 +73,7 @@ done <<T
 --warmup-steps needs --steady-steps|bench throughput $model --warmup-steps 8
 --timeline-interval needs --timeline|bench throughput $model --timeline-interval 1
 --save-detailed needs --output-json|bench serve $model --save-detailed
+--burstiness 2: the option no longer exists|bench serve $model --burstiness 2
 --request-rate: bench serve takes this option, bench throughput does not|bench throughput $model --request-rate 5
 --api-key: bench serve takes this option, bench throughput does not|bench throughput $model --api-key k
 --resident: bench throughput takes this option, bench serve does not|bench serve $model --resident 64

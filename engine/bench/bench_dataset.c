@@ -7,16 +7,9 @@
 #include "engine/base/line_reader.h"
 #include "engine/text/prompt.h"
 
-enum {
-    SHAREGPT_MIN_TOKENS = 4,
-    SHAREGPT_MAX_PROMPT = 1024,
-    SHAREGPT_MAX_TOTAL = 2048,
-    MAX_DEPTH = 16,
-    MAX_LINE_BYTES = 32 << 20
-};
+enum { MAX_DEPTH = 16, MAX_LINE_BYTES = 32 << 20 };
 /* First stream numbers of prefixes, and of the rest of each prompt. The ranges are disjoint. */
 static const uint64_t PREFIX_STREAMS = UINT64_C(1) << 40, OWN_STREAMS = UINT64_C(1) << 41;
-static const size_t max_sharegpt_bytes = (size_t)2 << 30;
 
 typedef struct loader {
     cn_bench_dataset *out;
@@ -104,44 +97,6 @@ static cn_status load_random(loader *l)
     return CN_OK;
 }
 
-/* ---- sharegpt ---- */
-
-static const char *turn(const json_t *entry, size_t i)
-{
-    const json_t *turns = json_object_get(entry, "conversations");
-    return json_string_value(json_object_get(json_array_get(turns, i), "value"));
-}
-
-static cn_status add_conversation(loader *l, const json_t *entry)
-{
-    const char *prompt = turn(entry, 0), *answer = turn(entry, 1);
-    if (!prompt || !answer || !*prompt || !*answer) return CN_OK;
-    cn_tokens asked = {0}, said = {0};
-    cn_status status = encode(l, prompt, &asked);
-    if (status == CN_OK) status = encode(l, answer, &said);
-    const size_t output_len = l->output_len_given ? l->c->output_len : said.len;
-    const bool fits = asked.len >= SHAREGPT_MIN_TOKENS && output_len >= SHAREGPT_MIN_TOKENS &&
-                      asked.len <= SHAREGPT_MAX_PROMPT &&
-                      asked.len + output_len <= SHAREGPT_MAX_TOTAL;
-    if (status == CN_OK && fits) status = add_bench_prompt(l, &asked, (uint32_t)output_len);
-    cn_tokens_free(&asked);
-    cn_tokens_free(&said);
-    return status;
-}
-
-static cn_status load_sharegpt(loader *l)
-{
-    json_t *file;
-    CN_TRY(cn_json_load_file(&file, l->c->dataset_path, max_sharegpt_bytes, MAX_DEPTH));
-    cn_status status = CN_OK;
-    if (!json_is_array(file))
-        status = cn_fail(CN_ERR_ARG, "%s: expected an array of conversations", l->c->dataset_path);
-    for (size_t i = 0; status == CN_OK && !is_full(l) && i < json_array_size(file); i++)
-        status = add_conversation(l, json_array_get(file, i));
-    json_decref(file);
-    return status;
-}
-
 /* ---- lines of JSON ---- */
 
 static cn_status load_lines(loader *l, const char *path,
@@ -215,8 +170,6 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
         status = load_lines(&l, c->workload, add_lengths);
     else if (c->dataset_name == CN_OPT_DATASET_RANDOM)
         status = load_random(&l);
-    else if (c->dataset_name == CN_OPT_DATASET_SHAREGPT)
-        status = load_sharegpt(&l);
     else
         status = load_lines(&l, c->dataset_path, add_custom);
     if (status == CN_OK && l.n_dropped && out->n)

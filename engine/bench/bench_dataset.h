@@ -29,9 +29,6 @@ typedef struct cn_bench_model {
  * fit into the model's context together with its output.
  *   random      lengths of --input-len and --output-len, both varied by --random-range-ratio;
  *               token ids of the whole vocabulary; all drawn from --seed
- *   sharegpt    the first turn; the output has as many tokens as the second turn, unless
- *               --output-len is given. As in vLLM, turns of under 4 tokens, prompts of over 1024
- *               tokens and sums of over 2048 tokens are left out
  *   custom      "prompt", and "output_tokens" unless --output-len is given
  *   --workload  lines of prompt_tokens and output_tokens, all of them unless --num-prompts is
  *               given; prompts that name the same prefix share their first prefix_tokens tokens

@@ -1,5 +1,5 @@
 /* bench_serve.c - `cinch bench serve`: sends the dataset's prompts as streamed completions to a
- * running server. --request-rate and --burstiness determine the arrival times; at most
+ * running server. Arrivals are a Poisson process of --request-rate; at most
  * --max-concurrency requests are in flight. Prompts are token ids and output lengths are fixed, so
  * that the work is that of `cinch bench throughput` with the same options. See bench_serve.h. */
 #include "engine/bench/bench_serve.h"
@@ -240,31 +240,18 @@ static void end_flight(void *user, int status, const char *error)
 
 /* ---- arrivals ---- */
 
-static double uniform_client(const run *r, uint64_t *n)
+/* The n-th number above 0 and below 1 of the seed's sequence. */
+static double uniform_client(const run *r, uint64_t n)
 {
-    const uint64_t key[] = {r->config->seed, UINT64_C(1) << 50, (*n)++};
+    const uint64_t key[] = {r->config->seed, UINT64_C(1) << 50, n};
     return ((double)(cn_hash64(0, key, sizeof key) >> 11) + 0.5) / 9007199254740992.0;
-}
-
-/* A gamma variate of this shape and of scale 1 (Marsaglia and Tsang). */
-static double gamma_variate(const run *r, double shape, uint64_t *n)
-{
-    if (shape < 1) return gamma_variate(r, shape + 1, n) * pow(uniform_client(r, n), 1 / shape);
-    const double d = shape - 1.0 / 3, c = 1 / sqrt(9 * d);
-    for (;;) {
-        const double radius = sqrt(-2 * log(uniform_client(r, n)));
-        const double x = radius * cos(6.283185307179586 * uniform_client(r, n));
-        const double v = pow(1 + c * x, 3);
-        if (v > 0 && log(uniform_client(r, n)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
-    }
 }
 
 /* Seconds between request i and the next one. */
 static double gap_s(const run *r, uint32_t i)
 {
-    const double rate = (double)r->config->request_rate, shape = (double)r->config->burstiness;
-    uint64_t n = (uint64_t)i << 20;
-    return rate > 0 ? gamma_variate(r, shape, &n) / (rate * shape) : 0;
+    const double rate = (double)r->config->request_rate;
+    return rate > 0 ? -log(uniform_client(r, i)) / rate : 0;
 }
 
 static cn_status send_one(run *r)

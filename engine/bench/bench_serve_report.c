@@ -170,7 +170,7 @@ static json_t *totals(const cn_served *r, uint32_t n, const cn_config *c, const 
         "{s:s, s:s, s:s, s:s, s:I, s:o, s:f, s:o, s:f, s:I, s:I, s:I, s:I, s:f, s:n, s:f, s:f}",
         "date", date, "backend", "cinch " CINCH_VERSION, "model_id", model, "tokenizer_id",
         c->tokenizer ? c->tokenizer : c->model, "num_prompts", (json_int_t)n, "request_rate",
-        rate_json(c->request_rate), "burstiness", (double)c->burstiness, "max_concurrency",
+        rate_json(c->request_rate), "burstiness", 1.0, "max_concurrency",
         c->max_concurrency ? json_integer(c->max_concurrency) : json_null(), "duration", s,
         "completed", (json_int_t)done, "failed", (json_int_t)(n - done), "total_input_tokens",
         (json_int_t)in, "total_output_tokens", (json_int_t)out, "request_throughput", requests / s,

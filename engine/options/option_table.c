@@ -516,8 +516,8 @@ static const cn_option options[] = {
     ROW(COMPARE, "wide", BOOL, wide, "false", .flags = USUAL,
         .help = "print all columns of the table, also beyond 100 characters"),
 
-    ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
-        .help = "random token ids, ShareGPT JSON, or JSONL with prompt and optional output_tokens"),
+    ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|custom",
+        .help = "random token ids, or JSONL with prompt and optional output_tokens"),
     ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .flags = READ,
         .help = "file of the dataset"),
     ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX, .flags = USUAL,
@@ -563,10 +563,7 @@ static const cn_option options[] = {
     ROW(BENCH_SERVE, "api-key", STRING, bench_api_key, NULL,
         .help = "API key to send to the server"),
     ROW(BENCH_SERVE, "request-rate", F32, request_rate, "0", .min = 0, .max = 1e6, .flags = USUAL,
-        .help = "requests per second on average; 0 sends all at once"),
-    ROW(BENCH_SERVE, "burstiness", F32, burstiness, "1", .min = 0, .max = 1000, .flags = ABOVE_MIN,
-        .help = "shape of the gamma distribution of arrival gaps: 1 is Poisson, less is "
-                "burstier, more is more even"),
+        .help = "requests per second on average, at random times (Poisson); 0 sends all at once"),
     ROW(BENCH_SERVE, "max-concurrency", U32, max_concurrency, "0", .min = 1, .max = 65536,
         .flags = ZERO_OK | USUAL, .help = "maximum requests in flight; 0 is no limit"),
     ROW(BENCH_SERVE, "save-detailed", BOOL, save_detailed, "false",
@@ -619,6 +616,7 @@ _Static_assert(sizeof(cn_opt_grade) == sizeof(int) && sizeof(cn_kv_policy) == si
 static const cn_removed_option removed[] = {
     {.name = "tail-relaxation", .fallback = "false", .is_switch = true},
     {.name = "importance", .fallback = "max"},
+    {.name = "burstiness", .fallback = "1"},
     {.name = "plot", .instead = "write --json FILE, and draw it with bench/plot.py compare FILE"},
 };
 

@@ -75,9 +75,8 @@ typedef enum cn_opt_shard_by {
 } cn_opt_shard_by;
 typedef enum cn_opt_order { CN_OPT_ORDER_INPUT, CN_OPT_ORDER_ANY } cn_opt_order;
 typedef enum cn_opt_dataset {
-    CN_OPT_DATASET_RANDOM,   /* seeded random token ids */
-    CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: the first human and assistant turns */
-    CN_OPT_DATASET_CUSTOM    /* JSONL with a "prompt" field */
+    CN_OPT_DATASET_RANDOM, /* seeded random token ids */
+    CN_OPT_DATASET_CUSTOM  /* JSONL with a "prompt" field */
 } cn_opt_dataset;
 
 typedef enum cn_opt_thinking {
@@ -231,8 +230,8 @@ struct cn_config {
 
     /* bench */
     char *base_url, *bench_api_key;
-    float request_rate, burstiness; /* rate 0 = all at once */
-    uint32_t max_concurrency;       /* 0 = no limit */
+    float request_rate;       /* 0 = all at once */
+    uint32_t max_concurrency; /* 0 = no limit */
     bool save_detailed;
     cn_opt_dataset dataset_name;
     char *dataset_path;

@@ -470,7 +470,7 @@ static cn_status check_bench(const cn_config *c)
     if (!random && !c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");
     if (random && c->dataset_path)
-        return cn_fail(CN_ERR_ARG, "--dataset-path %s needs --dataset-name sharegpt or custom",
+        return cn_fail(CN_ERR_ARG, "--dataset-path %s needs --dataset-name custom",
                        c->dataset_path);
     if (!random && (input_len || c->random_range_ratio > 0))
         return cn_fail(CN_ERR_ARG,
