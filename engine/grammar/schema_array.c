@@ -33,8 +33,7 @@ static cn_status read_form(const cn_schema_job *job, uint32_t part, array_form *
 {
     const cn_schema_terms *terms = &job->parts[part].terms;
     *out = (array_form){.most = UINT32_MAX};
-    CN_TRY(cn_schema_least(job, part, "minItems", &out->least));
-    CN_TRY(cn_schema_most(job, part, "maxItems", &out->most));
+    CN_TRY(cn_schema_range(job, part, "minItems", "maxItems", &out->least, &out->most));
     for (uint32_t i = 0; i < terms->n; i++) {
         const json_t *s = terms->list[i].schema, *first = json_object_get(s, "prefixItems");
         if (first && !json_is_array(first))

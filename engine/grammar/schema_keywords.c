@@ -248,26 +248,17 @@ static cn_status read_schema_count(const cn_schema_job *job, uint32_t part, cons
     return CN_OK;
 }
 
-cn_status cn_schema_least(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io)
+cn_status cn_schema_range(const cn_schema_job *job, uint32_t part, const char *least_key,
+                          const char *most_key, uint32_t *least, uint32_t *most)
 {
     const cn_schema_terms *terms = &job->parts[part].terms;
     for (uint32_t i = 0; i < terms->n; i++) {
         bool found;
         uint32_t n = 0;
-        CN_TRY(read_schema_count(job, part, terms->list[i].schema, key, &found, &n));
-        if (found) *io = cn_max_u32(*io, n);
-    }
-    return CN_OK;
-}
-
-cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io)
-{
-    const cn_schema_terms *terms = &job->parts[part].terms;
-    for (uint32_t i = 0; i < terms->n; i++) {
-        bool found;
-        uint32_t n = 0;
-        CN_TRY(read_schema_count(job, part, terms->list[i].schema, key, &found, &n));
-        if (found) *io = cn_min_u32(*io, n);
+        CN_TRY(read_schema_count(job, part, terms->list[i].schema, least_key, &found, &n));
+        if (found) *least = cn_max_u32(*least, n);
+        CN_TRY(read_schema_count(job, part, terms->list[i].schema, most_key, &found, &n));
+        if (found) *most = cn_min_u32(*most, n);
     }
     return CN_OK;
 }

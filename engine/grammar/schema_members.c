@@ -362,8 +362,8 @@ static cn_status bound_least(finder *f)
 static cn_status find_all(finder *f)
 {
     if (!f->required || !f->named) return no_object_memory();
-    CN_TRY(cn_schema_least(f->job, f->part, "minProperties", &f->out->least));
-    CN_TRY(cn_schema_most(f->job, f->part, "maxProperties", &f->out->most));
+    CN_TRY(cn_schema_range(f->job, f->part, "minProperties", "maxProperties", &f->out->least,
+                           &f->out->most));
     CN_TRY(read_terms(f));
     CN_TRY(add_object_named(f));
     CN_TRY(add_groups(f));

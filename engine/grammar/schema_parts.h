@@ -110,10 +110,10 @@ bool cn_schema_has_effect(const json_t *schema, unsigned skip);
 /* Checks the keywords of a term: drops those that are not supported. */
 cn_status cn_schema_check_keywords(const cn_schema_job *job, uint32_t part,
                                    const cn_schema_term *term);
-/* Reads a count. Of several terms, the largest of a minimum and the smallest of a maximum; *io
- * keeps its value if the keyword is absent. */
-cn_status cn_schema_least(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io);
-cn_status cn_schema_most(const cn_schema_job *job, uint32_t part, const char *key, uint32_t *io);
+/* Reads the counts of two keywords. Of several terms, the largest minimum and the smallest maximum;
+ * *least and *most keep their values if the keywords are absent. */
+cn_status cn_schema_range(const cn_schema_job *job, uint32_t part, const char *least_key,
+                          const char *most_key, uint32_t *least, uint32_t *most);
 
 /* ---- one type ---- */
 

@@ -61,8 +61,7 @@ static cn_status read_conditions(const cn_schema_job *job, uint32_t part, condit
 {
     const cn_schema_terms *terms = &job->parts[part].terms;
     *out = (conditions){.most = UINT32_MAX};
-    CN_TRY(cn_schema_least(job, part, "minLength", &out->least));
-    CN_TRY(cn_schema_most(job, part, "maxLength", &out->most));
+    CN_TRY(cn_schema_range(job, part, "minLength", "maxLength", &out->least, &out->most));
     for (uint32_t i = 0; i < terms->n; i++) {
         const json_t *pattern = json_object_get(terms->list[i].schema, "pattern");
         const json_t *format = json_object_get(terms->list[i].schema, "format");

@@ -169,15 +169,17 @@ static cn_status encode_words(encode_job *j, const char *text, size_t n)
     return status;
 }
 
-static cn_status encode_normal(encode_job *j, const char *text, size_t n)
+/* Encodes the added tokens of a set, and what is between them by `between`. */
+static cn_status encode_around(encode_job *j, const cn_added_set *set, const char *text, size_t n,
+                               cn_status (*between)(encode_job *j, const char *text, size_t n))
 {
-    cn_added_scan scan = {.set = &j->t->normalized, .text = text, .n = n};
+    cn_added_scan scan = {.set = set, .text = text, .n = n};
     const cn_added_token *token;
     for (size_t start, end; cn_added_scan_next(&scan, &start, &end, &token);) {
         if (token)
             CN_TRY(cn_tokens_add(j->out, &token->id, 1));
         else
-            CN_TRY(encode_words(j, text + start, end - start));
+            CN_TRY(between(j, text + start, end - start));
     }
     return CN_OK;
 }
@@ -188,22 +190,14 @@ static cn_status encode_piece(encode_job *j, const char *text, size_t n)
     cn_nfc nfc = {0};
     cn_status status = j->t->nfc ? cn_nfc_apply(&nfc, text, n, &text, &n) : CN_OK;
     cn_nfc_free_scratch(&nfc);
-    if (status == CN_OK) status = encode_normal(j, text, n);
+    if (status == CN_OK) status = encode_around(j, &j->t->normalized, text, n, encode_words);
     cn_nfc_free(&nfc);
     return status;
 }
 
 static cn_status encode_valid(encode_job *j, const char *text, size_t n)
 {
-    cn_added_scan scan = {.set = &j->t->raw, .text = text, .n = n};
-    const cn_added_token *token;
-    for (size_t start, end; cn_added_scan_next(&scan, &start, &end, &token);) {
-        if (token)
-            CN_TRY(cn_tokens_add(j->out, &token->id, 1));
-        else
-            CN_TRY(encode_piece(j, text + start, end - start));
-    }
-    return CN_OK;
+    return encode_around(j, &j->t->raw, text, n, encode_piece);
 }
 
 static cn_status encode_tokenizer_text(encode_job *j, const char *text, size_t n)
