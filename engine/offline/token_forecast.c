@@ -2,7 +2,6 @@
 #include "engine/offline/token_forecast.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 static uint32_t bucket_of(uint64_t tokens)
 {
@@ -137,87 +136,49 @@ double cn_kv_now(const cn_unfinished *u)
 
 /* ---- steps ---- */
 
-enum { DRAWN_PER_SLOT = 8 }; /* lines that are drawn one by one; those before fill every slot */
-
-/* Draws lengths. The draws are spread evenly over the distribution, so a few give its shape. */
-typedef struct drawer {
-    survival v;
-    bool known; /* false: no line has finished, every line has the length `limit` */
-    uint32_t last;
-    double limit, u;
-} drawer;
-
-/* The final length of a line that is longer than bucket `from` (0: has not begun). */
-static double draw_length(drawer *d, uint32_t from)
+/* The share of lines that are longer than `length`; v NULL: no line has finished, and every line
+ * has the length `limit`. */
+static double share_longer(const survival *v, uint32_t last, double length, double limit)
 {
-    d->u += 0.6180339887498949;
-    d->u -= floor(d->u);
-    if (!d->known) return d->limit;
-    const double s = d->u * (from ? d->v.s[from - 1] : 1);
-    if (s <= d->v.s[d->last] || from > d->last) {
-        const double beyond = fmax(d->v.s[d->last], 1e-9), mean = fmax(d->v.mean_beyond, 1);
-        const double end = length_of(cn_max_u32(from, d->last));
-        const double share = from > d->last ? d->u : s / beyond;
-        return fmin(end - mean * log(fmax(share, 1e-9)), d->limit);
-    }
-    uint32_t low = from, high = d->last; /* s[high] < s: the first such bucket has the length */
-    while (low < high) {
-        const uint32_t mid = (low + high) / 2;
-        if (d->v.s[mid] < s)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return fmin(length_of(low), d->limit);
+    if (length >= limit) return 0;
+    if (!v) return 1;
+    const uint32_t b = bucket_of((uint64_t)length);
+    if (b <= last) return b ? v->s[b - 1] : 1;
+    return v->s[last] * exp((length_of(last) - length) / fmax(v->mean_beyond, 1));
 }
 
-/* Restores the order of a heap whose root, the smallest, was changed. */
-static void sift_end_down(double *heap, uint64_t n)
+/* How many of the running lines are expected to run for more than `steps`. */
+static double still_running(const survival *v, uint32_t last, double limit,
+                            const cn_lengths *running, double steps)
 {
-    for (uint64_t at = 0, child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
-        if (heap[at] <= heap[child]) return;
-        const double moved = heap[at];
-        heap[at] = heap[child];
-        heap[child] = moved;
+    double sum = 0;
+    for (uint32_t b = 1; b < CN_LENGTH_BUCKETS; b++) {
+        const double now = running->n[b] ? share_longer(v, last, length_of(b), limit) : 0;
+        if (now > 0)
+            sum += running->n[b] * share_longer(v, last, length_of(b) + steps, limit) / now;
     }
-}
-
-static int by_forecast_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The step at which each running line ends, as a heap. */
-static void end_running(drawer *d, const cn_unfinished *u, double *ends)
-{
-    uint64_t n = 0;
-    for (uint32_t b = 1; b < CN_LENGTH_BUCKETS; b++)
-        for (uint32_t i = 0; i < u->running.n[b]; i++)
-            ends[n++] = fmax(draw_length(d, b) - length_of(b), 0);
-    qsort(ends, n, sizeof *ends, by_forecast_value);
+    return sum;
 }
 
 double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u)
 {
+    /* Lines that are expected to run when the last one ends: e to the power of minus Euler's
+     * constant, exact if the chance of each to go on falls by the same factor in each step. */
+    const double at_the_end = 0.5615;
     const uint64_t slots = u->running.count - u->running.n[0];
-    uint64_t waiting = u->unread + u->running.n[0];
-    double *ends = slots ? cn_calloc(slots, sizeof *ends) : NULL, steps = 0, last = 0;
-    if (!ends) return 0;
-    drawer d = {.known = finished->count > 0, .last = last_bucket(finished), .limit = limit_of(u)};
-    if (d.known) estimate(&d.v, finished, &u->running);
-    if (waiting > DRAWN_PER_SLOT * slots) {
-        const double mean = d.known ? expected_after(&d.v, d.last, 0, d.limit, u).tokens : d.limit;
-        steps = (double)(waiting - DRAWN_PER_SLOT * slots) * mean / (double)slots;
-        waiting = DRAWN_PER_SLOT * slots;
+    const double waiting = (double)(u->unread + u->running.n[0]), limit = limit_of(u);
+    const uint32_t last = last_bucket(finished);
+    survival v;
+    const survival *known = finished->count > 0 ? &v : NULL;
+    if (slots == 0) return 0;
+    if (known) estimate(&v, finished, &u->running);
+    /* The lines that run when all have begun are as old as those that run now. */
+    double low = 0, high = limit;
+    while (high - low > 1) {
+        const double middle = (low + high) / 2;
+        *(still_running(known, last, limit, &u->running, middle) > at_the_end ? &low : &high) =
+            middle;
     }
-    end_running(&d, u, ends);
-    for (; waiting > 0; waiting--) {
-        ends[0] += draw_length(&d, 0);
-        sift_end_down(ends, slots);
-    }
-    for (uint64_t i = 0; i < slots; i++) last = fmax(last, ends[i]);
-    cn_free(ends);
-    return steps + last;
+    const double mean = known ? expected_after(&v, last, 0, limit, u).tokens : limit;
+    return waiting * mean / (double)slots + high;
 }

@@ -41,7 +41,7 @@ double cn_kv_now(const cn_unfinished *u);
 
 /* Steps until the last line is expected to end, if the running lines that have a token keep their
  * number and each gets one token per step. More than the tokens over the running lines, because the
- * longest lines run alone at the end. 0: no line runs, or out of memory. */
+ * longest lines run alone at the end. 0: no line runs. */
 double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u);
 
 #endif
