@@ -91,7 +91,7 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
 
 static cn_status submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user)
 {
-    const char *prompt = p->chat ? chat_text(p, 0, "content") : p->text;
+    const char *prompt = p->chat ? chat_text(p, 0, "content") : p->text ? p->text : "";
     if (strcmp(prompt, "long") == 0) return cn_fail_param("prompt", "the prompt has 9 tokens");
     if (live_samples(e) >= e->max_queue) return cn_fail(CN_ERR_BUSY, "the queue is full");
     CN_ASSERT(e->n_requests < MAX_REQUESTS);
@@ -409,6 +409,43 @@ static void lines_of_a_failed_engine_go_to_others(void **state)
     expect_answers(300);
 }
 
+static void add_line_of_tokens(const char *id, uint32_t n_steps)
+{
+    FILE *f = fopen(in_path, "a");
+    assert_non_null(f);
+    fprintf(f, "{\"custom_id\": \"%s\", \"url\": \"/v1/completions\", \"body\": "
+               "{\"prompt\": [1, 2, 3], \"max_tokens\": %u}}\n", id, n_steps);
+    fclose(f);
+}
+
+/* A line has its prompt and its parameters at the second engine, too. */
+static void a_lost_line_keeps_its_request(void **state)
+{
+    (void)state;
+    enum { N = 40, STEPS = 9 };
+    char id[16];
+    for (int i = 0; i < N; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        if (i % 2)
+            add_line_of(id, "hi", 1, STEPS);
+        else
+            add_line_of_tokens(id, STEPS);
+    }
+    fakes[1].fail_step = 5;
+    const outcome o = run_on(2, 0, 0);
+    assert_string_equal(o.why, "");
+    assert_int_equal(o.n_answered, N);
+    assert_int_equal(o.n_lost, 1);
+    FILE *f = fopen(out_path, "r");
+    assert_non_null(f);
+    for (json_t *line; (line = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL)); json_decref(line)) {
+        json_t *body = json_object_get(json_object_get(line, "response"), "body");
+        json_t *usage = json_object_get(body, "usage");
+        assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")), STEPS);
+    }
+    fclose(f);
+}
+
 static void a_run_without_engines_can_be_resumed(void **state)
 {
     (void)state;
@@ -677,6 +714,7 @@ int main(void)
         TEST(a_first_line_of_a_lost_engine_may_succeed),
         TEST(a_first_line_that_is_not_written_may_succeed),
         TEST(lines_of_a_failed_engine_go_to_others),
+        TEST(a_lost_line_keeps_its_request),
         TEST(a_run_without_engines_can_be_resumed),
         TEST(a_line_that_fails_three_engines_is_an_error),
         TEST(lines_of_an_engine_that_hangs_go_to_others),

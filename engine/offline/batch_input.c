@@ -122,6 +122,13 @@ static uint64_t hash_request(const cn_batch_item *item, const cn_batch_format *f
     return h ? h : 1;
 }
 
+cn_status cn_batch_item_parse(cn_batch_item *item, const char *text, size_t n)
+{
+    static const cn_json_limits limits = {CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_VALUES,
+                                          CN_BATCH_MAX_DEPTH};
+    return cn_json_parse_request(&item->object, text, n, "the line", &limits);
+}
+
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format)
 {
@@ -130,9 +137,7 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
     if (line->too_long)
         return cn_fail(CN_ERR_ARG, "the line exceeds the limit of %d bytes",
                        (int)CN_BATCH_MAX_LINE_BYTES);
-    static const cn_json_limits limits = {CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_VALUES,
-                                          CN_BATCH_MAX_DEPTH};
-    CN_TRY(cn_json_parse_request(&item->object, line->text, line->n, "the line", &limits));
+    CN_TRY(cn_batch_item_parse(item, line->text, line->n));
     if (!json_is_object(item->object)) {
         char shown[SHOWN_BYTES];
         return cn_fail(CN_ERR_ARG, "the line: expected an object, got %s",

@@ -35,7 +35,7 @@ typedef struct cn_batch_item {
      * 0: unknown, because the line is not an object, or out of memory. */
     uint64_t request_hash;
     char *reference; /* the reference answer, or NULL */
-    json_t *object;  /* the line */
+    json_t *object;  /* the line, after step 2 without what the request does not point into */
     cn_api_request request;
 } cn_batch_item;     /* zero-initialise */
 
@@ -43,6 +43,9 @@ typedef struct cn_batch_item {
  * `line` and `id` are always set, the other fields as far as they could be read. */
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format);
+
+/* Sets the object of a line of an earlier item, for step 2. The text is that of its line. */
+cn_status cn_batch_item_parse(cn_batch_item *item, const char *text, size_t n);
 
 /* Sets the id of an item to the hash of its line, because an earlier line has its custom_id. */
 void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line);

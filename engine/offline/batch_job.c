@@ -11,6 +11,7 @@ void cn_batch_job_free(cn_batch_job *job)
     cn_api_result_free(job->result);
     cn_api_result_free(job->unrescued);
     cn_transcript_free(&job->said);
+    cn_buf_free(&job->text);
     cn_buf_free(&job->error);
     cn_buf_free(&job->at_fault);
     cn_free(job);
@@ -111,8 +112,15 @@ void cn_batch_job_end_lost(cn_batch_job *job, const char *text)
 
 /* ---- a lost engine ---- */
 
-/* A job for the same line. Takes over the output that looped; nothing else that the engine may
- * use. */
+/* Parses the line of the job again: the tree of the first time has lost what was read from it. */
+static cn_status parse_again(cn_batch_job *job)
+{
+    CN_TRY(cn_batch_item_parse(&job->item, job->text.data, job->text.len));
+    return cn_batch_job_prepare(job);
+}
+
+/* A job for the same line. Takes over its text, and the output that looped; nothing else, as the
+ * engine may use it. */
 static cn_batch_job *copy(cn_batch_job *job)
 {
     cn_batch_job *next = cn_calloc(1, sizeof *next);
@@ -120,21 +128,22 @@ static cn_batch_job *copy(cn_batch_job *job)
     const cn_batch_item *from = &job->item;
     *next = (cn_batch_job){.run = job->run,
                            .numbered = job->numbered,
+                           .text = job->text,
                            .held_bytes = job->held_bytes,
                            .rescued_by = job->rescued_by,
                            .unrescued = job->unrescued,
                            .n_lost = job->n_lost + 1};
+    job->text = (cn_buf){0};
     job->held_bytes = 0;
     job->unrescued = NULL;
     cn_batch_item *to = &next->item;
     to->line = from->line;
     to->id = from->id;
     to->request_hash = from->request_hash;
-    to->object = json_incref(from->object);
     if (from->custom_id) to->custom_id = cn_strdup(from->custom_id);
     if (from->reference) to->reference = cn_strdup(from->reference);
     const bool whole = !to->custom_id == !from->custom_id && !to->reference == !from->reference;
-    if (whole && cn_batch_job_prepare(next) == CN_OK) return next;
+    if (whole && parse_again(next) == CN_OK) return next;
     cn_batch_job_free(next);
     return NULL;
 }
@@ -151,7 +160,8 @@ void cn_batch_job_lose(cn_batch_job *job, const char *why)
     cn_batch_job *next = copy(job);
     if (!next) {
         run->n_put_back++;
-        cn_batch_run_drain(run, true, "out of memory for a line of a failed engine");
+        cn_batch_run_drain(run, true, "out of memory for line %llu, which a failed engine had",
+                           (unsigned long long)job->item.line);
     } else if (next->n_lost < CN_BATCH_MOST_LOST) {
         cn_list_append(&run->again, &next->node);
     } else {

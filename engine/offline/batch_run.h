@@ -99,6 +99,7 @@ struct cn_batch_job {
     cn_batch_run *run;
     cn_list_node node; /* in inflight, finished or again */
     cn_batch_item item;
+    cn_buf text;   /* of the line, with port->borrows: another job may have to parse it */
     bool numbered; /* item.line counts from the beginning of the input, not of a part */
     cn_api_request attempt; /* the item's request, as changed for this attempt; owns nothing */
     cn_api_result *result; /* of this attempt */
