@@ -35,6 +35,7 @@ struct cn_engine {
     uint64_t n_requests;
     uint32_t max_queue, most_live;
     uint32_t kv_room; /* requests that run at once; others wait. 0: all run */
+    uint32_t begin_most; /* requests that begin in a step; others wait. 0: all do */
     uint64_t fail_step, hang_step; /* 0: none */
     uint64_t fail_requests; /* a step fails after more requests than these; 0: none does */
     useconds_t hang_ms, step_us;
@@ -154,12 +155,13 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     if (has_too_many || e->stats.steps == e->fail_step)
         return cn_fail(CN_ERR_DEVICE, "a device fault");
     if (e->stats.steps == e->hang_step) usleep(e->hang_ms * 1000);
-    uint32_t n = 0;
+    uint32_t n = 0, n_begun = 0;
     e->stats.waiting = 0;
     for (uint64_t i = 0; i < e->n_requests; i++) {
         if (!e->requests[i].live) continue;
         if (e->requests[i].poisons) return cn_fail(CN_ERR_DEVICE, "poisoned");
-        if (e->kv_room && ++n > e->kv_room)
+        const bool begins = e->begin_most && e->requests[i].begun == 0;
+        if ((e->kv_room && ++n > e->kv_room) || (begins && ++n_begun > e->begin_most))
             e->stats.waiting += e->requests[i].sample_n;
         else
             step_request(e, &e->requests[i]);
@@ -345,6 +347,24 @@ static void samples_stay_together(void **state)
     assert_int_equal(run_on(2, 0, 0).n_answered, 40);
     expect_answers(40);
     assert_int_equal(fakes[0].n_requests + fakes[1].n_requests, 40);
+}
+
+/* An engine whose seats are taken gets no line while the other still fills its own: the seats are
+ * for all lines, so every line has the first turn. */
+static void lines_get_free_seats_first(void **state)
+{
+    (void)state;
+    enum { N_SEATS = 64, STEPS = 60 };
+    char id[16];
+    for (int i = 0; i < 2 * N_SEATS; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line_of(id, "hi", 1, STEPS);
+    }
+    fakes[0].step_us = 10000;
+    fakes[1].step_us = 20000;
+    fakes[1].begin_most = 4;
+    assert_int_equal(run_seats(2, N_SEATS, 0, 0).n_answered, 2 * N_SEATS);
+    for (int i = 0; i < 2; i++) assert_int_equal(fakes[i].n_requests, N_SEATS);
 }
 
 /* Lines wait in the run, not in an engine whose KV cache has room for fewer than its seats. */
@@ -707,6 +727,7 @@ int main(void)
         TEST(engines_share_the_lines),
         TEST(a_slow_engine_gets_fewer_lines),
         TEST(samples_stay_together),
+        TEST(lines_get_free_seats_first),
         TEST(lines_wait_for_kv_outside_of_engines),
         TEST(lines_of_many_samples_share_an_engine),
         TEST(seats_of_ended_samples_are_taken),

@@ -24,7 +24,7 @@ typedef struct part {
     parts *all;
     cn_bench b; /* its counters; of the lane's thread until that has ended */
     uint64_t n_submitted;
-    atomic_ullong n_done; /* of requests, for the progress */
+    atomic_ullong n_taken, n_done; /* requests, for the others and the progress */
     bool has_ended;       /* it has none, and gets none */
     cn_status status;     /* why it could not submit */
     cn_mail feed_mail, ended_mail, failed_mail;
@@ -44,15 +44,24 @@ struct parts {
 
 /* ---- on the thread of a lane ---- */
 
+/* The requests that the engine may have: as many as its seats, and more when all have so many. */
+static uint64_t most_requests(const part *p)
+{
+    const uint32_t seats = p->b.config->max_num_seqs;
+    for (uint32_t i = 0; i < p->all->n_opened; i++)
+        if (atomic_load(&p->all->at[i].n_taken) - atomic_load(&p->all->at[i].n_done) < seats)
+            return seats;
+    return seats + LEAST_WAITING;
+}
+
 static cn_status take_requests(part *p)
 {
     const cn_bench_dataset *d = p->all->dataset;
-    const uint64_t most = p->b.config->max_num_seqs + LEAST_WAITING;
-    while (p->n_submitted - p->b.done < most) {
+    while (p->n_submitted - p->b.done < most_requests(p)) {
         const uint32_t i = atomic_fetch_add(&p->all->next, 1);
         if (i >= d->n) break;
         CN_TRY(cn_bench_submit(&p->b, &d->prompts[i].tokens, d->prompts[i].output_len, NULL));
-        p->n_submitted++;
+        atomic_store(&p->n_taken, ++p->n_submitted);
         cn_lane_wake(&p->lane, 1);
     }
     return CN_OK;
@@ -61,10 +70,10 @@ static cn_status take_requests(part *p)
 static void feed(part *p)
 {
     if (p->has_ended) return;
+    atomic_store(&p->n_done, p->b.done);
     cn_status status = take_requests(p);
     if (status == CN_OK && p->b.failed)
         status = cn_fail(CN_ERR_DEVICE, "%llu requests failed", (unsigned long long)p->b.failed);
-    atomic_store(&p->n_done, p->b.done);
     p->has_ended = status != CN_OK || p->b.done == p->n_submitted;
     if (!p->has_ended) return;
     p->status = status;

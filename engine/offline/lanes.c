@@ -150,15 +150,24 @@ static bool has_room(const lane_state *s, const lane_call *call)
            (waiting == 0 || waiting + call->n_samples <= most_waiting);
 }
 
-/* The lane with the fewest samples that has room; NULL if none has. */
+/* Whether the lane has seats for the call, now or as soon as those that wait have theirs. */
+static bool has_seats(const lane_state *s, const lane_call *call)
+{
+    return !s->is_lost && !s->is_full && n_running(s) + call->n_samples <= s->all->opts.n_seats;
+}
+
+/* The lane with the fewest samples that has room; NULL if none has. A call does not wait for a seat
+ * of a lane while another one has seats. */
 static lane_state *choose(const cn_lanes *l, const lane_call *call)
 {
     lane_state *best = NULL;
+    bool seats = false;
     for (uint32_t i = 0; i < l->opts.n; i++) {
         lane_state *s = &l->at[(l->next + i) % l->opts.n];
         if (has_room(s, call) && (!best || n_running(s) < n_running(best))) best = s;
+        seats |= has_seats(s, call);
     }
-    return best;
+    return best && n_running(best) > 0 && seats && !has_seats(best, call) ? NULL : best;
 }
 
 /* The call that is next: the oldest, or the oldest of the first priority. Suspects that have to
