@@ -37,6 +37,8 @@ const cn_prefix_marks *cn_engine_prefix_marks(const cn_engine *e);
 uint64_t cn_engine_prefix_root(const cn_engine *e, uint32_t owner);
 /* "cpu" or "cuda:2". */
 const char *cn_engine_device(const cn_engine *e);
+/* "" on a CPU, and if the driver does not tell (engine/start/gpu_uuid.h). */
+const char *cn_engine_gpu_uuid(const cn_engine *e);
 /* Writes what the choice of a device changes in results: "cpu, float32, blocks of 64 tokens". */
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size);
 

@@ -380,6 +380,7 @@ static cn_status plan_start(cn_engine *e)
     CN_TRY(cn_engine_plan_make(&e->plan, e->config, &e->model_config, e->backend, e));
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
+    memcpy(e->gpu_uuid, choice.uuid, sizeof e->gpu_uuid);
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
     describe_pools(e, kv);
@@ -517,6 +518,8 @@ const char *cn_engine_device(const cn_engine *e)
     if (strcmp(e->backend->name, "cuda") != 0) return e->backend->name;
     return strchr(device, ':') ? device : "cuda:0";
 }
+
+const char *cn_engine_gpu_uuid(const cn_engine *e) { return e->gpu_uuid; }
 
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size)
 {

@@ -26,7 +26,7 @@ static cn_metrics some_metrics(const cn_config *c)
 {
     cn_metrics m = {.model_name = "a \"quoted\\\n\" name", .config = c, .started_s = 1700000000};
     static cn_engine_figures engine;
-    engine = (cn_engine_figures){.device = "cpu", .is_up = true};
+    engine = (cn_engine_figures){.device = "cpu", .uuid = "", .is_up = true};
     m.engines = &engine;
     m.n_engines = 1;
     engine.stats = m.sums = (cn_stats){.running = 3, .waiting = 7, .blocked = 2, .blocks_total = 8,
@@ -82,14 +82,16 @@ static void each_engine_has_its_lines(void **state)
     (void)state;
     cn_config *c = cn_config_create();
     const cn_engine_figures two[] = {
-        {.device = "cuda:0", .is_up = true, .stats = {.running = 3, .steps = 8}},
-        {.device = "cuda:1", .failure = "lost", .stats = {.running = 1, .steps = 5}}};
+        {.device = "cuda:0", .uuid = "GPU-1", .is_up = true, .stats = {.running = 3, .steps = 8}},
+        {.device = "cuda:1", .uuid = "", .failure = "lost", .stats = {.running = 1, .steps = 5}}};
     const cn_metrics m = {.model_name = "m", .config = c, .engines = two, .n_engines = 2};
     cn_buf text = {0};
     assert_int_equal(cn_metrics_text(&m, &text), CN_OK);
     expect_line(&text, "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3\n"
                        "vllm:num_requests_running{model_name=\"m\",engine=\"1\"} 1");
     expect_line(&text, "cinch_steps_total{model_name=\"m\",engine=\"1\"} 5");
+    expect_line(&text, "cinch_engine_info{model_name=\"m\",engine=\"0\",device=\"cuda:0\","
+                       "uuid=\"GPU-1\"} 1");
     expect_line(&text, "cinch_engine_up{model_name=\"m\",engine=\"0\"} 1\n"
                        "cinch_engine_up{model_name=\"m\",engine=\"1\"} 0");
     cn_buf_free(&text);
@@ -100,7 +102,7 @@ static void metrics_without_an_engine_have_no_nan(void **state)
 {
     (void)state;
     cn_config *c = cn_config_create();
-    const cn_engine_figures idle = {.device = "cpu"};
+    const cn_engine_figures idle = {.device = "cpu", .uuid = ""};
     const cn_metrics m = {.model_name = "m", .config = c, .engines = &idle, .n_engines = 1};
     cn_buf text = {0};
     assert_int_equal(cn_metrics_text(&m, &text), CN_OK);

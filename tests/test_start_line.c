@@ -90,11 +90,22 @@ static void the_line_has_every_figure(void **state)
     cn_config_free(c);
 }
 
+static void a_uuid_has_the_form_of_nvidia_smi(void **state)
+{
+    (void)state;
+    char text[CN_GPU_UUID_BYTES];
+    const uint8_t bytes[16] = {0xca, 0x95, 0xb1, 0x38, 0x48, 0xbf, 0x5f, 0xd5,
+                               0x98, 0xa6, 0x0c, 0x7b, 0x3f, 0x3a, 0x6f, 0x2b};
+    cn_gpu_uuid_text("GPU", bytes, text);
+    assert_string_equal(text, "GPU-ca95b138-48bf-5fd5-98a6-0c7b3f3a6f2b");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reason_for_the_cpu_is_named),
         cmocka_unit_test(the_line_has_every_figure),
+        cmocka_unit_test(a_uuid_has_the_form_of_nvidia_smi),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

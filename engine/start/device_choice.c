@@ -388,6 +388,16 @@ static void explain_cpu(cn_device_choice *out, const cn_config *c)
                                                 .error = cn_last_error()});
 }
 
+static void describe_gpu(cn_device_choice *out, const cn_config *c, uint32_t ordinal)
+{
+    cn_gpu_uuid(ordinal, out->uuid);
+    if (out->uuid[0])
+        snprintf(out->why, sizeof out->why, "cuda:%u (%s): --device %s", ordinal, out->uuid,
+                 c->device);
+    else
+        snprintf(out->why, sizeof out->why, "cuda:%u: --device %s", ordinal, c->device);
+}
+
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
                           const cn_device_needs *needs, cn_device_choice *choice)
 {
@@ -398,12 +408,10 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
     *out = NULL;
     *choice = (cn_device_choice){.why = "cpu: --device cpu"};
     CN_TRY(parse_device("device", c->device, &kind, &ordinal));
-    if (kind != DEVICE_CPU)
-        snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
-    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, &cuda, ordinal);
-    if (kind == DEVICE_AUTO) {
-        const cn_status status = open_cuda(out, c, m, &cuda, 0);
-        if (status == CN_OK || lacks) return status;
+    if (kind != DEVICE_CPU) {
+        const cn_status status = open_cuda(out, c, m, &cuda, ordinal);
+        if (status == CN_OK) describe_gpu(choice, c, ordinal);
+        if (status == CN_OK || lacks || kind == DEVICE_CUDA) return status;
         explain_cpu(choice, c);
     }
     return open_cpu(out, c);

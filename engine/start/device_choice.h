@@ -11,10 +11,12 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
+#include "engine/start/gpu_uuid.h"
 
 /* Which device was chosen, for people. */
 typedef struct cn_device_choice {
-    char why[512];   /* "cuda:0: --device auto", "cpu: no GPU found" */
+    char why[512];   /* "cuda:0 (GPU-ca95b138-...): --device auto", "cpu: no GPU found" */
+    char uuid[CN_GPU_UUID_BYTES]; /* of the GPU, "" if it is not known */
     bool gpu_unused; /* the machine has a GPU, but --device auto took the CPU */
 } cn_device_choice;
 

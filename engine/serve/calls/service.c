@@ -193,6 +193,7 @@ void cn_service_engine_figures(cn_service *s, uint32_t i, cn_engine_figures *out
 {
     cn_service_lane *at = &s->lanes[i];
     *out = (cn_engine_figures){.device = cn_engine_device(at->lane.engine),
+                               .uuid = cn_engine_gpu_uuid(at->lane.engine),
                                .turn_s = cn_lane_turn_s(&at->lane, cn_now_s()),
                                .is_up = cn_engine_is_up(at),
                                .failure = cn_lane_failure(&at->lane)};

@@ -57,6 +57,7 @@ void cn_service_stall(const cn_service *s, double now_s, cn_buf *text);
 
 typedef struct cn_engine_figures {
     const char *device; /* "cuda:2" */
+    const char *uuid;   /* of the GPU, or "" */
     cn_stats stats;     /* after the last step */
     double turn_s;      /* since its turn began; 0 while it waits for requests */
     bool is_up;         /* it has not failed and does not stall */

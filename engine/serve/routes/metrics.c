@@ -72,6 +72,16 @@ static void write_engines(writer *w, const char *type,
     }
 }
 
+static void write_devices(writer *w)
+{
+    const cn_metrics *m = w->metrics;
+    if (m->n_engines > 0)
+        write_head(w, "cinch_engine_info", "gauge", "The device of an engine; 1.");
+    for (uint32_t e = 0; e < m->n_engines; e++)
+        WRITE(w, "cinch_engine_info{%s,engine=\"%u\",device=\"%s\",uuid=\"%s\"} 1\n", w->model.data,
+              e, m->engines[e].device, m->engines[e].uuid);
+}
+
 static double share_metrics(uint32_t part, uint32_t whole)
 {
     return whole ? (double)part / whole : 0;
@@ -384,6 +394,7 @@ cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
     writer w = {.out = out, .metrics = m};
     w.status = make_labels(&w);
     if (w.status == CN_OK) {
+        write_devices(&w);
         write_engines(&w, "gauge", engine_gauges);
         write_engines(&w, "gauge", engine_states);
         write_engines(&w, "counter", engine_counters);

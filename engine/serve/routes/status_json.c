@@ -31,9 +31,9 @@ static json_t *engines_json(const cn_metrics *m)
         const cn_engine_figures *f = &m->engines[i];
         const cn_stats *s = &f->stats;
         json_array_append_new(
-            all, json_pack("{s:s, s:b, s:s?, s:i, s:i, s:i, s:i, s:o, s:o, s:o}", "device",
-                           f->device, "up", (int)f->is_up, "failure", f->failure, "running",
-                           (int)s->running, "waiting", (int)s->waiting, "blocks",
+            all, json_pack("{s:s, s:s, s:b, s:s?, s:i, s:i, s:i, s:i, s:o, s:o, s:o}", "device",
+                           f->device, "uuid", f->uuid, "up", (int)f->is_up, "failure", f->failure,
+                           "running", (int)s->running, "waiting", (int)s->waiting, "blocks",
                            (int)s->blocks_total, "used", (int)s->blocks_used, "steps",
                            integer(s->steps), "prompt_tokens", integer(s->prompt_tokens),
                            "output_tokens", integer(s->generation_tokens)));
