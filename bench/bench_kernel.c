@@ -2,7 +2,7 @@
  * each op as a share of the read bandwidth measured in the same run. Compares matrix products with
  * cuBLASLt too, and runs the matrix products and row-wise ops of a whole decode step in one graph.
  *
- * Usage: bench_kernel [-v] [gemm|ops|step|select]...   (default: all; -v prints every candidate
+ * Usage: bench_kernel [-v] [gemm|fp8|ops|step|select]...   (default: all; -v prints every candidate
  * that was timed for a product)
  * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs in which every node
  * reads other weights, several times more than the L2 cache holds. */
@@ -201,6 +201,79 @@ static void bench_gemm(void)
                        100 * floor_us / us[columns[c]][i][j]);
             printf("\n");
         }
+}
+
+/* ---- matrix products with FP8 weights ---- */
+
+typedef struct fp8_run {
+    product p;
+    uint32_t n_tokens, copies;
+    bool plain; /* bf16 weights */
+} fp8_run;
+
+/* Weights are at the start of the memory, in blocks of 128 x 128; the rest is at its end. */
+static void record_fp8(bench *b, const void *ctx)
+{
+    const fp8_run *r = ctx;
+    const size_t widest = (size_t)MAX_TOKENS * 2 * INTERMEDIATE * 2;
+    char *end = b->memory + b->bytes, *out = end - widest, *gate_up = out - widest;
+    char *x = gate_up - widest, *rounded = x - widest;
+    const float *scales = (const float *)(void *)(rounded - ((size_t)1 << 20));
+    const size_t bytes = r->plain ? weight_bytes(&r->p) : weight_bytes(&r->p) / 2;
+    for (uint32_t i = 0; i < r->copies; i++) {
+        cn_matrix w = {.data = b->memory + i * bytes};
+        if (!r->plain)
+            w = (cn_matrix){w.data, CN_MATRIX_FP8, CN_X_BLOCKS, r->p.k,
+                            scales, 128, CN_FP8_COLUMNS, 0};
+        const cn_gemm_args plain = {.out = out, .x = x, .weight = w, .rounded = rounded,
+                                    .n_tokens = r->n_tokens, .n = r->p.n, .k = r->p.k};
+        const cn_gemm_silu_mul_args gated = {.out = out, .x = x, .weight = w, .rounded = rounded,
+                                             .gate_up = gate_up, .n_tokens = r->n_tokens,
+                                             .intermediate = r->p.n / 2, .k = r->p.k};
+        if (r->p.gated) bench_must(b->be->gemm_silu_mul(b->s, &gated));
+        else bench_must(b->be->gemm(b->s, &plain));
+    }
+}
+
+static double time_fp8(bench *b, const product *p, uint32_t n_tokens, bool plain)
+{
+    const size_t bytes = plain ? weight_bytes(p) : weight_bytes(p) / 2, all = (size_t)1 << 30;
+    const fp8_run r = {*p, n_tokens, (uint32_t)(all / bytes), plain};
+    return time_graph(b, record_fp8, &r) * 1e6 / r.copies;
+}
+
+static void time_fp8_products(cn_cuda_gemm_kind kind)
+{
+    static const uint32_t rows[] = {1, 8, 16, 64, 128, 1024, 4096};
+    enum { N_LAYER_PRODUCTS = N_PRODUCTS - 1 }; /* without the lm_head */
+    bench b;
+    if (!open_bench(&b, kind, PART_GIB, kind == CN_CUDA_GEMM_FASTEST)) return;
+    measure_read(&b);
+    printf("\n%s: products with FP8 weights, input rounding included, and with bf16 weights: us, "
+           "and the bytes of FP8 weights per second as a share of the read bandwidth\n",
+           kind == CN_CUDA_GEMM_LIBRARY ? "cuBLASLt" : "fastest");
+    for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
+        double fp8_us = 0, plain_us = 0, floor_us = 0;
+        for (uint32_t i = 0; i < N_LAYER_PRODUCTS; i++) {
+            const double floor = (double)weight_bytes(&products[i]) / 2 / b.read_bytes_s * 1e6;
+            const double us = time_fp8(&b, &products[i], rows[j], false);
+            const double other = time_fp8(&b, &products[i], rows[j], true);
+            printf("%-8s %5u  %9.1f %6.1f %%  bf16 %9.1f  %5.3f x\n", products[i].name, rows[j], us,
+                   100 * floor / us, other, us / other);
+            fp8_us += us;
+            plain_us += other;
+            floor_us += floor;
+        }
+        printf("%-8s %5u  %9.1f %6.1f %%  bf16 %9.1f  %5.3f x\n", "layer", rows[j], fp8_us,
+               100 * floor_us / fp8_us, plain_us, fp8_us / plain_us);
+    }
+    close_bench(&b);
+}
+
+static void bench_fp8(void)
+{
+    time_fp8_products(CN_CUDA_GEMM_FASTEST);
+    time_fp8_products(CN_CUDA_GEMM_LIBRARY);
 }
 
 /* ---- a decode step without attention ---- */
@@ -589,6 +662,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } parts[] = {{"gemm", bench_gemm},
+                 {"fp8", bench_fp8},
                  {"ops", bench_ops},
                  {"step", bench_step},
                  {"select", bench_select}};

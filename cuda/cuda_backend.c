@@ -151,6 +151,8 @@ static const cn_backend CUDA_TABLE = {
     .select_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .row_kv_forms = 1U << CN_KV_PLAIN,
     .home_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
+    .fp8_x_forms = 1U << CN_X_BLOCKS | 1U << CN_X_ROWS | 1U << CN_X_STATIC, /* Hopper */
+    .fp8_columns = 8,
     .default_block_tokens = 256,
     .async = true,
     .mem_align = CN_CUDA_ALIGN_BYTES,
@@ -237,6 +239,7 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(cn_cuda_device_open(&c->device, &c->opts));
     CN_TRY(join_others(c));
     if (c->switches.portable) c->device.hopper = false;
+    if (!c->device.hopper) c->table.fp8_x_forms = 0;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_experts_sm90_open(c));
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));

@@ -167,6 +167,31 @@ template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int a
     }
 }
 
+/* The same with a [64, 32] and b [N, 32], both e4m3: tiles of 128 values in the same bytes, where
+ * CN_WGMMA_NEXT_K moves a descriptor by 32 of them. */
+#define CN_WGMMA_FP8(n, registers, a_index, b_index, add_index, ...)                   \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" add_index ", 0;\n"           \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k32.f32.e4m3.e4m3 {" registers \
+                 "}, %" a_index ", %" b_index ", add, 1, 1;\n}\n"                      \
+                 : __VA_ARGS__                                                         \
+                 : "l"(a), "l"(b), "r"(add))
+
+template <int N> CN_HOPPER void cn_wgmma_fp8(float *d, uint64_t a, uint64_t b, int add)
+{
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 128, "columns");
+    if constexpr (N == 8)
+        CN_WGMMA_FP8("8", "%0,%1,%2,%3", "4", "5", "6", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]),
+                     "+f"(d[3]));
+    else if constexpr (N == 16)
+        CN_WGMMA_FP8("16", CN_R8, "8", "9", "10", CN_D8S);
+    else if constexpr (N == 32)
+        CN_WGMMA_FP8("32", CN_R16, "16", "17", "18", CN_D16S);
+    else if constexpr (N == 64)
+        CN_WGMMA_FP8("64", CN_R32, "32", "33", "34", CN_D32S);
+    else
+        CN_WGMMA_FP8("128", CN_R64, "64", "65", "66", CN_D64S);
+}
+
 /* Starts d = rows * columns^T over D values, and with ADDS adds it to d. a and b describe the first
  * boxes of 64 values, and boxes are row_box and column_box bytes apart. Call after
  * cn_wgmma_begin. */

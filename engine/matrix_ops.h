@@ -5,7 +5,8 @@
  * share one; the last ones of a matrix may be fewer. A product rounds its input x to e4m3 as well
  * (cn_x_form): each row, or each row and CN_FP8_COLUMNS columns, is divided by a scale, rounded to
  * the nearest e4m3 (ties to even, at most 448 in size) and multiplied by it again. Sums over these
- * values are f32: at most CN_FP8_COLUMNS products may be added up with fewer bits. */
+ * values are f32: at most CN_FP8_COLUMNS products may be added up with fewer bits. Rows of outputs
+ * and workspaces from n_tokens up to a multiple of CN_FP8_ROWS may be overwritten. */
 #ifndef CN_MATRIX_OPS_H
 #define CN_MATRIX_OPS_H
 
@@ -27,13 +28,14 @@ typedef enum cn_x_form {
     CN_N_X_FORMS
 } cn_x_form;
 
-enum { CN_FP8_COLUMNS = 128 };
+enum { CN_FP8_COLUMNS = 128, CN_FP8_ROWS = 4 };
 
 typedef struct cn_matrix {
-    const void *data; /* [n, k]; NULL: the model has no such matrix */
+    const void *data; /* [n, k]; FP8: [n, stride]. NULL: the model has no such matrix */
     cn_matrix_form form;
     /* The rest is 0 unless the form is CN_MATRIX_FP8. */
     cn_x_form x;
+    uint32_t stride;     /* k rounded up to CN_FP8_COLUMNS; the columns from k on are zero */
     const float *scales; /* [n / scale_n, k / scale_k], rounded up */
     uint32_t scale_n;    /* a power of two up to 128 */
     uint32_t scale_k;    /* CN_FP8_COLUMNS, or k */
@@ -68,7 +70,7 @@ typedef struct cn_gemm_args {
     void *out; /* not used with `adds` */
     const void *x, *bias; /* bias may be NULL */
     cn_matrix weight;
-    void *rounded; /* [T,K] act: workspace for x in e4m3; NULL if weight.x is CN_X_PLAIN */
+    void *rounded; /* [T, weight.stride] act: for x in e4m3; NULL if weight.x is CN_X_PLAIN */
     uint32_t n_tokens, n, k;
     bool out_f32; /* logits: out is f32, not act */
     /* At most one of them. adds: this is the first product of a link, N = h; not with out_f32.

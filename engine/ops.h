@@ -588,6 +588,7 @@ struct cn_backend {
     /* Values of cn_x_form that products with matrices in CN_MATRIX_FP8 support; 0: the backend has
      * no such products. */
     uint32_t fp8_x_forms;
+    uint32_t fp8_columns; /* K of these products is a multiple of this */
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */

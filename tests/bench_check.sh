@@ -383,8 +383,10 @@ grep -q '^experts  *8 of 128 for a token in 48 layers' "$dir/out" || fail "no ex
 # What the GPU backend would refuse.
 refused "--kv-cache-dtype fp8: the cuda backend does not support it" plan \
     --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-cache-dtype fp8 --kv-select oracle
-refused "FP8 weights (--quantization fp8): the cuda backend does not support them" plan \
-    --model bench/shapes/qwen3-8b --gpu-memory 80G --quantization fp8
+refused "FP8 weights: the cuda backend multiplies them with inputs in e4m3 only" plan \
+    --model bench/shapes/qwen3-8b --gpu-memory 80G --quantization fp8 --no-fp8-activations
+"$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --quantization fp8 >"$dir/out"
+grep -q '^weights  *8.8 GiB in e4m3 (layers) and bf16$' "$dir/out" || fail "no FP8 weights"
 # A head that reads states of layers.
 "$cinch" plan --model examples/prose-base --gpu-memory 80G --kv-select spec >"$dir/out"
 grep -q '^  *spec  ' "$dir/out" || fail "no row of spec"

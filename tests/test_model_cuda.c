@@ -34,6 +34,8 @@ enum {
 /* Largest distance of a row of logits from the CPU's, relative to its length. Activations are bf16
  * on the GPU and f32 on the CPU. */
 static const double TOLERANCE = 3e-2;
+/* A rounded bf16 can have another nearest e4m3 than the f32 of the CPU. */
+static const double FP8_TOLERANCE = 0.3;
 
 /* The eps is not small beside the squares of the residual, so that a norm without it differs. */
 #define SIZES                                                              \
@@ -44,6 +46,8 @@ static const double TOLERANCE = 3e-2;
 #define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES more "}"
 
 static bool on_cpu, no_gpu;
+static bool makes_blocks; /* FP8 weights, in the running test */
+static double tolerance;
 static uint32_t most_linked; /* rows of a pass with links of the running test */
 static cn_backend *opened;
 
@@ -209,7 +213,8 @@ static void open_pair(pair *p, const char *dir)
                         .max_tokens = MOST_ROWS,
                         .max_seqs = MOST_SEQS,
                         .max_kv_tokens = MOST_KV,
-                        .block_tokens = 64};
+                        .block_tokens = 64,
+                        .makes_blocks = makes_blocks};
     memset(&ran, 0, sizeof ran);
     *p = (pair){.rng = {2}};
     p->cpu = model_rig_open(&o);
@@ -243,8 +248,8 @@ static uint32_t compare_row(pair *p, const float *want, const float *got)
     const double error = op_row_error_of(got, want, vocab);
     double squares = 0;
     for (uint32_t i = 0; i < vocab; i++) squares += (double)want[i] * want[i];
-    const double near = 4 * TOLERANCE * sqrt(squares / vocab);
-    if (!(error <= TOLERANCE))
+    const double near = 4 * tolerance * sqrt(squares / vocab);
+    if (!(error <= tolerance))
         fail_msg("%u tokens%s: a row of logits differs by %g of its length", p->gpu->batch.n_tokens,
                  p->gpu->recorded ? ", from a graph" : "", error);
     if ((double)(want[token] - want[other]) > near)
@@ -335,6 +340,7 @@ static void check_model(const char *config, uint32_t linked)
     uint32_t next[MOST_SEQS];
     if (no_gpu) skip();
     most_linked = linked;
+    tolerance = makes_blocks ? FP8_TOLERANCE : TOLERANCE;
     scratch_dir_open(&d);
     write_checkpoint(&d, config);
     open_pair(p, d.path);
@@ -346,8 +352,8 @@ static void check_model(const char *config, uint32_t linked)
     run_mixed(p, MOST_LINKED, 8);
     run_mixed(p, MOST_LINKED + 1, 8);
     print_message("    %u rows, worst error %.1e of %.1e, the greedy token of %u is the CPU's\n",
-                  p->n_rows, p->worst, TOLERANCE, p->n_agreed);
-    assert_true(p->n_agreed >= p->n_rows - p->n_rows / 20);
+                  p->n_rows, p->worst, tolerance, p->n_agreed);
+    assert_true(p->n_agreed >= p->n_rows - p->n_rows / (makes_blocks ? 4 : 20));
 }
 
 static void norms_in_products_equal_the_cpu(void **state)
@@ -387,6 +393,14 @@ static void shared_experts_equal_the_cpu(void **state)
                 0);
 }
 
+static void fp8_weights_equal_the_cpu(void **state)
+{
+    (void)state;
+    makes_blocks = true;
+    check_model(CONFIG("LlamaForCausalLM", ", \"attention_bias\": true"), 0);
+    makes_blocks = false;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +408,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(norms_in_products_with_biases_equal_the_cpu, close_pair),
         cmocka_unit_test_teardown(layers_with_experts_equal_the_cpu, close_pair),
         cmocka_unit_test_teardown(shared_experts_equal_the_cpu, close_pair),
+        cmocka_unit_test_teardown(fp8_weights_equal_the_cpu, close_pair),
     };
     on_cpu = argc > 2 && strcmp(argv[2], "cpu") == 0;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "cuda/gemm/gemm_fp8.h"
+
 const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS] = {
     1,   2,   4,   8,   16,  24,  32,  48,  64,   80,   96,   112,  128,  144,  160,  168,
     176, 192, 208, 224, 240, 256, 288, 320, 384,  448,  512,  640,  768,  1024, 1536, 2048,
@@ -23,7 +25,7 @@ uint32_t cn_gemm_bucket(uint32_t n_tokens)
 static bool same_shape(cn_gemm_shape a, cn_gemm_shape b)
 {
     return a.n == b.n && a.k == b.k && a.out_f32 == b.out_f32 && a.has_bias == b.has_bias &&
-           a.gated == b.gated;
+           a.gated == b.gated && a.fp8 == b.fp8;
 }
 
 cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape)
@@ -58,16 +60,37 @@ typedef struct library_problem {
     cublasLtMatrixLayoutOpaque_t weight, x, out;
 } library_problem;
 
+/* Scales of 128 x 128 weights, and of 128 columns of a row of x. */
+static cn_status set_scales(library_problem *p, const float *of_weight, const float *of_x)
+{
+    const struct {
+        cublasLtMatmulDescAttributes_t mode_name, scales_name;
+        int32_t mode;
+        const float *scales;
+    } sides[] = {{CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                  CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, of_weight},
+                 {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                  CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, of_x}};
+    for (int i = 0; i < 2; i++) {
+        LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, sides[i].mode_name, &sides[i].mode,
+                                               sizeof sides[i].mode));
+        LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, sides[i].scales_name, &sides[i].scales,
+                                               sizeof sides[i].scales));
+    }
+    return CN_OK;
+}
+
 static cn_status describe(library_problem *p, cn_gemm_shape shape, uint32_t n_tokens,
                           const void *bias)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
+    const cudaDataType_t in_type = shape.fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
     const cudaDataType_t out_type = shape.out_f32 ? CUDA_R_32F : CUDA_R_16BF;
     LIBRARY(cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                            sizeof transposed));
-    LIBRARY(cublasLtMatrixLayoutInit(&p->weight, CUDA_R_16BF, shape.k, shape.n, shape.k));
-    LIBRARY(cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, shape.k, n_tokens, shape.k));
+    LIBRARY(cublasLtMatrixLayoutInit(&p->weight, in_type, shape.k, shape.n, shape.k));
+    LIBRARY(cublasLtMatrixLayoutInit(&p->x, in_type, shape.k, n_tokens, shape.k));
     LIBRARY(cublasLtMatrixLayoutInit(&p->out, out_type, shape.n, n_tokens, shape.n));
     if (!shape.has_bias) return CN_OK;
     const cublasLtEpilogue_t add_bias = CUBLASLT_EPILOGUE_BIAS;
@@ -99,6 +122,15 @@ static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_
     return CN_OK;
 }
 
+/* Describes a product whose arrays are not known yet. */
+static cn_status describe_any(const cn_cuda *c, library_problem *p, cn_gemm_shape shape,
+                              uint32_t n_tokens)
+{
+    const float *scales = (const float *)c->arena.base;
+    CN_TRY(describe(p, shape, n_tokens, shape.has_bias ? c->arena.base : NULL));
+    return shape.fp8 ? set_scales(p, scales, scales) : CN_OK;
+}
+
 enum { MAX_PROPOSALS = 32 };
 
 cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
@@ -110,7 +142,7 @@ cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn
     int n_results = 0;
     *n = 0;
     CN_ASSERT(most <= MAX_PROPOSALS);
-    CN_TRY(describe(&p, shape, n_tokens, shape.has_bias ? c->arena.base : NULL));
+    CN_TRY(describe_any(c, &p, shape, n_tokens));
     CN_TRY(set_preference(&preference, c->opts.batch_invariant));
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out, &preference, (int)most,
@@ -130,8 +162,7 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
 {
     library_problem p;
     cublasLtMatmulHeuristicResult_t result;
-    const void *bias = shape.has_bias ? c->arena.base : NULL;
-    if (describe(&p, shape, n_tokens, bias) != CN_OK) return false;
+    if (describe_any(c, &p, shape, n_tokens) != CN_OK) return false;
     return cublasLtMatmulAlgoCheck(c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out,
                                    &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= CN_CUDA_GEMM_SCRATCH_BYTES;
@@ -147,6 +178,7 @@ static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
     void *out = call->shape.gated ? call->gate_up : call->out;
     CN_ASSERT(s->gemm_scratch);
     CN_TRY(describe(&p, call->shape, call->n_tokens, call->bias));
+    if (call->shape.fp8) CN_TRY(set_scales(&p, call->weight_scales, call->x_scales));
     cublasStatus_t status =
         cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, call->weight, &p.weight, call->x,
                        &p.x, &zero, out, &p.out, out, &p.out, algorithm, s->gemm_scratch,
@@ -259,7 +291,7 @@ static cn_status plan_of(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_
     return plan_untimed(c, shape, most, plan);
 }
 
-static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
+cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call)
 {
     cn_gemm_plan once;
     const cn_gemm_plan *plan;
@@ -298,6 +330,13 @@ bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *f
     return cn_gemm_links(shapes[0], plans[0], shapes[1], plans[1], n_tokens);
 }
 
+static cn_status run_form(cn_stream *s, const cn_gemm_call *call, const cn_matrix *weight,
+                          void *rounded)
+{
+    return weight->form == CN_MATRIX_FP8 ? cn_gemm_fp8_run(s, call, weight, rounded)
+                                         : cn_gemm_run_planned(s, call);
+}
+
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
 {
     const cn_gemm_call call = {
@@ -310,7 +349,7 @@ cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
         .adds = a->adds,
         .norms = a->norms,
     };
-    return run_planned(s, &call);
+    return run_form(s, &call, &a->weight, a->rounded);
 }
 
 cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
@@ -324,7 +363,7 @@ cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
         .n_tokens = a->n_tokens,
         .norms = a->norms,
     };
-    return run_planned(s, &call);
+    return run_form(s, &call, &a->weight, a->rounded);
 }
 
 /* ---- opening and closing ---- */
@@ -335,6 +374,7 @@ cn_status cn_cuda_gemm_open(cn_cuda *c)
     if (!c->gemm) return cn_fail(CN_ERR_MEMORY, "out of memory for the plans of matrix products");
     LIBRARY(cublasLtCreate(&c->gemm->library));
     CN_TRY(cn_gemm_skinny_open(c));
+    CN_TRY(cn_gemm_fp8_open(c));
     return cn_gemm_tune(c);
 }
 

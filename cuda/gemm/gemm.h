@@ -34,6 +34,7 @@ typedef struct cn_gemm_shape {
     uint32_t n, k;
     bool out_f32, has_bias;
     bool gated; /* gemm_silu_mul: n = 2I, out has n / 2 columns */
+    bool fp8;   /* both sides are e4m3 with scales */
 } cn_gemm_shape;
 
 /* A product to run. */
@@ -41,6 +42,8 @@ typedef struct cn_gemm_call {
     cn_gemm_shape shape;
     void *out;
     const void *x, *weight, *bias;
+    const float *weight_scales; /* fp8: [N / 128, K / 128] rounded up; K / 128 a multiple of 4 */
+    const float *x_scales;      /* fp8: [K / 128, T]; T a multiple of 4 */
     void *gate_up; /* gated: the library's output before the gate, [T, 2I] */
     uint32_t n_tokens;
     const cn_norm_link *adds, *norms; /* as in cn_gemm_args; own kernels only */
@@ -87,6 +90,9 @@ bool cn_gemm_links(cn_gemm_shape first, const cn_gemm_plan *first_plan, cn_gemm_
 
 /* Runs a product by the plan. */
 cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan);
+
+/* Plans a product at the first call of its shape and bucket, and runs it. */
+cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call);
 
 /* Gets up to `most` plans of the library for this number of rows, in its order of preference. *n
  * may be 0. */

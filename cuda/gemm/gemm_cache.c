@@ -52,7 +52,7 @@ static bool parse_hex(const char *text, void *out, size_t n)
 
 static bool parse_line(cn_cuda *c, const char *line)
 {
-    cn_gemm_shape shape;
+    cn_gemm_shape shape = {0};
     unsigned f32, bias, gated, bucket;
     char kind[16], rest[256];
     cn_gemm_plan plan = {.kind = CN_GEMM_UNPLANNED};

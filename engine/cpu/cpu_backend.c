@@ -200,6 +200,7 @@ static const cn_backend CPU_TABLE = {
     .row_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .home_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
     .fp8_x_forms = (1U << CN_N_X_FORMS) - 1,
+    .fp8_columns = 1,
     .default_block_tokens = 64,
     .mem_align = 64,
     .logit_bytes = sizeof(float),

@@ -260,7 +260,7 @@ static void read_fp8_brick(const cn_gemm_args *a, brick *b, float *room)
     b->weight_stride = b->k;
     for (uint32_t c = 0; c < b->cols; c++, room += b->k) {
         const size_t n = b->col + c;
-        const uint8_t *codes = (const uint8_t *)w->data + n * a->k + b->k0;
+        const uint8_t *codes = (const uint8_t *)w->data + n * w->stride + b->k0;
         const float *scales = w->scales + n / w->scale_n * scale_cols;
         for (uint32_t first = 0; first < b->k;) {
             const uint32_t at = b->k0 + first;

@@ -118,6 +118,7 @@ static cn_matrix form_of(const cn_model_config *c, cn_weight_id id, uint32_t lay
     const bool blocks = c->quant.scale == CN_QUANT_BLOCK;
     return (cn_matrix){.form = CN_MATRIX_FP8,
                        .x = c->quant.x,
+                       .stride = (uint32_t)cn_round_up(cols, CN_FP8_COLUMNS),
                        .scale_n = rows_of_scale(c, id, layer),
                        .scale_k = blocks ? CN_FP8_COLUMNS : (uint32_t)cols};
 }
@@ -129,9 +130,9 @@ static uint64_t n_scales(const cn_matrix *f, uint64_t n_rows, uint64_t cols)
 }
 
 /* Bytes from the start of an FP8 matrix to its scales. */
-static uint64_t bytes_to_scales(uint64_t rows, uint64_t cols)
+static uint64_t bytes_to_scales(const cn_matrix *f, uint64_t rows)
 {
-    return cn_round_up(rows * cols, ALIGN_BYTES);
+    return cn_round_up(rows * f->stride, ALIGN_BYTES);
 }
 
 static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id,
@@ -141,7 +142,7 @@ static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_
     cn_weight_shape(c, id, layer, &rows, &cols);
     const cn_matrix f = form_of(c, id, layer);
     if (rows > 0 && f.form == CN_MATRIX_FP8)
-        return bytes_to_scales(rows, cols) + n_scales(&f, rows, cols) * sizeof(float);
+        return bytes_to_scales(&f, rows) + n_scales(&f, rows, cols) * sizeof(float);
     return rows * cols * cn_dtype_bytes(dtype_of(be, id));
 }
 
@@ -201,7 +202,7 @@ cn_matrix cn_weights_matrix(const cn_weights *w, cn_weight_id id, uint32_t layer
     uint64_t rows, cols;
     cn_weight_shape(&w->config, id, layer, &rows, &cols);
     out.scales = (const float *)(const void *)((const unsigned char *)out.data +
-                                               bytes_to_scales(rows, cols));
+                                               bytes_to_scales(&out, rows));
     out.x_scale = w->x_scales[layer][id];
     return out;
 }
@@ -216,15 +217,36 @@ typedef struct fp8_rows {
     float *scales;
 } fp8_rows;
 
+/* Writes codes[n, cols] to a matrix from `to` on, with zeros up to its stride. */
+static cn_status write_codes(cn_weights *w, unsigned char *to, const unsigned char *codes,
+                             uint64_t n, uint64_t cols, uint64_t stride)
+{
+    if (stride == cols) {
+        CN_TRY(w->backend->mem_write(w->stream, to, codes, (size_t)(n * cols)));
+        return w->backend->stream_sync(w->stream);
+    }
+    unsigned char *padded = cn_calloc(CN_FP8_BLOCK, stride);
+    cn_status status = padded ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for FP8 weights");
+    for (uint64_t row = 0; row < n && status == CN_OK; row += CN_FP8_BLOCK) {
+        const uint64_t count = n - row < CN_FP8_BLOCK ? n - row : CN_FP8_BLOCK;
+        for (uint64_t r = 0; r < count; r++)
+            memcpy(padded + r * stride, codes + (row + r) * cols, (size_t)cols);
+        status = w->backend->mem_write(w->stream, to + row * stride, padded,
+                                       (size_t)(count * stride));
+        if (status == CN_OK) status = w->backend->stream_sync(w->stream);
+    }
+    cn_free(padded);
+    return status;
+}
+
 static cn_status write_fp8(cn_weights *w, const cn_weight_part *p, const fp8_rows *r)
 {
     const uint64_t cols = p->tensor.cols, row = p->first_elem / cols + r->first;
     const cn_matrix m = cn_weights_matrix(w, p->id, p->layer);
-    unsigned char *codes = (unsigned char *)(uintptr_t)m.data + row * cols;
+    unsigned char *codes = (unsigned char *)(uintptr_t)m.data + row * m.stride;
     float *scales = (float *)(uintptr_t)m.scales + n_scales(&m, row, cols);
     CN_ASSERT(row % m.scale_n == 0);
-    CN_TRY(w->backend->mem_write(w->stream, codes, r->codes, (size_t)(r->n * cols)));
-    CN_TRY(w->backend->stream_sync(w->stream));
+    CN_TRY(write_codes(w, codes, r->codes, r->n, cols, m.stride));
     CN_TRY(w->backend->mem_write(w->stream, scales, r->scales,
                                  (size_t)n_scales(&m, r->n, cols) * sizeof *scales));
     return w->backend->stream_sync(w->stream);

@@ -55,7 +55,7 @@ static size_t rounded_columns(const cn_model_config *c)
 {
     if (!c->quant.fp8 || c->quant.x == CN_X_PLAIN) return 0;
     const uint32_t inputs = cn_max_u32(c->hidden, c->n_heads * c->head_dim);
-    return cn_max_u32(inputs, cn_model_config_widest_mlp(c));
+    return cn_round_up(cn_max_u32(inputs, cn_model_config_widest_mlp(c)), CN_FP8_COLUMNS);
 }
 
 cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
@@ -63,6 +63,7 @@ cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, 
 {
     cn_workspace ws = {0};
     size_t e = cn_dtype_bytes(act_dtype), at = 0;
+    if (c->quant.fp8) max_tokens = cn_round_up(max_tokens, CN_FP8_ROWS);
     ws.residual = take(&at, max_tokens * c->hidden, e);
     ws.normed = take(&at, max_tokens * c->hidden, e);
     ws.branch = take(&at, max_tokens * c->hidden, e);

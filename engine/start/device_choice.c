@@ -235,9 +235,29 @@ cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
     return CN_OK;
 }
 
+static cn_status check_fp8_sizes(const cn_backend *be, const cn_model_config *m)
+{
+    const struct {
+        const char *name;
+        uint32_t columns;
+    } inputs[] = {
+        {"hidden_size", m->hidden},
+        {"num_attention_heads times head_dim", m->n_heads * m->head_dim},
+        {"intermediate_size", cn_model_config_widest_mlp(m)},
+    };
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        if (inputs[i].columns % be->fp8_columns != 0)
+            return cn_fail(CN_ERR_DEVICE,
+                           "FP8 weights: %s is %u, and the %s backend needs multiples of %u: use "
+                           "the bf16 checkpoint, or --device cpu",
+                           inputs[i].name, inputs[i].columns, be->name, be->fp8_columns);
+    return CN_OK;
+}
+
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m)
 {
-    if (!m->quant.fp8 || be->fp8_x_forms >> m->quant.x & 1) return CN_OK;
+    if (!m->quant.fp8) return CN_OK;
+    if (be->fp8_x_forms >> m->quant.x & 1) return check_fp8_sizes(be, m);
     if (be->fp8_x_forms)
         return cn_fail(CN_ERR_DEVICE,
                        "FP8 weights: the %s backend multiplies them with inputs in e4m3 only: "

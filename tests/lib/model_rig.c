@@ -85,12 +85,15 @@ static void open_backend(model_rig *r, const model_rig_opts *o)
     must(r->be->stream_create(r->be, CN_PRIORITY_HIGH, &r->stream));
 }
 
-static void load_weights(model_rig *r, const char *dir, bool plain_inputs)
+static void load_weights(model_rig *r, const model_rig_opts *o)
 {
     cn_checkpoint *ck = NULL;
-    must(cn_model_config_load(&r->cfg, dir));
-    if (plain_inputs) r->cfg.quant.x = CN_X_PLAIN;
-    must(cn_checkpoint_open(&ck, dir, &r->cfg, CN_OPT_LOAD_AUTO, 0));
+    must(cn_model_config_load(&r->cfg, o->dir));
+    if (o->makes_blocks)
+        r->cfg.quant = (cn_quant){
+            .fp8 = true, .at_load = true, .scale = CN_QUANT_BLOCK, .x = CN_X_BLOCKS};
+    if (o->plain_inputs) r->cfg.quant.x = CN_X_PLAIN;
+    must(cn_checkpoint_open(&ck, o->dir, &r->cfg, CN_OPT_LOAD_AUTO, 0));
     must(r->be->mem_alloc(r->be, cn_weights_bytes(&r->cfg, r->be), &r->memory[0]));
     must(cn_weights_load(&r->weights, r->be, r->stream, ck, r->memory[0]));
     cn_checkpoint_close(ck);
@@ -100,7 +103,7 @@ model_rig *model_rig_open(const model_rig_opts *o)
 {
     model_rig *r = cn_calloc(1, sizeof *r);
     open_backend(r, o);
-    load_weights(r, o->dir, o->plain_inputs);
+    load_weights(r, o);
     r->max_tokens = o->max_tokens;
     r->max_seqs = o->max_seqs;
     r->blocks_per_seq = (uint32_t)cn_ceil_div(o->max_kv_tokens, o->block_tokens);

@@ -17,6 +17,7 @@ typedef struct model_rig_opts {
     uint32_t eager_positions; /* of cn_model_opts; each pass covers its own */
     bool links_norm;          /* with linked_products.h */
     bool plain_inputs;        /* of products with FP8 weights: they are not rounded */
+    bool makes_blocks;        /* FP8 weights of a plain checkpoint */
 } model_rig_opts;
 
 typedef struct model_rig {

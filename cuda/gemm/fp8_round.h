@@ -1,0 +1,25 @@
+/* fp8_round.h - rounds the input of an FP8 product to e4m3. Thread: the engine's. */
+#ifndef CN_CUDA_FP8_ROUND_H
+#define CN_CUDA_FP8_ROUND_H
+
+#include "cuda/cuda_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cn_fp8_rounding {
+    const void *x; /* [T,K] bf16; K a multiple of 8 */
+    void *codes;   /* [T, K rounded up to CN_FP8_COLUMNS] e4m3, with zeros from K on */
+    float *scales; /* [K / CN_FP8_COLUMNS rounded up, stride] */
+    uint32_t n_tokens, k, stride;
+    cn_x_form form;
+    float x_scale; /* CN_X_STATIC */
+} cn_fp8_rounding;
+
+cn_status cn_fp8_round(cn_stream *s, const cn_fp8_rounding *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
