@@ -61,6 +61,26 @@ __global__ static void __launch_bounds__(WARPS *CN_WARP) round_kernel(const roun
     }
 }
 
+/* Grid (n / 256, groups). cols: of scales; 1: a row has one. */
+__global__ static void spread_kernel(float *out, const float *scales, uint32_t n, uint32_t scale_n,
+                                     uint32_t cols)
+{
+    const uint32_t row = blockIdx.x * blockDim.x + threadIdx.x, group = blockIdx.y;
+    cn_overlap_next();
+    cn_wait_previous();
+    if (row < n)
+        out[(size_t)group * n + row] =
+            scales[(size_t)(row / scale_n) * cols + (cols > 1 ? group : 0)];
+}
+
+extern "C" cn_status cn_fp8_spread_scales(cn_stream *s, float *out, const cn_matrix *w, uint32_t n)
+{
+    const uint32_t n_groups = w->stride / CN_FP8_COLUMNS, threads = WARPS * CN_WARP;
+    const uint32_t cols = w->scale_k == CN_FP8_COLUMNS ? n_groups : 1;
+    const cn_launch how = {dim3((uint32_t)cn_ceil_div(n, threads), n_groups), threads};
+    return cn_cuda_launch(s, "gemm", spread_kernel, how, out, w->scales, n, w->scale_n, cols);
+}
+
 extern "C" cn_status cn_fp8_round(cn_stream *s, const cn_fp8_rounding *r)
 {
     const uint32_t n_groups = (uint32_t)cn_ceil_div(r->k, CN_FP8_COLUMNS);

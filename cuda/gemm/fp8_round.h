@@ -19,6 +19,10 @@ typedef struct cn_fp8_rounding {
 
 cn_status cn_fp8_round(cn_stream *s, const cn_fp8_rounding *r);
 
+/* out [stride / 128, n] f32 = the scale of each weight of 128 columns of the matrix w [n, stride],
+ * of which scale_n rows, or a whole row, have one. */
+cn_status cn_fp8_spread_scales(cn_stream *s, float *out, const cn_matrix *w, uint32_t n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -60,15 +60,18 @@ typedef struct library_problem {
     cublasLtMatrixLayoutOpaque_t weight, x, out;
 } library_problem;
 
-/* Scales of 128 x 128 weights, and of 128 columns of a row of x. */
-static cn_status set_scales(library_problem *p, const float *of_weight, const float *of_x)
+static cn_status set_scales(library_problem *p, cn_gemm_fp8 form, const float *of_weight,
+                            const float *of_x)
 {
+    const bool blocks = form == CN_GEMM_FP8_BLOCKS;
     const struct {
         cublasLtMatmulDescAttributes_t mode_name, scales_name;
         int32_t mode;
         const float *scales;
     } sides[] = {{CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
-                  CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, of_weight},
+                  blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                         : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                  of_weight},
                  {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
                   CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, of_x}};
     for (int i = 0; i < 2; i++) {
@@ -103,9 +106,9 @@ static cn_status describe(library_problem *p, cn_gemm_shape shape, uint32_t n_to
 
 /* With batch_invariant no algorithm may split the sum of a row, because the split depends on the
  * batch. */
-static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_invariant)
+static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_invariant,
+                                size_t scratch_bytes)
 {
-    const size_t scratch_bytes = CN_CUDA_GEMM_SCRATCH_BYTES;
     const uint32_t align_bytes = 16, no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -122,13 +125,21 @@ static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_
     return CN_OK;
 }
 
+size_t cn_gemm_scratch_bytes(cn_gemm_shape shape)
+{
+    const size_t scales = (size_t)shape.n * (shape.k / CN_FP8_COLUMNS) * sizeof(float);
+    const size_t spread = shape.fp8 == CN_GEMM_FP8_ROWS ? cn_round_up(scales, 256) : 0;
+    CN_ASSERT(spread < CN_CUDA_GEMM_SCRATCH_BYTES);
+    return CN_CUDA_GEMM_SCRATCH_BYTES - spread;
+}
+
 /* Describes a product whose arrays are not known yet. */
 static cn_status describe_any(const cn_cuda *c, library_problem *p, cn_gemm_shape shape,
                               uint32_t n_tokens)
 {
     const float *scales = (const float *)c->arena.base;
     CN_TRY(describe(p, shape, n_tokens, shape.has_bias ? c->arena.base : NULL));
-    return shape.fp8 ? set_scales(p, scales, scales) : CN_OK;
+    return shape.fp8 ? set_scales(p, shape.fp8, scales, scales) : CN_OK;
 }
 
 enum { MAX_PROPOSALS = 32 };
@@ -143,7 +154,7 @@ cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn
     *n = 0;
     CN_ASSERT(most <= MAX_PROPOSALS);
     CN_TRY(describe_any(c, &p, shape, n_tokens));
-    CN_TRY(set_preference(&preference, c->opts.batch_invariant));
+    CN_TRY(set_preference(&preference, c->opts.batch_invariant, cn_gemm_scratch_bytes(shape)));
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out, &preference, (int)most,
         results, &n_results);
@@ -165,7 +176,7 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
     if (describe_any(c, &p, shape, n_tokens) != CN_OK) return false;
     return cublasLtMatmulAlgoCheck(c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out,
                                    &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
-           result.workspaceSize <= CN_CUDA_GEMM_SCRATCH_BYTES;
+           result.workspaceSize <= cn_gemm_scratch_bytes(shape);
 }
 
 /* ---- the op ---- */
@@ -178,11 +189,12 @@ static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
     void *out = call->shape.gated ? call->gate_up : call->out;
     CN_ASSERT(s->gemm_scratch);
     CN_TRY(describe(&p, call->shape, call->n_tokens, call->bias));
-    if (call->shape.fp8) CN_TRY(set_scales(&p, call->weight_scales, call->x_scales));
+    if (call->shape.fp8)
+        CN_TRY(set_scales(&p, call->shape.fp8, call->weight_scales, call->x_scales));
     cublasStatus_t status =
         cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, call->weight, &p.weight, call->x,
                        &p.x, &zero, out, &p.out, out, &p.out, algorithm, s->gemm_scratch,
-                       CN_CUDA_GEMM_SCRATCH_BYTES, s->handle);
+                       cn_gemm_scratch_bytes(call->shape), s->handle);
     return status == CUBLAS_STATUS_SUCCESS ? CN_OK : library_failed(status, "a matrix product");
 }
 

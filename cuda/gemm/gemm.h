@@ -30,11 +30,18 @@ enum {
 extern const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS];
 uint32_t cn_gemm_bucket(uint32_t n_tokens);
 
+/* How cuBLASLt reads a product of e4m3 values: x_scales is [K / 128, T]. */
+typedef enum cn_gemm_fp8 {
+    CN_GEMM_NO_FP8,
+    CN_GEMM_FP8_BLOCKS, /* weight_scales [N / 128, K / 128] rounded up, K / 128 a multiple of 4 */
+    CN_GEMM_FP8_ROWS,   /* weight_scales [K / 128, N] */
+} cn_gemm_fp8;
+
 typedef struct cn_gemm_shape {
     uint32_t n, k;
     bool out_f32, has_bias;
     bool gated; /* gemm_silu_mul: n = 2I, out has n / 2 columns */
-    bool fp8;   /* both sides are e4m3 with scales */
+    cn_gemm_fp8 fp8; /* N, K and T are multiples of 16, 128 and 4 */
 } cn_gemm_shape;
 
 /* A product to run. */
@@ -42,8 +49,7 @@ typedef struct cn_gemm_call {
     cn_gemm_shape shape;
     void *out;
     const void *x, *weight, *bias;
-    const float *weight_scales; /* fp8: [N / 128, K / 128] rounded up; K / 128 a multiple of 4 */
-    const float *x_scales;      /* fp8: [K / 128, T]; T a multiple of 4 */
+    const float *weight_scales, *x_scales; /* as cn_gemm_fp8 says */
     void *gate_up; /* gated: the library's output before the gate, [T, 2I] */
     uint32_t n_tokens;
     const cn_norm_link *adds, *norms; /* as in cn_gemm_args; own kernels only */
@@ -93,6 +99,9 @@ cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan
 
 /* Plans a product at the first call of its shape and bucket, and runs it. */
 cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call);
+
+/* The scratch memory of the library. Scales of CN_GEMM_FP8_ROWS have room behind it. */
+size_t cn_gemm_scratch_bytes(cn_gemm_shape shape);
 
 /* Gets up to `most` plans of the library for this number of rows, in its order of preference. *n
  * may be 0. */

@@ -402,7 +402,11 @@ static const struct {
     uint32_t tokens;
     fp8_fn by_groups[MAX_GROUPS];
 } kernels[] = {KERNELS(8), KERNELS(16), KERNELS(32), KERNELS(64), KERNELS(128)};
-enum { N_KERNELS = sizeof kernels / sizeof *kernels, MOST_TOKENS = 128 };
+enum {
+    MOST_TOKENS = 128,
+    TWO_TILES = 64 /* with more rows, up to MOST_TOKENS, two of these tiles are faster */
+};
+enum { N_KERNELS = sizeof kernels / sizeof *kernels };
 
 typedef struct fp8_config {
     uint32_t kernel, groups, splits, stages;
@@ -433,17 +437,19 @@ static uint32_t fp8_blocks_of(cn_gemm_shape shape, uint32_t groups, uint32_t spl
 }
 
 /* Rows and splits depend on the shape alone, so that the bits of a row do not depend on its batch:
- * the most blocks of which two fit in every SM at once; of equal ones the fewest splits. More than
- * MOST_TOKENS rows have blocks enough, and splits only with batch_invariant. */
+ * the most blocks up to 3 for two SMs; of equal ones the fewest splits. These were the fastest of
+ * Qwen3-8B's products for up to 64 rows. More than MOST_TOKENS rows have blocks enough, and splits
+ * only with batch_invariant. */
 static fp8_config fp8_choose(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens)
 {
     const uint32_t n_tiles = (uint32_t)cn_ceil_div(shape.k, CN_FP8_COLUMNS);
-    const uint32_t n_places = 2 * c->device.n_sms;
+    const uint32_t n_places = 3 * c->device.n_sms / 2;
     fp8_config best = {};
     best.groups = MAX_GROUPS;
     best.splits = 1;
     uint32_t most_blocks = 0;
-    while (best.kernel + 1 < N_KERNELS && kernels[best.kernel].tokens < n_tokens) best.kernel++;
+    const uint32_t least = n_tokens <= MOST_TOKENS ? cn_min_u32(n_tokens, TWO_TILES) : n_tokens;
+    while (best.kernel + 1 < N_KERNELS && kernels[best.kernel].tokens < least) best.kernel++;
     const bool splits = n_tokens <= MOST_TOKENS || c->opts.batch_invariant;
     for (uint32_t s = 1; splits && s <= MAX_SPLITS && s * SPLIT_TILES <= n_tiles; s *= 2)
         for (uint32_t groups = MAX_GROUPS; groups > 0; groups--) {
@@ -453,8 +459,9 @@ static fp8_config fp8_choose(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_t
             best.groups = groups;
             best.splits = s;
         }
-    if (kernels[best.kernel].tokens == MOST_TOKENS || !set_stages(c, &best, 2))
-        set_stages(c, &best, 1);
+    const bool alone = kernels[best.kernel].tokens == MOST_TOKENS ||
+                       (kernels[best.kernel].tokens == TWO_TILES && most_blocks <= c->device.n_sms);
+    if (alone || !set_stages(c, &best, 2)) set_stages(c, &best, 1);
     return best;
 }
 
@@ -553,15 +560,26 @@ static cn_status fp8_run_own(cn_stream *s, const cn_gemm_call *call, const cn_ma
 
 /* ---- many rows: the library ---- */
 
-/* Whether cuBLASLt multiplies the rows. It takes blocks of 128 x 128 whose rows of scales have a
- * multiple of four, and its plan depends on the batch. */
+/* How the library reads the scales of w. Rows of blocks have a multiple of four. */
+static cn_gemm_fp8 library_form(const cn_gemm_call *call, const cn_matrix *w)
+{
+    const bool blocks = w->scale_n == CN_FP8_COLUMNS && w->scale_k == CN_FP8_COLUMNS &&
+                        w->stride % (4 * CN_FP8_COLUMNS) == 0 &&
+                        call->shape.n % CN_FP8_COLUMNS == 0;
+    return blocks ? CN_GEMM_FP8_BLOCKS : CN_GEMM_FP8_ROWS;
+}
+
+/* Whether cuBLASLt multiplies the rows. Its plan depends on the batch. */
 static bool takes_library(const cn_cuda *c, const cn_gemm_call *call, const cn_matrix *w)
 {
-    const uint32_t least = c->switches.gemm == CN_CUDA_GEMM_LIBRARY ? CN_FP8_ROWS : 128;
+    const bool blocks = library_form(call, w) == CN_GEMM_FP8_BLOCKS;
+    const bool always = c->switches.gemm == CN_CUDA_GEMM_LIBRARY;
+    const uint32_t faster_from = blocks ? 65 : 512; /* rows; here the scales are spread */
+    const uint32_t least = always ? (uint32_t)CN_FP8_ROWS : faster_from;
+    const size_t spread = (size_t)call->shape.n * w->stride / CN_FP8_COLUMNS * sizeof(float);
     return c->switches.gemm != CN_CUDA_GEMM_OWN && !c->opts.batch_invariant &&
-           call->n_tokens >= least && w->x == CN_X_BLOCKS && w->scale_n == CN_FP8_COLUMNS &&
-           w->stride % (4 * CN_FP8_COLUMNS) == 0 && call->shape.n % CN_FP8_COLUMNS == 0 &&
-           !call->shape.has_bias;
+           call->n_tokens >= least && call->shape.n % 16 == 0 && !call->shape.has_bias &&
+           spread <= CN_CUDA_GEMM_SCRATCH_BYTES / 2;
 }
 
 /* The library takes multiples of CN_FP8_ROWS. Rows from n_tokens on are undefined. */
@@ -569,15 +587,18 @@ static cn_status fp8_run_library(cn_stream *s, const cn_gemm_call *call, const c
                                  void *rounded)
 {
     const uint32_t n = (uint32_t)cn_round_up(call->n_tokens, CN_FP8_ROWS);
-    cn_gemm_call product = *call;
     float *const scales = (float *)((char *)rounded + (size_t)n * w->stride);
-    CN_TRY(round_rows(s, call, w, rounded, scales, n));
-    product.shape.fp8 = true;
+    cn_gemm_call product = *call;
+    product.shape.fp8 = library_form(call, w);
     product.shape.k = w->stride;
+    float *const spread = (float *)((char *)s->gemm_scratch + cn_gemm_scratch_bytes(product.shape));
     product.n_tokens = n;
     product.x = rounded;
     product.x_scales = scales;
-    product.weight_scales = w->scales;
+    product.weight_scales = product.shape.fp8 == CN_GEMM_FP8_BLOCKS ? w->scales : spread;
+    if (product.shape.fp8 == CN_GEMM_FP8_ROWS)
+        CN_TRY(cn_fp8_spread_scales(s, spread, w, call->shape.n));
+    CN_TRY(round_rows(s, call, w, rounded, scales, n));
     return cn_gemm_run_planned(s, &product);
 }
 
