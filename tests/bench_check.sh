@@ -288,6 +288,14 @@ for want in '^prefill, ms: .* (at most 1.08: ' '^tls at 2x300, ms: .* (at most 1
     grep -q "$want" "$dir/out" || fail "gpu_kv8.sh: no $want"
 done
 
+CINCH=$cinch DEVICE=cpu SHAPE=../../$model BUDGET=512 BATCHES=3,2 RESIDENT=60 MOST=4 CONTEXT=1024 \
+    BATCHED=256 PREFILL=200 SEQS=2 OUTPUT=100 STEADY=4 \
+    OPTIONS="--kv-cache-memory-bytes 64M --block-size 64" \
+    bench/gpu_fp8.sh "$dir/gpu" steps steady >"$dir/out" || fail "gpu_fp8.sh"
+for want in '^prefill, ms: .* (at most 0.80: ' '^steady state, tokens/s: .* (at least 1.8: '; do
+    grep -q "$want" "$dir/out" || fail "gpu_fp8.sh: no $want"
+done
+
 # refused TEXT ARGUMENTS...: cinch must fail with an error that contains TEXT.
 refused() {
     text=$1
