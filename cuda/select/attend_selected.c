@@ -5,20 +5,27 @@
  * attention of the layer below has waited for whatever wrote them. */
 #include "cuda/select/select_route.h"
 
+/* Bits of the keys (cn_sel_key) of some forms. */
+static uint32_t keys_of_forms(uint32_t forms)
+{
+    uint32_t keys = 0;
+    for (uint32_t key = 0; key < CN_N_SEL_KEYS; key++)
+        if (forms & cn_sel_forms_of_key((cn_sel_key)key)) keys |= 1u << key;
+    return keys;
+}
+
 uint32_t cn_cuda_select_route(const cn_sel_forms *need, const cn_sel_forms *declared)
 {
-    const bool has_max = need->stage[1] & CN_SEL_FORMS_MAX, has_tiles = need->stage[0] != 0;
-    /* One graph serves all keys that rows can have. */
-    const uint32_t forms = has_max ? declared->stage[1] : declared->stage[1] & ~CN_SEL_FORMS_MAX;
-    const bool ranks = need->stage[1] != 0;
-    uint32_t route = CN_ROUTE_SELECTS;
-    if (has_tiles) route |= CN_ROUTE_TILES;
+    const uint32_t tokens = need->stage[1];
+    const bool has_max = tokens & CN_SEL_FORMS_MAX;
+    uint32_t keys = keys_of_forms(tokens), route = CN_ROUTE_SELECTS;
+    /* One key has kernels of its own. One graph serves rows of several keys, whichever they are. */
+    if (keys & (keys - 1))
+        keys = keys_of_forms(declared->stage[1] & (has_max ? ~0u : ~CN_SEL_FORMS_MAX));
+    if (need->stage[0]) route |= CN_ROUTE_TILES;
     if (has_max) route |= CN_ROUTE_MAX;
-    if (ranks && !(declared->stage[1] & ~CN_SEL_FORMS_IN_TILES)) route |= CN_ROUTE_IN_TILES;
-    for (uint32_t key = 0; ranks && key < CN_N_SEL_KEYS; key++)
-        if (forms & cn_sel_forms_of_key((cn_sel_key)key))
-            route |= 1u << (CN_ROUTE_KEYS_LOG2 + key);
-    return route;
+    if (tokens && !(tokens & ~CN_SEL_FORMS_IN_TILES)) route |= CN_ROUTE_IN_TILES;
+    return route | keys << CN_ROUTE_KEYS_LOG2;
 }
 
 /* `score` and `select` of a stage. */

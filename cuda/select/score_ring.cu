@@ -23,8 +23,8 @@
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
  * not unrolled.
  *
- * The host knows which keys the stages of a launch may rank, from the selectors that a server
- * declares. Kernels for one kind of key need fewer registers. With bulk copies the blocks also
+ * The host knows which keys the stages of a launch may rank (cn_cuda_select_route). Kernels for one
+ * kind of key need fewer registers. With bulk copies the blocks also
  * compute the shares of rule max: of labels of one layer that are counted, for groups of up to 4
  * heads (score_ring_shares.cuh). In other launches score_share.cu computes them.
  *
