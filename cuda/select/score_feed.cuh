@@ -13,10 +13,10 @@
  * The ring is filled from one part of the block to the next, so all stages but one are in flight
  * while the warp computes.
  *
- * Eight lanes load 64 bytes of each of two bounds at once. Bounds are often a multiple of 128
- * bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64 bytes,
- * and such lanes have one of each half. K rows are in the swizzle of cn_chunk_at, which puts eight
- * rows in different banks.
+ * Eight lanes load 64 bytes of each of two keys at once. K rows and bounds are often a multiple of
+ * 128 bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64
+ * bytes, and such lanes have one of each half. It has the odd K rows of the lot, and the last
+ * bounds.
  *
  * All lanes of a warp call each function. */
 #ifndef CN_CUDA_SCORE_FEED_CUH
@@ -120,7 +120,7 @@ __device__ static inline void cn_feed_find_in(Feed &f, const cn_score_params &p,
 {
     const uint32_t lane = threadIdx.x % CN_WARP, run_log2 = cn_score_run_log2(p, x);
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
-    const uint32_t runs_log2 = key == CN_KEY_ROWS ? 0 : x.lot_log2 - run_log2; /* a box is a lot */
+    const uint32_t runs_log2 = key == CN_KEY_ROWS ? 0 : x.lot_log2 - run_log2;
     const uint32_t number = min(f.next + (lane >> runs_log2) * f.n_workers, x.n_lots - 1);
     const uint32_t run = lane & ((1u << runs_log2) - 1);
     cn_score_token first =
@@ -198,10 +198,13 @@ __device__ static inline void cn_feed_copy_bounds(const cn_score_params &p, cons
 __device__ static inline void cn_feed_copy_rows(const cn_score_params &p, uint64_t place,
                                                 uint32_t stage)
 {
-    const uint32_t vecs = p.args.pools.layout.head_dim / CN_VEC8;
+    const uint32_t vecs = p.args.pools.layout.head_dim / CN_VEC8, bytes = vecs * sizeof(uint4);
+    const uint32_t half = CN_FEED_ROWS / 2 * bytes + CN_FEED_SHIFT;
     const uint4 *from = (const uint4 *)p.args.pools.kv + place * vecs;
-    for (uint32_t i = threadIdx.x % CN_WARP; i < CN_FEED_ROWS * vecs; i += CN_WARP)
-        cn_copy16_once(stage + cn_chunk_at(CN_FEED_ROWS, i / vecs, i % vecs), from + i, true);
+    for (uint32_t i = threadIdx.x % CN_WARP; i < CN_FEED_ROWS * vecs; i += CN_WARP) {
+        const uint32_t row = i / vecs, at = row % 2 * half + row / 2 * bytes;
+        cn_copy16_once(stage + at + i % vecs * sizeof(uint4), from + i, true);
+    }
 }
 
 /* Starts the copies of the first lot that is found into a stage, by all lanes. */

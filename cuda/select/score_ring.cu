@@ -332,26 +332,20 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
     const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
-    const uint32_t stride = cn_max_u32(has_rows ? cn_ring_table_stride(d, false) : 0,
-                                       has_bounds ? cn_ring_table_stride(d, true) : 0);
+    const uint32_t stride = cn_ring_table_stride(has_bounds ? 2 * d : d);
     const size_t share = cn_launch_shared_of(s->cuda, n_blocks) - STATIC_BYTES - room_of(p);
     const size_t labels =
         has_labels ? p.group * (p.query_words * sizeof(uint2) + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
     const size_t table = rows * stride * sizeof(cn_bf16);
-    const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
+    const size_t query = cn_round_up(labels > table ? labels : table, 16);
     const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
-    const size_t seqs = (cn_score_seqs_bytes(a) + 15) / 16 * 16, rest = query + sums + seqs;
-    const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
-    shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
-                                         has_keys ? cn_feed_lot_bytes(p, false) + shift : 0);
-    if (has_rows) /* the last box of a lot need not be full */
-        shape->feed.stage_bytes =
-            cn_max_u32(shape->feed.stage_bytes,
-                       (uint32_t)cn_round_up(d, CN_BOX_COLS) * CN_FEED_ROWS * 2);
-    shape->feed.stage_bytes = (shape->feed.stage_bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = ALIGN; /* hashes have no keys */
-    const uint32_t stage_bytes = shape->feed.stage_bytes;
+    const size_t seqs = cn_round_up(cn_score_seqs_bytes(a), 16), rest = query + sums + seqs;
+    const uint32_t lot_bytes =
+        cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 1, /* hashes have no keys */
+                   has_keys ? cn_feed_lot_bytes(p, false) + CN_FEED_SHIFT : 0);
+    const uint32_t stage_bytes = (uint32_t)cn_round_up(lot_bytes, ALIGN);
+    shape->feed.stage_bytes = stage_bytes;
     const size_t stages = rest < share ? (share - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;

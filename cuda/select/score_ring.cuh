@@ -37,14 +37,6 @@ __device__ static inline float *cn_ring_label_factors(const cn_score_params &p,
     return (float *)(m.labels + p.group * p.query_words);
 }
 
-/* Returns where value i of a query is in its row of the table, for K rows: a lane of the matrix
- * instructions has the values that it needs of 64 side by side. */
-__device__ static inline uint32_t cn_ring_value_at(uint32_t i)
-{
-    const uint32_t step = i / 16 % 4, half = i / 8 % 2, t = i / 2 % 4;
-    return i / 64 * 64 + t * 16 + step * 4 + half * 2 + i % 2;
-}
-
 /* Returns how many rows a part's table has: the heads of the group, or the mean query. */
 __device__ static inline uint32_t cn_ring_query_rows(const cn_score_params &p,
                                                      const cn_score_part &x)
@@ -68,18 +60,10 @@ __device__ static inline uint32_t cn_ring_query_width(const cn_score_params &p,
     return x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
 }
 
-/* Elements from a row of that table to the next. K rows are compared by 64 columns. */
-__host__ __device__ static inline uint32_t cn_ring_table_stride(uint32_t head_dim, bool is_bounds)
+/* Elements from a row of that table to the next. */
+__host__ __device__ static inline uint32_t cn_ring_table_stride(uint32_t width)
 {
-    const uint32_t width = is_bounds ? 2 * head_dim
-                                     : (head_dim + CN_BOX_COLS - 1) / CN_BOX_COLS * CN_BOX_COLS;
     return width + CN_RING_TABLE_PAD;
-}
-
-__device__ static inline uint32_t cn_ring_table_stride_of(const cn_score_params &p,
-                                                          const cn_score_part &x)
-{
-    return cn_ring_table_stride(p.args.pools.layout.head_dim, x.stage.key == CN_KEY_BOUNDS);
 }
 
 /* Fills the table of rows or bounds. */
@@ -88,14 +72,13 @@ __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const
 {
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     const uint32_t width = cn_ring_query_width(p, x), n = cn_ring_query_rows(p, x) * width;
-    const uint32_t stride = cn_ring_table_stride_of(p, x);
+    const uint32_t stride = cn_ring_table_stride(width);
 #pragma unroll 1
     for (uint32_t at = threadIdx.x; at < n; at += CN_FEED_THREADS) {
         const uint32_t row = at / width, i = at % width;
         const float value = cn_score_query_value(p, x, cn_score_query_of(p, x), row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
-        const uint32_t place = x.stage.key == CN_KEY_ROWS ? cn_ring_value_at(i) : i;
-        cn_bf16 *to = m.table + row * stride + place;
+        cn_bf16 *to = m.table + row * stride + i;
         *to = high;
         if (!is_max) to[stride] = __float2bfloat16_rn(value - __bfloat162float(high));
     }

@@ -6,41 +6,14 @@
 
 enum { CN_RING_HEADS = 8 }; /* of a pass */
 
-/* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows.
- * q: row g of the table (g = lane / 4). */
-__device__ static inline void cn_ring_dot_rows(float sums[4], const unsigned char *keys,
-                                               const cn_bf16 *q, uint32_t d)
-{
-    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
-    const uint4 *values = (const uint4 *)q + 2 * t;
-    uint32_t at = cn_shared_address(keys) +
-                  cn_chunk_at(CN_FEED_ROWS, lane % CN_FEED_ROWS, lane / CN_FEED_ROWS);
-    float even[4] = {}, odd[4] = {}; /* two chains of sums hide latency */
-#pragma unroll 1
-    for (uint32_t box = 0; box < d;
-         box += CN_BOX_COLS, at += CN_FEED_ROWS * CN_ROW_BYTES, values += 8) {
-        const uint4 b[2] = {values[0], values[1]};
-        const uint32_t n = (d - box) / 16; /* products, at most 4 */
-        uint32_t a[4][4];
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) cn_ldmatrix(a[k], at ^ k * 2 * CN_CHUNK_BYTES);
-        cn_mma(even, a[0], b[0].x, b[0].y);
-        if (n > 1) cn_mma(odd, a[1], b[0].z, b[0].w);
-        if (n > 2) cn_mma(even, a[2], b[1].x, b[1].y);
-        if (n > 3) cn_mma(odd, a[3], b[1].z, b[1].w);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
-}
-
 /* sums[0], sums[1]: of key g with the columns 2 t and 2 t + 1 (g = lane / 4, t = lane % 4) of
  * keys[8, width] * table[8, width]^T. keys: key g; q: row g of the table.
  *
  * The product takes the four words of a lane as those of two rows: the first and third are of row
  * g, the others of row g + 8. It is multiplied by the values for the former, and then by those for
  * the latter; of each product only these rows are used. */
-__device__ static inline void cn_ring_dot_bounds(float sums[4], const uint4 *keys, const uint4 *q,
-                                                 uint32_t width)
+__device__ static inline void cn_ring_dot(float sums[2], const uint4 *keys, const uint4 *q,
+                                          uint32_t width)
 {
     const uint32_t t = threadIdx.x % 4, vecs = width / CN_VEC8;
     const uint4 none = make_uint4(0, 0, 0, 0);
@@ -62,11 +35,9 @@ __device__ static inline void cn_ring_dot_bounds(float sums[4], const uint4 *key
     }
     sums[0] = low[0] + high[2];
     sums[1] = low[1] + high[3];
-    sums[2] = sums[3] = 0;
 }
 
-/* ---- the candidates of a lane: those of the product's rows g and g + 8 (g = lane / 4); of bounds
- * only the first ---- */
+/* ---- the candidates of a lane: K rows g and g + 8 of a lot (g = lane / 4), or one bound ---- */
 
 /* Which of them exist, and which of these have a score: those not below the base. */
 enum {
@@ -74,21 +45,26 @@ enum {
     CN_LANE_SCORED = 4
 };
 
-/* Returns the number in the lot of the key of row g. Odd rows are bounds of the lot's second half,
- * which is shifted. */
+/* Returns the number in the lot of the lane's first key. Of bounds odd lanes g have those of the
+ * lot's second half, which is shifted. */
 template <bool IS_ROWS> __device__ static inline uint32_t cn_ring_key_of_lane()
 {
     const uint32_t g = threadIdx.x % CN_WARP / 4;
     return IS_ROWS ? g : g % 2 * 4 + g / 2;
 }
 
-/* Returns where the lane's bound begins. */
-__device__ static inline const uint4 *cn_ring_bounds_of_lane(const cn_score_params &p,
-                                                             const unsigned char *lot)
+/* sums[2 k], sums[2 k + 1]: of key k of the lane with the columns 2 t and 2 t + 1. q: row g of the
+ * table. */
+template <bool IS_ROWS>
+__device__ static inline void cn_ring_dot_lot(float sums[4], const cn_score_params &p,
+                                              const unsigned char *lot, const cn_bf16 *q)
 {
-    const uint32_t half = cn_feed_lot_bytes(p, false) / 2;
-    const uint32_t at = cn_ring_key_of_lane<false>() * (half / 4);
-    return (const uint4 *)(lot + at + (at < half ? 0 : CN_FEED_SHIFT));
+    const uint32_t d = p.args.pools.layout.head_dim, width = IS_ROWS ? d : 2 * d;
+    const uint32_t g = threadIdx.x % CN_WARP / 4, half = cn_feed_lot_bytes(p, false) / 2;
+    lot += g % 2 * (half + CN_FEED_SHIFT) + g / 2 * width * sizeof(cn_bf16);
+    cn_ring_dot(sums, (const uint4 *)lot, (const uint4 *)q, width);
+    sums[2] = sums[3] = 0;
+    if (IS_ROWS) cn_ring_dot(sums + 2, (const uint4 *)(lot + half / 2), (const uint4 *)q, width);
 }
 
 template <bool IS_ROWS> __device__ static inline uint32_t cn_ring_all_bits()
@@ -215,18 +191,6 @@ __device__ static inline cn_lot_weights cn_ring_key_weights(const float logit[2]
 
 /* ---- a part ---- */
 
-/* sums: of a lot with row g of a table, at q. */
-template <bool IS_ROWS>
-__device__ static inline void cn_ring_dot(float sums[4], const cn_score_params &p,
-                                          const unsigned char *lot, const cn_bf16 *q)
-{
-    const uint32_t d = p.args.pools.layout.head_dim;
-    if constexpr (IS_ROWS)
-        cn_ring_dot_rows(sums, lot, q, d);
-    else
-        cn_ring_dot_bounds(sums, cn_ring_bounds_of_lane(p, lot), (const uint4 *)q, 2 * d);
-}
-
 /* Returns row first + g of the table, or its last one. */
 __device__ static inline const cn_bf16 *cn_ring_query_row(const cn_ring_memory &m, uint32_t first,
                                                           uint32_t n_rows, uint32_t stride)
@@ -243,12 +207,12 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
                                                 uint32_t known)
 {
     const float factor = cn_score_scale_of(p, x);
-    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_table_stride_of(p, x));
+    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_table_stride(cn_ring_query_width(p, x)));
     cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, p.args.out + x.first, 1);
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
         float sums[4];
-        cn_ring_dot<IS_ROWS>(sums, p, cn_feed_wait(f), q);
+        cn_ring_dot_lot<IS_ROWS>(sums, p, cn_feed_wait(f), q);
         cn_feed_release(f, p, known);
         cn_ring_store_mean<DIGITS>(l.out, bits, sums, factor, m.fixed->digits);
     }
@@ -261,7 +225,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
 {
     const float factor = cn_score_scale_of(p, x);
     const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
-    const uint32_t stride = cn_ring_table_stride_of(p, x);
+    const uint32_t stride = cn_ring_table_stride(cn_ring_query_width(p, x));
     const cn_bf16 *q = cn_ring_query_row(m, 0, group, stride);
     cn_key_lots l =
         cn_ring_first_lot<IS_ROWS>(x, m.n_workers, cn_score_rows(p, x.first) + own, row);
@@ -272,7 +236,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
         for (uint32_t first = 0; first < group; first += CN_RING_HEADS) {
             float sums[4], logit[2][2];
             if (group > CN_RING_HEADS) q = cn_ring_query_row(m, first, group, stride);
-            cn_ring_dot<IS_ROWS>(sums, p, keys, q);
+            cn_ring_dot_lot<IS_ROWS>(sums, p, keys, q);
             if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
             const uint32_t exists = first + own < row ? bits : 0;
             cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
