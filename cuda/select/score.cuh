@@ -20,6 +20,7 @@
 #ifndef CN_CUDA_SCORE_CUH
 #define CN_CUDA_SCORE_CUH
 
+#include <cub/warp/warp_scan.cuh>
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
@@ -172,12 +173,6 @@ __device__ static inline void cn_score_open(cn_score_plan &plan)
     plan.end = cn_score_part_start(s.lots, part + 1, plan.n_parts);
 }
 
-/* Bytes of the sequences of a plan. */
-static inline size_t cn_score_seqs_bytes(const cn_score_args *a)
-{
-    return (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
-}
-
 /* Loads sequence i. Sequences from n_seqs on have no lots. */
 __device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, uint32_t i)
 {
@@ -192,29 +187,19 @@ __device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, 
     return s;
 }
 
-/* The sum over the lanes up to this one. */
-__device__ static inline uint32_t cn_score_warp_scan(uint32_t value)
-{
-#pragma unroll
-    for (uint32_t step = 1; step < CN_WARP; step *= 2) {
-        const uint32_t before = __shfl_up_sync(0xffffffffu, value, step);
-        if (threadIdx.x >= step) value += before;
-    }
-    return value;
-}
-
 /* Calls store(i, sum), i < n, with the sum of value(0) to value(i - 1). Returns the sum of all. A
  * warp calls it: a barrier of the block for each sum takes longer. */
 template <typename Value, typename Store>
 __device__ static inline uint32_t cn_score_add_up(uint32_t n, Value value, Store store)
 {
-    uint32_t all = 0;
+    typedef cub::WarpScan<uint32_t> warp_scan;
+    __shared__ warp_scan::TempStorage shared;
+    uint32_t all = 0, before, sum;
 #pragma unroll 1
-    for (uint32_t from = 0; from < n; from += CN_WARP) {
-        const uint32_t i = from + threadIdx.x, own = i < n ? value(i) : 0;
-        const uint32_t end = all + cn_score_warp_scan(own);
-        if (i < n) store(i, end - own);
-        all = __shfl_sync(0xffffffffu, end, CN_WARP - 1);
+    for (uint32_t from = 0; from < n; from += CN_WARP, all += sum) {
+        const uint32_t i = from + threadIdx.x;
+        warp_scan(shared).ExclusiveSum(i < n ? value(i) : 0, before, sum);
+        if (i < n) store(i, all + before);
     }
     return all;
 }
@@ -271,12 +256,6 @@ __device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint
     return plan.n_larger + (place - larger) / plan.share;
 }
 
-/* Returns unit `number`. */
-__device__ static inline cn_sel_unit cn_score_unit_of(const cn_score_params &p, uint32_t number)
-{
-    return cn_sel_unit_of(number, p.args.n_layers, p.args.pools.layout.n_kv_heads);
-}
-
 /* Sets x to the next part of this block, or leaves it if nothing is left. Its divisions take half a
  * microsecond, so one thread calls it. */
 __device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_params &p,
@@ -285,6 +264,7 @@ __device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_
     if (plan.next >= plan.end) return;
     const bool own = plan.most > 0;
     const cn_score_args &a = p.args;
+    const uint32_t n_heads = a.pools.layout.n_kv_heads;
     uint32_t low = plan.seq, unit = plan.unit, unit_place = 0;
     if (!own) {
         low = cn_score_seq_at(plan.n_seqs, plan.next,
@@ -294,7 +274,7 @@ __device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_
     }
     const cn_score_seq s = plan.seqs[low];
     const uint32_t done = plan.next - unit_place;
-    x.at = cn_score_unit_of(p, low * plan.seq_units + unit);
+    x.at = cn_sel_unit_of(low * plan.seq_units + unit, a.n_layers, n_heads);
     x.stage = s.stage;
     x.layer = a.first_layer + x.at.row;
     x.n = s.n;
@@ -308,7 +288,7 @@ __device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_
     x.first_slot = x.at.index + owner;
     x.n_slots = own ? plan.n_parts : cn_score_owner(plan, unit_place + s.lots - 1) - owner + 1;
     x.slot = x.at.index + blockIdx.x;
-    x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
+    x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, n_heads);
     plan.next += x.n_lots;
 }
 
@@ -350,7 +330,6 @@ __device__ static inline uint32_t cn_score_run_log2(const cn_score_params &p,
 /* A candidate's first token. */
 typedef struct cn_score_token {
     uint32_t position, block, slot;
-    bool valid; /* it is a candidate of the unit; else the token is another one of the unit */
 } cn_score_token;
 
 /* Sets where a token with a known position lies. */
@@ -362,12 +341,11 @@ __device__ static inline void cn_score_place(const cn_score_params &p, const cn_
     t.slot = t.position & ((1u << p.block_log2) - 1);
 }
 
-/* Returns the token with number `at` on the line of candidates. */
+/* Returns the token with number `at` on the line of candidates, or the nearest one of the unit. */
 __device__ static inline cn_score_token cn_score_token_of(const cn_score_params &p,
                                                          const cn_score_part &x, uint32_t at)
 {
     cn_score_token t;
-    t.valid = at >= x.from && at < x.to;
     t.position = min(max(at, x.from), x.to - 1);
     if (x.stage.in_tiles) {
         const uint32_t *tiles = p.args.tiles + (size_t)x.at.index * p.args.tile_stride;
@@ -396,28 +374,13 @@ __device__ static inline size_t cn_score_row_of(const cn_score_params &p, const 
            (t.slot & ((1u << p.tile_log2) - 1));
 }
 
-/* Returns the key of a candidate that is not a label. */
-__device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
-                                                       const cn_score_part &x,
-                                                       const cn_score_token &t)
-{
-    const cn_pools &pools = p.args.pools;
-    const uint32_t d = pools.layout.head_dim, entry = x.stage.entry_log2;
-    if (x.stage.key == CN_KEY_BOUNDS) {
-        const void *bounds = entry == 4 ? pools.digest.bounds_16 : pools.digest.bounds_64;
-        const size_t entry_at = cn_score_side_of(p, x, t) >> entry;
-        return (const uint4 *)((const cn_bf16 *)bounds + entry_at * 2 * d);
-    }
-    return (const uint4 *)((const cn_bf16 *)pools.kv + cn_score_row_of(p, x, t) * d);
-}
-
 /* Computes the scores of a part that is ranked by hashes. */
 __device__ static inline void cn_score_hash_part(const cn_score_params &p, const cn_score_part &x)
 {
-    const uint32_t start = x.lot << x.lot_log2, end = (x.lot + x.n_lots) << x.lot_log2;
+    const uint32_t start = max(x.lot << x.lot_log2, x.from);
+    const uint32_t end = min((x.lot + x.n_lots) << x.lot_log2, x.to);
     for (uint32_t at = start + threadIdx.x; at < end; at += blockDim.x) {
         const cn_score_token t = cn_score_token_of(p, x, at);
-        if (!t.valid) continue;
         p.args.out[x.first + at - x.from] =
             t.position < x.base
                 ? (uint16_t)0
@@ -476,24 +439,16 @@ __device__ static inline uint16_t *cn_score_rows(const cn_score_params &p, size_
 /* Stores logits, which leave the L2 cache last. */
 __device__ static inline void cn_store_kept(uint16_t *to, uint32_t word)
 {
-#if __CUDA_ARCH__ >= 900
     asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(word),
                  "l"(CN_CACHE_EVICT_LAST)
                  : "memory");
-#else
-    *(uint32_t *)to = word;
-#endif
 }
 
 __device__ static inline void cn_store_kept(uint16_t *to, uint2 words)
 {
-#if __CUDA_ARCH__ >= 900
     asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(words.x),
                  "r"(words.y), "l"(CN_CACHE_EVICT_LAST)
                  : "memory");
-#else
-    *(uint2 *)to = words;
-#endif
 }
 
 /* Stores the low half of `bits`. */

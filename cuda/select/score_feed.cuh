@@ -108,9 +108,13 @@ __device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape, uns
 __device__ static inline uint64_t cn_feed_place(const cn_score_params &p, const cn_score_part &x,
                                                  uint32_t key, const cn_score_token &first)
 {
-    if (key == CN_KEY_LABELS) return cn_score_side_of(p, x, first);
+    const cn_digest &g = p.args.pools.digest;
     if (key == CN_KEY_ROWS) return cn_score_row_of(p, x, first);
-    return (uint64_t)cn_score_key_of(p, x, first);
+    const size_t side = cn_score_side_of(p, x, first);
+    if (key == CN_KEY_LABELS) return side;
+    const uint32_t entry = x.stage.entry_log2;
+    const cn_bf16 *bounds = (const cn_bf16 *)(entry == 4 ? g.bounds_16 : g.bounds_64);
+    return (uint64_t)(bounds + (side >> entry) * 2 * p.args.pools.layout.head_dim);
 }
 
 /* Finds the next lots of the warp in a part; f.next is one of the part's. */
@@ -242,18 +246,11 @@ __device__ static inline void cn_feed_copy_in_bulk(const Feed &f, const cn_score
 
 /* Starts the copies of the first lot that is found into the stage that is filled next. */
 template <typename Feed>
-__device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params &p)
+__device__ static inline void cn_feed_push(Feed &f, const cn_score_params &p)
 {
     const uint32_t stage = cn_shared_address(f.stages + f.put * f.stage_bytes);
     if constexpr (Feed::bulk) cn_feed_copy_in_bulk(f, p, stage, &f.full[f.put]);
     else cn_feed_copy_by_lanes(f, p, stage, &f.full[f.put]);
-}
-
-/* The same, and counts the lot as in flight. */
-template <typename Feed>
-__device__ static inline void cn_feed_push(Feed &f, const cn_score_params &p)
-{
-    cn_feed_copy(f, p);
     f.n_found--;
     f.at++;
     f.in_flight++;

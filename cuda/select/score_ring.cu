@@ -63,13 +63,15 @@ typedef struct ring_shape {
     cn_feed_shape feed;
     uint32_t query_at, sums_at, seqs_at, kept_at, bytes;
     uint32_t n_beside; /* cn_ring_memory.n_beside */
-    bool is_line_max; /* labels of one layer, some under rule max */
 } ring_shape;
 
 static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
 static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans and the like");
 
 /* ---- the kernel ---- */
+
+/* Returns whether a launch ranks one layer, so that `select` follows. */
+__host__ __device__ static inline bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
 
 /* Candidates of the unit. */
 typedef struct candidates {
@@ -241,7 +243,7 @@ __device__ static inline void run_ring(const cn_score_params &p, const ring_shap
     __syncthreads();
     cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
-    const bool query_first = KEY == CN_KEY_LABELS && MAX && shape.is_line_max &&
+    const bool query_first = KEY == CN_KEY_LABELS && MAX && p.args.logits && is_line(p) &&
                              blockIdx.x >= gridDim.x / 2;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
     if (!in_tiles && !query_first) cn_feed_fill(f, p, 0, EARLY_STAGES);
@@ -287,9 +289,6 @@ __global__ static void __maxnreg__(registers_of(MAX, LINE))
 
 /* Returns whether all stages rank such keys. */
 static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys == 1u << key; }
-
-/* Returns whether a launch ranks one layer, so that `select` follows. */
-static bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
 
 /* Returns the shared memory that each block leaves to blocks of the next kernel. */
 static size_t room_of(const cn_score_params &p)
@@ -340,7 +339,8 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     const size_t table = rows * stride * sizeof(cn_bf16);
     const size_t query = cn_round_up(labels > table ? labels : table, 16);
     const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
-    const size_t seqs = cn_round_up(cn_score_seqs_bytes(a), 16), rest = query + sums + seqs;
+    const size_t seqs = cn_round_up((a->n_seqs + (size_t)1) * sizeof(cn_score_seq), 16);
+    const size_t rest = query + sums + seqs;
     const uint32_t lot_bytes =
         cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 1, /* hashes have no keys */
                    has_keys ? cn_feed_lot_bytes(p, false) + CN_FEED_SHIFT : 0);
@@ -349,7 +349,6 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     const size_t stages = rest < share ? (share - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
-    shape->is_line_max = is_line_max(p);
     shape->feed.n_workers = n_workers;
     shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * most_stages(p));
     shape->query_at = shape->feed.n_stages * stage_bytes;

@@ -77,27 +77,12 @@ __device__ static inline void cn_ring_labels_skip(const cn_score_params &p, cn_r
     lot.row += labels * p.row;
 }
 
-/* Returns whether candidate i of this lane is one of the unit's. */
-__device__ static inline bool cn_ring_has_label(const cn_score_part &x, const cn_ring_labels &lot,
-                                                uint32_t i)
-{
-    const uint32_t at = lot.at + i * CN_WARP;
-    return at >= x.from && at < x.to;
-}
-
-/* Returns whether all tokens of a lot are candidates. */
-__device__ static inline bool cn_ring_is_full(const cn_score_part &x, const cn_ring_labels &lot)
-{
-    const uint32_t start = lot.at - threadIdx.x % CN_WARP;
-    return start >= x.from && x.to - start >= CN_FEED_LABELS;
-}
-
-/* The same, and none is below the base. */
+/* Returns whether all tokens of a lot are candidates, and none is below the base. */
 __device__ static inline bool cn_ring_is_whole(const cn_score_params &p, const cn_score_part &x,
                                                cn_ring_labels &lot)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, start = lot.at - lane;
-    const bool whole = cn_ring_is_full(x, lot);
+    const bool whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
     if (!x.stage.in_tiles || x.base == 0) return whole;
     const cn_score_token t = cn_score_token_of(p, x, start + lane % 4 * CN_DIGEST_TILE);
     lot.tile = t.position & ~(CN_DIGEST_TILE - 1u);
@@ -114,7 +99,7 @@ cn_ring_label_is_valid(const cn_score_part &x, const cn_ring_labels &lot, uint32
         const uint32_t tile = __shfl_sync(0xffffffffu, lot.tile, (int)(i / 2));
         below = tile + at % CN_DIGEST_TILE < x.base;
     }
-    return cn_ring_has_label(x, lot, i);
+    return at >= x.from && at < x.to;
 }
 
 /* Computes a lot under rule max, for the heads of a pass from `first` on. ROW: logits of a
