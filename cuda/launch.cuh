@@ -14,11 +14,11 @@
  * started, and none of them waits for a later kernel. Where blocks of `score` compute shares
  * (score_ring_shares.cuh), they wait for each other, for a limited time.
  * attn_lists, after `select`, reads queries, K and V before it waits for the same reason, and
- * lists before it waits because `select` counts their finished parts (select.cu). All this holds
- * for in_tiles_kernel in the place of `select`. expert_gate_up waits before it lets expert_down
- * start, which therefore reads what `route` wrote before it waits. rope_store of later layers reads
- * the arrays of the step and the tables of angles before it waits: copies write them before the
- * first kernel of the step. Weights are never written and may be read before the wait. */
+ * lists before it waits because `select` counts their finished parts (select.cu). expert_gate_up
+ * waits before it lets expert_down start, which therefore reads what `route` wrote before it waits.
+ * rope_store of later layers reads the arrays of the step and the tables of angles before it waits:
+ * copies write them before the first kernel of the step. Weights are never written and may be read
+ * before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 

@@ -583,8 +583,8 @@ static double run_shared(op_env *env, uint32_t seed)
     return check_shared(env, &of);
 }
 
-/* Exchange areas, in some seeds beside rows in tiles: of two or four blocks each, or of more units
- * than the kernel for few takes. */
+/* Exchange areas, in some seeds beside rows in tiles: with two or four blocks of `select` each, or
+ * of more units. */
 static double run_area(op_env *env, uint32_t seed)
 {
     static const uint32_t n_seqs[] = {6, 2, 11, 16, 30};

@@ -84,7 +84,8 @@ static cn_status check_score(const cn_score_args *a)
     return CN_OK;
 }
 
-cn_score_params cn_score_params_of(const cn_score_args *a)
+/* Returns the parameters that the arguments alone determine. */
+static cn_score_params score_params_of(const cn_score_args *a)
 {
     const cn_kv_layout *l = &a->pools.layout;
     cn_score_params p = {};
@@ -98,6 +99,7 @@ cn_score_params cn_score_params_of(const cn_score_args *a)
     p.seq_units = a->n_layers * l->n_kv_heads;
     p.n_units = a->n_seqs * p.seq_units;
     p.keys = cn_route_keys(a->route);
+    p.few = a->route & CN_ROUTE_FEW;
     return p;
 }
 
@@ -123,14 +125,16 @@ static cn_status set_scratch(const cn_stream *s, cn_score_params *p, bool may_co
     return CN_OK;
 }
 
-cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint32_t **counts)
+cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, bool after_select,
+                          uint32_t **counts)
 {
     if (counts) *counts = NULL;
     CN_TRY(check_score(a));
-    cn_score_params p = cn_score_params_of(a);
+    cn_score_params p = score_params_of(a);
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
-    p.early = early;
+    p.early = early || after_select;
+    p.after_select = after_select;
     p.bulk = cn_score_has_bulk(s, p);
     p.query_words = p.bulk ? p.label_bytes / 4 : (uint32_t)CN_SCORE_WIDE_WORDS;
     p.patience = s->cuda->switches.impatient ? 0 : PATIENCE;
@@ -142,7 +146,7 @@ cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
-    return cn_score_launch(s, a, true, NULL);
+    return cn_score_launch(s, a, true, false, NULL);
 }
 
 uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units)

@@ -68,7 +68,9 @@ typedef struct cn_score_params {
     uint32_t query_words; /* of a quantised query: CN_SCORE_WIDE_WORDS unless bulk */
     uint32_t row; /* logits of a candidate that rule max stores: cn_logit_row */
     uint32_t keys; /* cn_route_keys */
+    bool few;     /* CN_ROUTE_FEW */
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
+    bool after_select; /* the kernel before selects tiles: all but these is final before the wait */
     bool bulk;    /* keys are copied in bulk: compute capability 9.0, and a shape that has it */
     uint32_t *counts; /* [n_units, CN_COUNTS], or NULL: nothing is counted */
     cn_score_shares shares;
@@ -102,7 +104,7 @@ typedef struct cn_score_part {
     cn_sel_unit at;
     cn_sel_stage stage;
     uint32_t layer; /* of the model */
-    uint32_t n, base;
+    uint32_t base;
     uint32_t from, to; /* the unit's candidates on their line */
     uint32_t lot_log2; /* tokens of a lot */
     uint32_t lot, n_lots;
@@ -277,7 +279,6 @@ __device__ static inline void cn_score_next(cn_score_plan &plan, const cn_score_
     x.at = cn_sel_unit_of(low * plan.seq_units + unit, a.n_layers, n_heads);
     x.stage = s.stage;
     x.layer = a.first_layer + x.at.row;
-    x.n = s.n;
     x.base = s.base;
     x.from = s.stage.in_tiles ? 0 : s.base;
     x.to = x.from + (s.n << s.stage.entry_log2);
@@ -332,15 +333,6 @@ typedef struct cn_score_token {
     uint32_t position, block, slot;
 } cn_score_token;
 
-/* Sets where a token with a known position lies. */
-__device__ static inline void cn_score_place(const cn_score_params &p, const cn_score_part &x,
-                                             cn_score_token &t)
-{
-    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
-                    (t.position >> p.block_log2));
-    t.slot = t.position & ((1u << p.block_log2) - 1);
-}
-
 /* Returns the token with number `at` on the line of candidates, or the nearest one of the unit. */
 __device__ static inline cn_score_token cn_score_token_of(const cn_score_params &p,
                                                          const cn_score_part &x, uint32_t at)
@@ -352,7 +344,9 @@ __device__ static inline cn_score_token cn_score_token_of(const cn_score_params 
         t.position = tiles[t.position / CN_DIGEST_TILE] * CN_DIGEST_TILE +
                      t.position % CN_DIGEST_TILE;
     }
-    cn_score_place(p, x, t);
+    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
+                    (t.position >> p.block_log2));
+    t.slot = t.position & ((1u << p.block_log2) - 1);
     return t;
 }
 
@@ -538,9 +532,6 @@ typedef struct cn_lot_weights {
 } cn_lot_weights;
 
 /* ---- on the host ---- */
-
-/* Returns the parameters that the arguments alone determine. */
-cn_score_params cn_score_params_of(const cn_score_args *a);
 
 /* Turns the logits of the parts that are late into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);

@@ -11,8 +11,9 @@
  * kernel waits for the query (`early`), except in the first layer of a step. Some stages are
  * therefore filled before that wait. Not all are, because the load of the query would wait behind
  * their copies. The others are filled when the query is ready, or, for labels under rule max, whose
- * first lot takes longer, as soon as this load has been issued. For a stage in tiles the rings are
- * filled after the wait, because `select` of stage one writes the list of tiles.
+ * first lot takes longer, as soon as this load has been issued. After `select` of tiles all but
+ * their list is final before the wait (`after_select`). So the query is prepared before it, and
+ * the rings of a stage in tiles are filled after it.
  *
  * Labels of one layer under rule max take longer to compute than to copy. So fewer copies are in
  * flight, and other loads wait less behind them: a ring has two stages, and the second block of a
@@ -23,10 +24,10 @@
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
  * not unrolled.
  *
- * The host knows which keys the stages of a launch may rank (cn_cuda_select_route). Kernels for one
- * kind of key need fewer registers. With bulk copies the blocks also
- * compute the shares of rule max: of labels of one layer that are counted, for groups of up to 4
- * heads (score_ring_shares.cuh). In other launches score_share.cu computes them.
+ * The host knows which keys a launch may rank (cn_cuda_select_route). Kernels for one kind of key
+ * need fewer registers. With bulk copies the blocks also compute the shares of rule max: of labels
+ * of one layer that are counted, for groups of up to 4 heads (score_ring_shares.cuh). In other
+ * launches score_share.cu computes them.
  *
  * Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave the L2 cache first,
  * and the logits of rule max last, which are read again.
@@ -51,7 +52,6 @@ enum {
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
     LINE_MAX_STAGES = 2, /* the same for labels of one layer under rule max */
     STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
-    IN_TILES_BYTES = 18 * 1024, /* half of what a block of select_in_tiles.cu takes for 128 tiles */
     SHARES_AT_ONCE = 16, /* cn_share_scores */
     SHARES_OF_LOT = CN_FEED_LABELS / CN_WARP, /* the same */
     SHARE_BYTES = 1280 /* no less than half of what a block of a kernel behind takes for shares */
@@ -71,7 +71,10 @@ static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans 
 /* ---- the kernel ---- */
 
 /* Returns whether a launch ranks one layer, so that `select` follows. */
-__host__ __device__ static inline bool is_line(const cn_score_params &p) { return p.args.n_layers == 1; }
+__host__ __device__ static inline bool is_line(const cn_score_params &p)
+{
+    return p.args.n_layers == 1;
+}
 
 /* Candidates of the unit. */
 typedef struct candidates {
@@ -116,6 +119,14 @@ __device__ static inline void count_scores(const cn_score_params &p, const cn_sc
                     candidates_of(x, 0, x.n_lots).n);
 }
 
+/* Waits for the kernel before. Then lets the next one start, which thus finds clear counts, and the
+ * arrays of the step (score_share.cu). */
+__device__ static inline void wait_then_overlap(void)
+{
+    cn_wait_previous();
+    cn_overlap_next();
+}
+
 /* Computes part `number`. The one after it is known. DIGITS: counts high bytes in shared memory.
  * Under rule max this computes logits and sums only. */
 template <bool MAX, bool DIGITS, typename Feed>
@@ -130,9 +141,10 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     float ahead = 0;
     if (key == CN_KEY_LABELS)
         ahead = cn_ring_label_value(p, x, m, warp, threadIdx.x % CN_WARP);
-    if (MAX && Feed::bulk) cn_feed_fill(f, p, number);
+    if (MAX && Feed::bulk && (!p.after_select || number > 0)) cn_feed_fill(f, p, number);
     cn_ring_load_query(p, x, m, key, ahead);
     __syncthreads(); /* the query is ready */
+    if (p.after_select && number == 0) wait_then_overlap();
     cn_feed_fill(f, p, number + 1);
     if (key == CN_KEY_HASH) {
         cn_score_hash_part(p, x);
@@ -249,8 +261,7 @@ __device__ static inline void run_ring(const cn_score_params &p, const ring_shap
     if (!in_tiles && !query_first) cn_feed_fill(f, p, 0, EARLY_STAGES);
     if (threadIdx.x < 2 * CN_WARP) fixed.channels[threadIdx.x] = channel;
     __syncthreads();
-    cn_wait_previous();
-    cn_overlap_next(); /* after the wait: see score_share.cu */
+    if (!p.after_select) wait_then_overlap();
     uint32_t i = 0;
     for (; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
         if (i > 0) {
@@ -262,14 +273,15 @@ __device__ static inline void run_ring(const cn_score_params &p, const ring_shap
         compute_part<MAX, DIGITS>(p, m, f, i);
         __syncthreads();
     }
+    if (p.after_select && i == 0) wait_then_overlap(); /* the block has no part */
     if constexpr (KEY == CN_KEY_LABELS && MAX && DIGITS)
         if (p.shares.in_blocks) share_parts(p, plan, m, f, i);
 }
 
 /* Registers of a thread. LINE: a launch of one layer, or under rule max, or of bounds, if all
  * stages rank the same digests. Then a multiprocessor has room for blocks of the next kernel beside
- * those of this one: two of `select`, one if it has clusters of eight, one of select_in_tiles.cu,
- * or under rule max one of score_share.cu. So these start before this kernel ends. */
+ * those of this one: two of `select`, one if it has clusters of eight, or under rule max one, which
+ * is of score_share.cu unless candidates are few. So these start before this kernel ends. */
 constexpr unsigned registers_of(bool max, bool line) { return !line ? 128 : max ? 96 : 64; }
 
 /* The arguments of the template are those of `run`. Any keys are ranked on any device. */
@@ -294,8 +306,8 @@ static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.keys =
 static size_t room_of(const cn_score_params &p)
 {
     if (!p.bulk || !is_line(p)) return 0;
-    if (p.args.logits) return SHARE_BYTES;
-    return has_only(p, CN_KEY_BOUNDS) ? (size_t)IN_TILES_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
+    if (p.args.logits && !p.few) return SHARE_BYTES;
+    return CN_SELECT_BLOCK_BYTES;
 }
 
 /* Returns whether a launch ranks labels of one layer, some under rule max. */

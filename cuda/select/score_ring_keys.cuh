@@ -37,7 +37,7 @@ __device__ static inline void cn_ring_dot(float sums[2], const uint4 *keys, cons
     sums[1] = low[1] + high[3];
 }
 
-/* ---- the candidates of a lane: K rows g and g + 8 of a lot (g = lane / 4), or one bound ---- */
+/* ---- the candidates of a lane: K rows g and g + 8 of the lot (g = lane / 4); one bound ---- */
 
 /* Which of them exist, and which of these have a score: those not below the base. */
 enum {

@@ -63,7 +63,8 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
 {
     const uint32_t n_sms = s->cuda->device.n_sms;
-    const uint32_t n_blocks = p.shares.in_blocks ? n_sms : BLOCKS * n_sms;
+    const uint32_t n_clear = p.few ? (n_sms + 15) / 16 : n_sms; /* leaves room to `select` */
+    const uint32_t n_blocks = p.shares.in_blocks ? n_clear : BLOCKS * n_sms;
     return cn_cuda_launch(s, "score: shares", share_kernel, {dim3(n_blocks), THREADS}, p,
                           p.n_units + CN_SCORE_BLOCKS * n_sms);
 }

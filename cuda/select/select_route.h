@@ -1,14 +1,12 @@
 /* select_route.h - which kernels of selection a launch takes (cn_backend.select_route), and the
  * launchers that attend_selected runs one after the other.
  *
- * | candidates                          | ring_kernel<...> (score_ring.cu)                        |
+ * | candidates of a step                | ring_kernel<...> (score_ring.cu)                        |
  * |-------------------------------------|---------------------------------------------------------|
  * | labels alone, 16 or 32 channels     | of labels; counts; under rule max of up to 4 heads its  |
  * |                                     | blocks compute the shares                               |
  * | bounds alone, rule sum              | of bounds; counts                                       |
  * | all others; no Hopper               | of any key, without bulk copies                         |
- * | labels in tiles or of an exchange   | in_tiles_kernel: both stages of `select` and the second |
- * | area alone, few units               | `score`                                                 |
  *
  * Under rule max share_kernel follows. `score` counts what it has stored, so that `select` need not
  * wait for all of it; `select` counts finished lists, so that attention need not wait for all of
@@ -27,7 +25,7 @@ enum {
     CN_ROUTE_SELECTS = 1,
     CN_ROUTE_TILES = 2,    /* stage 0 runs */
     CN_ROUTE_MAX = 4,      /* a row may rank tokens by group rule max */
-    CN_ROUTE_IN_TILES = 8, /* all rows that rank tokens rank those of tiles, or of an area */
+    CN_ROUTE_FEW = 8,      /* all rows that rank tokens rank those of tiles, or of an area */
     CN_ROUTE_KEYS_LOG2 = 4
 };
 
@@ -37,23 +35,12 @@ static inline uint32_t cn_route_keys(uint32_t route) { return route >> CN_ROUTE_
 /* Runs `score`. early: as its contract says, what it reads except q and tiles is complete. counts:
  * NULL; or set to the counts of the units, for the `select` of this output that must be launched
  * next and clears them; or to NULL if nothing is counted. */
-cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, uint32_t **counts);
-/* Runs `select`. done: [units] finished parts of each list, for attn_lists; or NULL. */
-cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, uint32_t *counts,
+cn_status cn_score_launch(cn_stream *s, const cn_score_args *a, bool early, bool after_select,
+                          uint32_t **counts);
+/* Runs `select`. few: of a launch with CN_ROUTE_FEW. done: [units] finished parts of each list, for
+ * attn_lists; or NULL. */
+cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, bool few, uint32_t *counts,
                            uint32_t *done);
-
-/* The tiles of each unit are selected, their tokens are scored, and tokens are selected. `tiles`
- * follows its score, with its counts. Their lists and the scores of tokens stay unwritten.
- * is_first: no row has tiles to select, and no score runs before. */
-typedef struct cn_in_tiles {
-    cn_select_args tiles;
-    cn_score_args score;
-    cn_select_args tokens;
-    uint32_t *counts, *done;
-    bool is_first;
-} cn_in_tiles;
-bool cn_in_tiles_fits(const cn_stream *s, const cn_score_args *tokens);
-cn_status cn_in_tiles_launch(cn_stream *s, const cn_in_tiles *a);
 
 /* Where `select` counts the finished parts of n_units lists; NULL: there is no room. */
 uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units);
