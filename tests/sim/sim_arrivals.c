@@ -169,8 +169,10 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     kv->home = has_host && sim_chance(w, 50) ? CN_HOME_HOST : CN_HOME_PEER;
     kv->policy = policies[sim_below(w, 5)];
     draw_selector(w, kv);
-    const bool one_list = cn_selector_of(kv->select)->ahead;
-    if (!cn_selector_of(kv->select)->away || (one_list && kv->policy == CN_KV_ZIP))
+    /* Some engines rank ahead. */
+    const bool ahead = sim_mix(w->engine.model_hash, 12) % 4 == 0;
+    if (!cn_selector_of(kv->select)->away || (kv->select == CN_SELECT_SPEC && !ahead) ||
+        (kv->select == CN_SELECT_SPEC && kv->policy == CN_KV_ZIP))
         kv->select = CN_SELECT_SPADE;
     kv->select_cap = sim_below(w, 5);
     kv->window_tokens = sim_between(w, 2, w->most_window);
