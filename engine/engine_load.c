@@ -111,6 +111,20 @@ static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan
     return cn_home_check_kv(c, &kv, plan->block_tokens, plan->window_tokens);
 }
 
+/* What events multiply queries of the window by. */
+static cn_status describe_latent(cn_engine *e)
+{
+    const cn_model_config *m = &e->model_config;
+    const cn_latent *l = &m->latent;
+    if (l->rank == 0) return CN_OK;
+    e->latent_keys = cn_calloc(m->n_layers, sizeof *e->latent_keys);
+    if (!e->latent_keys) return cn_fail(CN_ERR_MEMORY, "out of host memory for key matrices");
+    for (uint32_t i = 0; i < m->n_layers; i++)
+        e->latent_keys[i] = cn_weights_at(e->weights, CN_W_KV_B, i);
+    e->pools.latent = (cn_latent_keys){e->latent_keys, (l->nope + l->value) * l->rank};
+    return CN_OK;
+}
+
 /* The sizes of the pools. */
 static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
 {
@@ -122,6 +136,7 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
     p->act_dtype = be->act_dtype;
+    p->scale = m->latent.rank > 0 ? cn_model_config_scale(m) : 0;
 }
 
 /* The spaces, whose memory is allocated. */
@@ -408,6 +423,7 @@ cn_status cn_engine_load(cn_engine *e)
     if (e->backend->enter) e->backend->enter(e->backend);
     CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
     CN_TRY(load_model(e));
+    CN_TRY(describe_latent(e));
     describe_selection(e, kv);
     describe_spaces(e, kv);
     CN_TRY(make_homes(e, kv));
@@ -466,6 +482,7 @@ void cn_engine_free(cn_engine *e)
     cn_model_free(e->model);
     cn_dump_close(e->dump);
     cn_events_free(e->events);
+    cn_free(e->latent_keys);
     cn_select_probe_free(e->select_probe);
     cn_home_free(&e->homes);
     if (e->backend) free_device_memory(e);

@@ -137,6 +137,7 @@ struct cn_engine {
     cn_model *model;
     cn_dump *dump; /* NULL without --dump */
     cn_pools pools;
+    const void **latent_keys; /* [L] key matrices of latent attention; NULL: there are none */
     cn_space_memory device; /* the pools */
     void *swap_memory;      /* from host_alloc; NULL without --swap-space */
     cn_space_memory swap;   /* in swap_memory */

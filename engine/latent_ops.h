@@ -44,4 +44,10 @@ typedef struct cn_heads_gemm_args {
     bool by_rows;
 } cn_heads_gemm_args;
 
+/* The key matrices of latent attention: dn rows and r columns for each head. */
+typedef struct cn_latent_keys {
+    const void *const *weights; /* host, [L] that of head 0 */
+    uint32_t weight_stride;     /* elements from the matrix of one head to that of the next */
+} cn_latent_keys;
+
 #endif

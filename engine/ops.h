@@ -234,6 +234,8 @@ typedef struct cn_pools {
     uint32_t n_query_slots, window; /* window: rows of a ring, the engine's largest w */
     uint32_t n_heads;
     cn_dtype act_dtype; /* of q_window */
+    float scale; /* of products of queries and keys; 0: 1 / sqrt(head_dim) */
+    cn_latent_keys latent; /* queries of q_window times these are queries of rows of K; or NULL */
     cn_digest digest;
     void *draft; /* K of the retrieval head, cn_kv_layout_draft(&layout); NULL: there is none */
     void *state; /* CN_PLANE_STATE [n_blocks, draft_state]; NULL: the head reads embeddings alone */

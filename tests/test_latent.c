@@ -1,6 +1,6 @@
 /* test_latent.c - the ops of latent attention on the CPU, compared with sums written out here: the
  * row of a token and its queries, the products of heads, and attention with V inside of K. Together
- * they are the attention whose keys and values are computed from the rows. */
+ * they are the attention whose keys and values are computed from the rows. Events of policy zip. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 
-enum { MAX_LEN = 130, MAX_DIM = 576 };
+enum { MAX_LEN = 130, BLOCK = 16 };
 
 /* One sequence of a layer. The last n_q tokens are queries. */
 typedef struct world {
@@ -38,12 +38,12 @@ static float *random_floats(test_rng *r, size_t n)
 static world *new_world(test_rng *r, uint32_t n_heads, uint32_t nope, uint32_t rope, uint32_t rank,
                         uint32_t value)
 {
-    enum { BLOCK = 16, BLOCKS = 12 };
+    enum { N_BLOCKS = 12 };
     world *w = cn_calloc(1, sizeof *w);
     *w = (world){.n_heads = n_heads, .nope = nope, .rope = rope, .rank = rank, .value = value};
     w->len = 1 + test_rng_below(r, MAX_LEN);
     w->n_q = 1 + test_rng_below(r, w->len);
-    w->layout = cn_kv_layout_make(1, BLOCKS, 1, BLOCK, rank + rope, CN_F32);
+    w->layout = cn_kv_layout_make(1, N_BLOCKS, 1, BLOCK, rank + rope, CN_F32);
     cn_kv_layout_share(&w->layout, rank, nope + rope);
     w->kv = random_floats(r, cn_kv_pool_elems(&w->layout));
     w->q = random_floats(r, (size_t)w->len * n_heads * (nope + rope));
@@ -56,7 +56,7 @@ static world *new_world(test_rng *r, uint32_t n_heads, uint32_t nope, uint32_t r
     w->attn = random_floats(r, (size_t)w->len * n_heads * rank);
     w->out = random_floats(r, (size_t)w->len * n_heads * value);
     w->ring = random_floats(r, (size_t)w->len * n_heads * (nope + rope));
-    for (uint32_t i = 0; i < BLOCKS; i++) w->table[i] = (5 * i + 3) % BLOCKS;
+    for (uint32_t i = 0; i < N_BLOCKS; i++) w->table[i] = (5 * i + 3) % N_BLOCKS;
     for (uint32_t t = 0; t < w->len; t++) {
         w->positions[t] = t;
         w->slots[t] = w->table[t / BLOCK] * BLOCK + t % BLOCK;
@@ -295,6 +295,118 @@ static void other_shapes_are_refused(void **state)
     backend_rig_close(be);
 }
 
+/* ---- events ---- */
+
+enum { BLOCKS = 8, TARGETS = 3, WINDOW = 6, HEADS = 20 };
+enum { NOPE = 24, ROPE = 16, RANK = 48, VALUE = 8, RAW = NOPE + ROPE, ROW = RANK + ROPE };
+
+/* Pools of one layer with F and P, and the result of an event. */
+typedef struct event_pools {
+    cn_pools pools;
+    float *ring;
+} event_pools;
+
+static event_pools new_pools(test_rng *r, bool latent, float scale)
+{
+    event_pools e = {0};
+    cn_pools *p = &e.pools;
+    p->layout = cn_kv_layout_make(1, BLOCKS, 1, BLOCK, ROW, CN_F32);
+    if (latent) cn_kv_layout_share(&p->layout, RANK, RAW);
+    p->kv = random_floats(r, cn_kv_pool_elems(&p->layout));
+    p->score = cn_calloc(BLOCKS * BLOCK, sizeof *p->score);
+    p->origin = cn_calloc(BLOCKS * BLOCK, sizeof *p->origin);
+    p->q_window = e.ring = random_floats(r, (size_t)WINDOW * HEADS * p->layout.query_dim);
+    p->n_query_slots = 1;
+    p->window = WINDOW;
+    p->n_heads = HEADS;
+    p->scale = scale;
+    return e;
+}
+
+static void free_pools(event_pools *e)
+{
+    cn_free(e->pools.kv);
+    cn_free(e->pools.score);
+    cn_free(e->pools.origin);
+    cn_free(e->ring);
+}
+
+static const float *row_at(const cn_pools *p, uint32_t slot)
+{
+    return (const float *)p->kv + cn_kv_row(&p->layout, 0, slot / BLOCK, 0, slot % BLOCK, CN_KV_K);
+}
+
+static void run_event(cn_backend *be, event_pools *e, cn_kv_redundancy redundancy)
+{
+    uint32_t table[BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++) table[i] = i;
+    const cn_compress_req req = {.params = {.policy = CN_KV_ZIP,
+                                            .budget_tokens = TARGETS * BLOCK,
+                                            .window_tokens = WINDOW,
+                                            .global_score = true,
+                                            .alpha = 0.8F,
+                                            .redundancy = redundancy,
+                                            .redundancy_p = 0.3F,
+                                            .redundancy_tau = 0.1F,
+                                            .lambda = 0.6F,
+                                            .combine = CN_COMBINE_SUBTRACT},
+                                 .n_blocks = BLOCKS,
+                                 .n_target = TARGETS,
+                                 .table = table,
+                                 .target = table,
+                                 .position_end = BLOCKS * BLOCK,
+                                 .first_event = true};
+    const size_t bytes = be->compress_scratch_bytes(be, &e->pools, BLOCKS * BLOCK);
+    void *scratch = cn_calloc_aligned(bytes, 1);
+    const cn_compress_args a = {
+        .pools = e->pools, .reqs = &req, .n_reqs = 1, .scratch = scratch, .scratch_bytes = bytes};
+    if (be->compress(backend_rig_stream(be), &a) != CN_OK) fail_msg("%s", cn_last_error());
+    cn_free(scratch);
+}
+
+/* An event keeps what it keeps of K and V of one head of the same width, whose window has the
+ * queries after the product with the key matrices. */
+static void check_event(cn_backend *be, uint64_t seed, cn_kv_redundancy redundancy)
+{
+    test_rng r = {seed};
+    /* Queries that are twice as long, times half of the scale: 1 / sqrt(ROW). */
+    event_pools latent = new_pools(&r, true, 0.25F), plain = new_pools(&r, false, 0);
+    float *weight = random_floats(&r, (size_t)HEADS * (NOPE + VALUE) * RANK);
+    const void *layers[] = {weight};
+    latent.pools.latent = (cn_latent_keys){layers, (NOPE + VALUE) * RANK};
+    for (uint32_t s = 0; s < BLOCKS * BLOCK; s++)
+        memcpy((float *)(uintptr_t)row_at(&plain.pools, s), row_at(&latent.pools, s),
+               ROW * sizeof(float));
+    const cn_heads_gemm_args g = {.out = plain.ring, .x = latent.ring, .weight = weight,
+                                  .weight_stride = (NOPE + VALUE) * RANK, .n_tokens = WINDOW,
+                                  .n_heads = HEADS, .n = RANK, .k = NOPE, .n_copied = ROPE,
+                                  .by_rows = true};
+    assert_int_equal(be->heads_gemm(backend_rig_stream(be), &g), CN_OK);
+    for (uint32_t i = 0; i < WINDOW * HEADS * ROW; i++) plain.ring[i] *= 2;
+    run_event(be, &latent, redundancy);
+    run_event(be, &plain, redundancy);
+    const size_t n = (size_t)TARGETS * BLOCK;
+    assert_memory_equal(latent.pools.origin, plain.pools.origin, n * sizeof(uint32_t));
+    assert_memory_equal(latent.pools.score, plain.pools.score, n * sizeof(float));
+    uint32_t n_moved = 0;
+    for (uint32_t s = 0; s < n; s++) {
+        assert_memory_equal(row_at(&latent.pools, s), row_at(&plain.pools, s), ROW * sizeof(float));
+        n_moved += latent.pools.origin[s] != s;
+    }
+    assert_true(n_moved > 0 && latent.pools.score[0] > 0);
+    free_pools(&latent);
+    free_pools(&plain);
+    cn_free(weight);
+}
+
+static void an_event_multiplies_the_queries_of_its_window(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(1);
+    for (uint64_t seed = 0; seed < 12; seed++) check_event(be, seed, (cn_kv_redundancy)(seed % 3));
+    backend_rig_close(be);
+}
+
 /* Bytes of a block and of the ring. */
 static void a_layout_has_one_part(void **state)
 {
@@ -317,6 +429,7 @@ int main(void)
         cmocka_unit_test(ops_agree_with_expanded_keys_and_values),
         cmocka_unit_test(decode_rows_have_the_bits_of_a_prompt),
         cmocka_unit_test(other_shapes_are_refused),
+        cmocka_unit_test(an_event_multiplies_the_queries_of_its_window),
         cmocka_unit_test(a_layout_has_one_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

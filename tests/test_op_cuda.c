@@ -346,10 +346,22 @@ static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n
         .score = op_random_f32(e, cn_kv_side_elems(l)),
         .origin = random_ids(e, (uint32_t)cn_kv_side_elems(l), 1000),
         .window = op_random(e, (size_t)l->n_layers * n_slots * w * n_heads * l->head_dim)};
-    p.cpu = (cn_pools){*l, p.kv.cpu, p.score.cpu, p.origin.cpu, p.window.cpu, n_slots, w, n_heads,
-                       CN_F32, {0}, NULL, NULL};
-    p.cuda = (cn_pools){op_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
-                        p.window.cuda, n_slots, w, n_heads, CN_BF16, {0}, NULL, NULL};
+    p.cpu = (cn_pools){.layout = *l,
+                       .kv = p.kv.cpu,
+                       .score = p.score.cpu,
+                       .origin = p.origin.cpu,
+                       .q_window = p.window.cpu,
+                       .n_query_slots = n_slots,
+                       .window = w,
+                       .n_heads = n_heads,
+                       .act_dtype = CN_F32};
+    p.cuda = p.cpu;
+    p.cuda.layout = op_layout_as(l, CN_BF16);
+    p.cuda.kv = p.kv.cuda;
+    p.cuda.score = p.score.cuda;
+    p.cuda.origin = p.origin.cuda;
+    p.cuda.q_window = p.window.cuda;
+    p.cuda.act_dtype = CN_BF16;
     if (e->fp8) {
         p.cpu.layout = fp8_layout_as(l, CN_F32);
         p.cuda.layout = fp8_layout_as(l, CN_BF16);

@@ -392,16 +392,17 @@ static void swapped_blocks_come_back_unchanged(void **state)
     float *kv = new_random(&r, n_kv), *score = new_random(&r, n_side), *q = new_random(&r, n_q);
     uint32_t *origin = cn_calloc(n_side, sizeof *origin);
     float *kv_was = cn_calloc(n_kv, 4), *score_was = cn_calloc(n_side, 4);
-    float *q_was = cn_calloc(n_q, 4);
+    float *q_was = copy_of(q, n_q);
     for (size_t i = 0; i < n_side; i++) origin[i] = (uint32_t)i;
     memcpy(kv_was, kv, n_kv * 4);
     memcpy(score_was, score, n_side * 4);
-    memcpy(q_was, q, n_q * 4);
     l.draft_dim = DRAFT;
     l.draft_state = STATE;
     float *states = new_random(&r, B * STATE), *states_were = copy_of(states, B * STATE);
     float *draft = new_random(&r, B * N_DRAFT), *draft_was = copy_of(draft, B * N_DRAFT);
-    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, draft, states};
+    const cn_pools pools = {.layout = l, .kv = kv, .score = score, .origin = origin, .draft = draft,
+                            .state = states, .q_window = q, .n_query_slots = SLOTS, .window = W,
+                            .n_heads = HQ, .act_dtype = CN_F32};
     const cn_planes device = cn_pools_planes(&pools);
     assert_int_equal(cn_planes_block_bytes(&device),
                      L * (l.block_bytes + 2 * HK * BT * 4) + N_DRAFT * 4 + STATE * 4);
@@ -463,7 +464,8 @@ static void whole_blocks_and_query_slots_are_copied(void **state)
     memcpy(kv_before, kv, n_kv * 4);
     memcpy(score_before, score, n_side * 4);
     const cn_block_copy blocks[] = {{1, 4}, {4, 0}, {2, 2}}, slots[] = {{3, 1}};
-    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}, NULL, NULL};
+    cn_pools pools = {.layout = l, .kv = kv, .score = score, .origin = origin, .q_window = q,
+                      .n_query_slots = SLOTS, .window = W, .n_heads = HQ, .act_dtype = CN_F32};
     cn_copy_args a = {.list = {blocks, 3, slots, 1}};
     a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_OK);

@@ -51,13 +51,23 @@ static void heads_task(void *ctx, uint32_t task, uint32_t worker)
         memcpy(out + t * out_stride + a->n, x + t * x_stride + a->k, a->n_copied * sizeof *out);
 }
 
+static uint32_t n_heads_tasks(const cn_heads_gemm_args *a)
+{
+    return a->n_heads * (uint32_t)cn_ceil_div(a->n_tokens, TASK_TOKENS);
+}
+
+void cn_cpu_heads_run(const cn_heads_gemm_args *a)
+{
+    for (uint32_t task = 0; task < n_heads_tasks(a); task++)
+        heads_task((void *)(uintptr_t)a, task, 0);
+}
+
 cn_status cn_cpu_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a)
 {
     const uint32_t summed = a->by_rows ? a->n : a->k;
     if (summed % 16 != 0)
         return cn_fail(CN_ERR_SHAPE, "heads_gemm: matrix of %u columns: expected a multiple of 16",
                        summed);
-    const uint64_t n_tasks = a->n_heads * cn_ceil_div(a->n_tokens, TASK_TOKENS);
-    cn_cpu_parallel(s, (uint32_t)n_tasks, heads_task, (void *)(uintptr_t)a);
+    cn_cpu_parallel(s, n_heads_tasks(a), heads_task, (void *)(uintptr_t)a);
     return CN_OK;
 }

@@ -103,6 +103,8 @@ cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a);
 cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a);
 cn_status cn_cpu_latent_store(cn_stream *s, const cn_latent_store_args *a);
 cn_status cn_cpu_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a);
+/* The same on the calling thread. */
+void cn_cpu_heads_run(const cn_heads_gemm_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
 /* Checks the shape of pools that digest and score read; `op` names the op in the error. */

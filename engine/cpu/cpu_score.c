@@ -13,6 +13,7 @@
 
 #include "compress/rule.h"
 #include "engine/base/base.h"
+#include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/score.h"
 
 enum {
@@ -128,6 +129,35 @@ static void query_product(const cn_score_job *job, const float *queries, uint32_
                     (int)n, 0, logits + v, (int)n);
 }
 
+/* out[group, d] = a query of the window of a kv head, as it is multiplied with rows of K. With
+ * latent attention the window has queries before the product with the key matrices of their heads.
+ */
+static void window_queries(const cn_score_job *job, uint32_t ring_row, float *out)
+{
+    const cn_pools *p = job->pools;
+    const cn_kv_layout *l = &p->layout;
+    const uint32_t group = p->n_heads / l->n_kv_heads, d = l->query_dim;
+    const float *ring = (const float *)p->q_window +
+                        cn_query_row(p->n_query_slots, p->window, p->n_heads, d, job->layer,
+                                     job->req->query_slot, ring_row, job->kv_head * group);
+    if (!p->latent.weights) {
+        memcpy(out, ring, (size_t)group * d * sizeof *out);
+        return;
+    }
+    const uint32_t rank = l->part[CN_KV_V].width, rope = l->head_dim - rank;
+    const cn_heads_gemm_args a = {.out = out,
+                                  .x = ring,
+                                  .weight = p->latent.weights[job->layer],
+                                  .weight_stride = p->latent.weight_stride,
+                                  .n_tokens = 1,
+                                  .n_heads = group,
+                                  .n = rank,
+                                  .k = d - rope,
+                                  .n_copied = rope,
+                                  .by_rows = true};
+    cn_cpu_heads_run(&a);
+}
+
 /* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
  * group's query heads. Causal inside the last w slots. With CN_FORM_PEAK (compress/rule.h) the
  * largest of them instead, each times 2^(cn_rule_decay_log2 * age), where the newest query has age
@@ -141,7 +171,7 @@ static void score_attention(const cn_score_job *job)
     const uint32_t w = cn_rule_event_queries(req, n);
     const uint32_t group = p->n_heads / p->layout.n_kv_heads, chunk = chunk_queries(p);
     /* Base-2 logits: the factor log2(e) is part of the product's scale and costs nothing. */
-    const float scale = LOG2_E / sqrtf((float)d);
+    const float scale = p->scale > 0 ? LOG2_E * p->scale : LOG2_E / sqrtf((float)d);
     float *queries = job->work, *logits = queries + (size_t)chunk * group * d;
     const bool peak = cn_rule_of(req->params.rule)->form == CN_FORM_PEAK;
     const float decay_log2 = cn_rule_decay_log2(&req->params);
@@ -151,10 +181,7 @@ static void score_attention(const cn_score_job *job)
         uint32_t n_u = cn_min_u32(chunk, w - u0);
         for (uint32_t u = 0; u < n_u; u++) {
             uint32_t ring_row = (req->position_end - w + u0 + u) % rows;
-            size_t at = cn_query_row(p->n_query_slots, p->window, p->n_heads, d, job->layer,
-                                     req->query_slot, ring_row, job->kv_head * group);
-            memcpy(queries + (size_t)u * group * d, (const float *)p->q_window + at,
-                   (size_t)group * d * sizeof *queries);
+            window_queries(job, ring_row, queries + (size_t)u * group * d);
         }
         query_product(job, queries, n_u * group, scale, logits);
         for (uint32_t u = 0; u < n_u; u++) {

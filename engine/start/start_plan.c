@@ -37,7 +37,6 @@ uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m)
 /* Refuses what has no ops for latent attention yet. */
 static cn_status check_latent(const cn_config *c, const cn_model_config *m)
 {
-    const uint32_t scored = cn_config_policies(c) & 1U << CN_KV_ZIP;
     const struct {
         bool wanted;
         const char *option, *what, *way_out;
@@ -45,7 +44,6 @@ static cn_status check_latent(const cn_config *c, const cn_model_config *m)
         {cn_config_away(c) != 0, "--kv-home, --kv-homes", "homes", "leave them out"},
         {cn_selectors_need(cn_config_selectors(c)).any, "--kv-select, --kv-selectors", "selectors",
          "leave them out"},
-        {scored, "--kv-policy, --kv-policies", "zip", "use full or window"},
         {cn_planner_kv_form(c) != CN_KV_PLAIN, "--kv-cache-dtype fp8", "eight bits",
          "set --kv-cache-dtype auto"},
     };
