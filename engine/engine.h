@@ -7,6 +7,7 @@
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/options/options.h"
+#include "engine/start/load_gate.h"
 #include "engine/text/tokenizer.h"
 #include "paged/prefix_marks.h"
 
@@ -15,6 +16,8 @@
  * weights. After a failure of the second free the engine. */
 cn_status cn_engine_plan_start(cn_engine **out, const cn_config *c);
 cn_status cn_engine_load(cn_engine *e);
+/* Before _load, if others are loaded at the same time. The gate is borrowed. */
+void cn_engine_set_gate(cn_engine *e, cn_load_gate *gate);
 
 /* Looks at an engine whose memory is planned and not yet allocated. An error ends the start. */
 typedef cn_status (*cn_engine_check)(void *ctx, cn_engine *e);

@@ -277,7 +277,10 @@ static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
     };
     cn_model_rope(e->model, &o.cos, &o.sin);
     CN_TRY(cn_home_create(&e->homes, &o));
-    CN_TRY(cn_homes_measure_links(&e->homes));
+    cn_load_gate_enter(e->gate);
+    const cn_status measured = cn_homes_measure_links(&e->homes);
+    cn_load_gate_leave(e->gate);
+    CN_TRY(measured);
     cn_scheduler_set_slow_homes(e->scheduler, cn_homes_slow(&e->homes));
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home_plan *h = &plan->homes[i];
@@ -417,12 +420,21 @@ cn_status cn_engine_plan_start(cn_engine **out, const cn_config *c)
     return CN_OK;
 }
 
+static cn_status load_all_weights(cn_engine *e)
+{
+    if (e->backend->enter) e->backend->enter(e->backend);
+    CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
+    return load_model(e);
+}
+
+void cn_engine_set_gate(cn_engine *e, cn_load_gate *gate) { e->gate = gate; }
+
 cn_status cn_engine_load(cn_engine *e)
 {
     const cn_memory_plan *kv = &e->plan.kv;
-    if (e->backend->enter) e->backend->enter(e->backend);
-    CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
-    CN_TRY(load_model(e));
+    const cn_status loaded = load_all_weights(e);
+    cn_load_gate_arrive(e->gate);
+    CN_TRY(loaded);
     CN_TRY(describe_latent(e));
     describe_selection(e, kv);
     describe_spaces(e, kv);

@@ -18,6 +18,7 @@
 #include "engine/prompt_scores.h"
 #include "engine/sampler.h"
 #include "engine/start/gpu_uuid.h"
+#include "engine/start/load_gate.h"
 #include "engine/start/start_plan.h"
 #include "engine/text/chat_template.h"
 #include "engine/token_rules.h"
@@ -127,6 +128,7 @@ struct cn_engine {
     cn_chat_template *chat;
 
     cn_backend *backend;
+    cn_load_gate *gate; /* borrowed; NULL: it is loaded alone */
     char gpu_uuid[CN_GPU_UUID_BYTES]; /* "": no GPU, or not known */
     cn_stream *stream;       /* priority HIGH: runs the model */
     cn_stream *event_stream; /* priority LOW: runs compression events */

@@ -83,6 +83,9 @@ cn_status cn_lane_engines_plan(cn_lane_engines *engines, const cn_config *c)
         if (status != CN_OK && d.n > 1) return cn_fail_within(status, "engine %u", i);
         CN_TRY(status);
     }
+    if (d.n == 1) return CN_OK;
+    CN_TRY(cn_load_gate_create(&engines->gate, d.n));
+    for (uint32_t i = 0; i < d.n; i++) cn_engine_set_gate(engines->at[i], engines->gate);
     return CN_OK;
 }
 
@@ -97,5 +100,6 @@ double cn_lane_engines_stall_s(const cn_lane_engines *engines, const cn_config *
 void cn_lane_engines_free(cn_lane_engines *engines)
 {
     for (uint32_t i = 0; i < engines->n; i++) cn_engine_free(engines->at[i]);
-    engines->n = 0;
+    cn_load_gate_free(engines->gate);
+    *engines = (cn_lane_engines){0};
 }

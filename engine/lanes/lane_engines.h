@@ -12,6 +12,7 @@
 typedef struct cn_lane_engines {
     cn_engine *at[CN_MAX_DEVICES];
     uint32_t n;
+    cn_load_gate *gate; /* NULL: there is one engine */
 } cn_lane_engines; /* zero-initialise */
 
 /* Plans the engines. After a failure, too, they have to be freed. */
