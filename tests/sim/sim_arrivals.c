@@ -170,7 +170,7 @@ static void draw_away(sim_world *w, cn_kv_params *kv)
     kv->policy = policies[sim_below(w, 5)];
     draw_selector(w, kv);
     /* Some engines rank ahead. */
-    const bool ahead = sim_mix(w->engine.model_hash, 12) % 4 == 0;
+    const bool ahead = sim_mix(w->engine.model_hash, 14) % 4 == 0;
     if (!cn_selector_of(kv->select)->away || (kv->select == CN_SELECT_SPEC && !ahead) ||
         (kv->select == CN_SELECT_SPEC && kv->policy == CN_KV_ZIP))
         kv->select = CN_SELECT_SPADE;
