@@ -129,7 +129,7 @@ static int count_caught(sim_fault fault, bool without_invariants, const char *ho
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
         sim_result r;
         sim_opts o = {.seed = seed,
-                      .steps = 200000, /* a run ends when its fault is caught */
+                      .steps = 1000000, /* a run ends when its fault is caught */
                       .epoch_steps = 500,
                       .fault = fault,
                       .without_invariants = without_invariants};
