@@ -123,7 +123,7 @@ TSAN_TESTS ?= turns ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend
 
 # The parts of `make nightly`, without the sanitizers.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-routers \
+  nightly-shards nightly-structured nightly-tokenizer nightly-clients nightly-recipes \
   nightly-checkpoint
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
@@ -331,8 +331,8 @@ nightly-tokenizer: programs
 	@TOKENIZER_TEXTS=40000 $(RUN) tests/tokenizer_check.sh
 nightly-clients: programs
 	@SEED=$(SEED) $(RUN) tests/nightly_clients.sh
-nightly-routers: programs
-	@$(RUN) tests/nightly_routers.sh
+nightly-recipes: programs
+	@$(RUN) tests/nightly_routers.sh tests/nightly_ray.sh
 nightly-checkpoint: programs
 	@$(RUN) tests/nightly_checkpoint.sh
 
