@@ -1,4 +1,4 @@
-/* bench_dataset.h - the prompts of a benchmark: random tokens, ShareGPT conversations, or lines of
+/* bench_dataset.h - the prompts of a benchmark: random tokens, or lines of
  * JSON (texts, or the lengths of a workload), each with the number of tokens to generate.
  *
  * Owner: the caller. Thread: one. Stage: before the clock starts. */

@@ -52,8 +52,8 @@ static const cn_option options[] = {
         .help = "dtype of activations; auto is float32 on a CPU and bfloat16 on a GPU"),
     ROW(MODEL, "quantization", ENUM, quantization, "auto", .values = "auto|fp8", .flags = RESULT,
         .help = "weights of the layers: auto leaves them as in the checkpoint, FP8 or not; fp8 "
-                "makes blocks of 128 x 128 in e4m3 from a checkpoint that is not FP8; on a CPU "
-                "only so far"),
+                "makes blocks of 128 x 128 in e4m3 from a checkpoint that is not FP8; on a "
+                "CPU or a GPU of compute capability 9.0"),
     ROW(MODEL, "fp8-activations", BOOL, fp8_activations, "true", .flags = RESULT,
         .help = "products with FP8 weights round their input to e4m3 too, as the checkpoint says; "
                 "false: they do not"),
@@ -171,7 +171,8 @@ static const cn_option options[] = {
         .flags = RESULT | SHARE, .json = "kv.recent",
         .help = "newest tokens that every rule but zipage always keeps, at least --kv-window: a "
                 "share of the budget, such as 0.125 or 12.5%, or a number of tokens from 1 on; "
-                "with rule follow the default is 0.5"),
+                "with rule follow the default is 0.5; with --kv-move fill a share is at most a "
+                "block"),
     ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",
         .help = "carry a decayed score from one compression to the next"),
     ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,
