@@ -93,6 +93,37 @@ assert n == 1 or (len(made) == n and sum(made) == 1200 and min(made) > 0), made
 assert n == 1 or sum(e["steps"] for e in j["engines"]) == j["steps"]
 P
 done
+# Without a thread for engine 1 the command ends, though engine 0 waits to measure its link. Threads
+# for the products are started first, so the call of engine 1 is searched for.
+cat >"$dir/thread.c" <<'C'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+static _Thread_local int n;
+int pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        dlsym(RTLD_NEXT, "pthread_create");
+    return ++n == atoi(getenv("FAIL_THREAD")) ? EAGAIN : next(out, attr, run, arg);
+}
+C
+"${CC:-cc}" -shared -fPIC -o "$dir/thread.so" "$dir/thread.c"
+for command in "run-batch -i $dir/in.jsonl -o $dir/no" "serve --port 0" \
+    "bench throughput --num-prompts 4 --input-len 20 --output-len 4"; do
+    for call in $(seq 1 20); do
+        got=0
+        # shellcheck disable=SC2086 # options
+        timeout 60 env LD_PRELOAD="$dir/thread.so" FAIL_THREAD="$call" "$cinch" $command \
+            --model examples/tiny-reasoner --device cpu --threads 2 --max-num-seqs 4 \
+            --kv-cache-memory-bytes 32M --data-parallel-size 2 --kv-homes host --home-space 0.02 \
+            --kv-selectors spade >"$dir/log" 2>&1 || got=$?
+        [ $got = 1 ] || fail "$command, thread $call: exit code $got"
+        ! grep -q 'no thread for engine 1' "$dir/log" || break
+    done
+    grep -q 'no thread for engine 1' "$dir/log" || fail "$command: engine 1 has its thread"
+done
 for mode in "--steady-steps 8" "--resident 64" "--prefill 64" "--timeline $dir/timeline"; do
     # shellcheck disable=SC2086 # an option and its value
     ! "$cinch" bench throughput --model examples/tiny-reasoner --data-parallel-size 2 $mode \

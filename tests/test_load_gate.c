@@ -46,10 +46,33 @@ static void engines_measure_alone(void **state)
     assert_int_equal(n_measured, N - 1);
 }
 
+static void *wait_in_gate(void *context)
+{
+    (void)context;
+    cn_load_gate_arrive(gate);
+    cn_load_gate_enter(gate);
+    cn_load_gate_leave(gate);
+    return NULL;
+}
+
+static void nobody_waits_for_engines_that_never_arrive(void **state)
+{
+    (void)state;
+    pthread_t waits;
+    assert_int_equal(cn_load_gate_create(&gate, N), CN_OK);
+    assert_int_equal(pthread_create(&waits, NULL, wait_in_gate, NULL), 0);
+    usleep(STEP_US);
+    cn_load_gate_open(gate);
+    pthread_join(waits, NULL);
+    wait_in_gate(NULL);
+    cn_load_gate_free(gate);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engines_measure_alone),
+        cmocka_unit_test(nobody_waits_for_engines_that_never_arrive),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -168,7 +168,11 @@ static cn_status load_parts(parts *all)
 {
     CN_TRY(cn_lane_engines_plan(&all->engines, all->b->config));
     CN_TRY(cn_mailbox_create(&all->outbox, OUTBOX_MAILS));
-    for (uint32_t i = 0; i < all->engines.n; i++) CN_TRY(open_engine_part(all, i));
+    for (uint32_t i = 0; i < all->engines.n; i++) {
+        const cn_status opened = open_engine_part(all, i);
+        if (opened != CN_OK) cn_load_gate_open(all->engines.gate);
+        CN_TRY(opened);
+    }
     CN_TRY(wait_for(all, &all->n_loaded));
     return all->n_loaded == all->n_opened ? CN_OK : cn_fail(CN_ERR_CANCELLED, "interrupted");
 }

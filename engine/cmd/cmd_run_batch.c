@@ -126,7 +126,9 @@ static cn_status start_lanes(cn_lanes **out, const cn_lane_engines *engines, con
         .by_priority = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
         .load = cn_engine_load,
     };
-    return cn_lanes_create(out, &o);
+    const cn_status status = cn_lanes_create(out, &o);
+    if (status != CN_OK) cn_load_gate_open(engines->gate);
+    return status;
 }
 
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive, cn_lane_engines *engines,

@@ -7,6 +7,7 @@ struct cn_load_gate {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint32_t n_missing; /* engines that have not arrived */
+    bool opened; /* none waits for the others any more */
     bool taken;
 };
 
@@ -42,7 +43,8 @@ void cn_load_gate_enter(cn_load_gate *g)
 {
     if (!g) return;
     pthread_mutex_lock(&g->lock);
-    while (g->n_missing > 0 || g->taken) pthread_cond_wait(&g->changed, &g->lock);
+    while ((g->n_missing > 0 && !g->opened) || g->taken)
+        pthread_cond_wait(&g->changed, &g->lock);
     g->taken = true;
     pthread_mutex_unlock(&g->lock);
 }
@@ -52,6 +54,15 @@ void cn_load_gate_leave(cn_load_gate *g)
     if (!g) return;
     pthread_mutex_lock(&g->lock);
     g->taken = false;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void cn_load_gate_open(cn_load_gate *g)
+{
+    if (!g) return;
+    pthread_mutex_lock(&g->lock);
+    g->opened = true;
     pthread_cond_broadcast(&g->changed);
     pthread_mutex_unlock(&g->lock);
 }

@@ -20,5 +20,7 @@ void cn_load_gate_arrive(cn_load_gate *g);
 /* Waits until all engines have arrived and no other one measures. */
 void cn_load_gate_enter(cn_load_gate *g);
 void cn_load_gate_leave(cn_load_gate *g);
+/* Some engines will never arrive, as the load is given up: none waits for them. */
+void cn_load_gate_open(cn_load_gate *g);
 
 #endif

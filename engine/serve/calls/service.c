@@ -31,7 +31,9 @@ static cn_status open_lanes(cn_service *s)
                              .owner = at,
                              .on_step = cn_engine_thread_step,
                              .on_end = cn_engine_thread_end};
-        CN_TRY(cn_lane_open(&at->lane));
+        const cn_status opened = cn_lane_open(&at->lane);
+        if (opened != CN_OK) cn_load_gate_open(s->engines.gate);
+        CN_TRY(opened);
         s->n_lanes = i + 1;
     }
     while (s->n_loaded < n) {
