@@ -1,7 +1,7 @@
 #!/bin/bash
 # nightly_ray.sh - examples/deploy/ray/answer.py with Ray from PyPI and two actors on the CPU. A
 # server is killed: the answers are those of run-batch, each once. A second run answers nothing
-# again. BUILD is the build directory.
+# again. A server that cannot start ends the run. BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -23,13 +23,27 @@ exec "$cinch" "\$@"
 E
 chmod +x "$dir/cinch"
 : >"$dir/servers"
+# answer MODEL OUT_DIR OPTION...
 answer() {
-    CINCH="$dir/cinch" RAY_USAGE_STATS_ENABLED=0 RAY_TMPDIR="$dir" "$python" \
-        examples/deploy/ray/answer.py examples/tiny-reasoner "$dir/in.jsonl" "$dir/out" --actors 2 \
+    local model=$1 out=$2
+    shift 2
+    CINCH="$dir/cinch" RAY_USAGE_STATS_ENABLED=0 RAY_TMPDIR="$dir" timeout 600 "$python" \
+        examples/deploy/ray/answer.py "$model" "$dir/in.jsonl" "$out" --actors 2 \
         --gpus 0 --local-cpus 8 -- --device cpu --threads 1 \
-        --kv-cache-memory-bytes 32M >"$dir/log" 2>&1
+        --kv-cache-memory-bytes 32M "$@" >"$dir/log" 2>&1
 }
-answer &
+# fails TEXT MODEL OPTION...: the run ends, and names the cause.
+fails() {
+    local text=$1 got=0 model=$2
+    shift 2
+    answer "$model" "$dir/none" "$@" || got=$?
+    [ $got = 1 ] && grep -q "RuntimeError: the server did not start: .*$text" "$dir/log" ||
+        { echo "$model $*: exit code $got"; tail -n 40 "$dir/log"; exit 1; }
+}
+fails 'no-such/model' no-such/model
+fails 'no-such-option' examples/tiny-reasoner --no-such-option
+: >"$dir/servers"
+answer examples/tiny-reasoner "$dir/out" &
 run=$!
 # busy: prints the process of a server that runs requests.
 busy() {
@@ -62,6 +76,6 @@ for row in rows:
     assert text(json.loads(row["response"])) == want[row["custom_id"]], row
 P
 lines=$(cat "$dir"/out/* | wc -l)
-answer || { tail -n 40 "$dir/log"; exit 1; }
+answer examples/tiny-reasoner "$dir/out" || { tail -n 40 "$dir/log"; exit 1; }
 [ "$(cat "$dir"/out/* | wc -l)" = "$lines" ] || { echo "lines are answered again"; exit 1; }
 echo "nightly ray: ok"

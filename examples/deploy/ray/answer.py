@@ -5,8 +5,9 @@
 IN.jsonl has lines as `cinch run-batch` reads them, with custom_id. OUT_DIR gets files of lines with
 custom_id, status and response. Options after -- are those of `cinch serve`. CINCH names the program.
 
-A server that dies ends its actor. Ray starts another one, which answers the rows again: an exception
-would end the whole dataset. A run that is started again leaves out the lines that OUT_DIR has.
+A server that cannot start ends the run with its last line. One that dies later ends its actor. Ray
+starts another one, which answers the rows again: an exception would end the whole dataset. A run
+that is started again leaves out the lines that OUT_DIR has.
 """
 import argparse
 import asyncio
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import ray
@@ -51,14 +53,25 @@ class Server:
     def __init__(self, model, options):
         self.path = tempfile.mkdtemp(prefix="cinch-") + "/socket"
         self.threads = concurrent.futures.ThreadPoolExecutor(BATCH * BATCHES)
+        self.last_line = ""
         # Ray has set CUDA_VISIBLE_DEVICES: the actor's GPU is the first one.
         self.process = subprocess.Popen(
             [os.environ.get("CINCH", "cinch"), "serve", "--model", model, "--uds", self.path,
-             "--access-log", "off", *options], preexec_fn=end_with_the_actor)
+             "--access-log", "off", *options],
+            stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=end_with_the_actor)
+        log = threading.Thread(target=self.pass_log_on, daemon=True)
+        log.start()
         while not self.is_up():
             if self.process.poll() is not None:
-                os._exit(1)
+                log.join(10)
+                raise RuntimeError(f"the server did not start: {self.last_line}")
             time.sleep(0.2)
+
+    def pass_log_on(self):
+        for line in self.process.stderr:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            self.last_line = line.strip() or self.last_line
 
     def is_up(self):
         try:
@@ -115,8 +128,10 @@ def main():
     lines = ray.data.read_text(os.path.abspath(o.input))
     lines = lines.map(lambda row: {"custom_id": json.loads(row["text"])["custom_id"], **row})
     lines = lines.filter(lambda row: row["custom_id"] not in done)
+    # Otherwise the name of a checkpoint in the Hugging Face cache.
+    model = os.path.abspath(o.model) if os.path.isdir(o.model) else o.model
     answers = lines.map_batches(
-        Server, fn_constructor_args=(os.path.abspath(o.model), options), batch_size=BATCH,
+        Server, fn_constructor_args=(model, options), batch_size=BATCH,
         compute=ray.data.ActorPoolStrategy(size=o.actors, max_tasks_in_flight_per_actor=BATCHES),
         max_concurrency=BATCHES, num_cpus=1, num_gpus=o.gpus)
     answers.write_json(os.path.abspath(o.output))
