@@ -108,7 +108,7 @@ done <<T
 --select-group needs --kv-select ds or tls|plan $model --select-group mean --kv-select quest
 --select-dense-layers needs --kv-select oracle|plan $model --select-dense-layers 1
 --select-query needs --kv-home peer or host, with --kv-select tls|plan $model --select-query predicted --kv-select tls
---select-cap needs an arm of --arms that reads it: tls, spade or last, with home=peer|compare $model -i examples/prompts.jsonl --arms spade:64 --select-cap 4
+--select-cap needs an arm of --arms that reads it: tls, spade, last or spec, with home=peer or home=host|compare $model -i examples/prompts.jsonl --arms spade:64 --select-cap 4
 tls reads select_query only with home=peer or home=host before it|compare $model -i examples/prompts.jsonl --arms tls:64:select_query=predicted:home=host
 spade does not read select_query|compare $model -i examples/prompts.jsonl --arms spade:64:home=host:select_query=predicted
 --recent-tokens needs --kv-select oracle|plan $model --recent-tokens 1

@@ -155,8 +155,8 @@ if [ -e "$fake" ]; then
     sed 's/"max_tokens": [0-9]*, //' "$dir/in.jsonl" >"$dir/long.jsonl"
     gpus 0 'engines: 4; output tokens [1-9]' FAKE_GPUS=4 --data-parallel-size 4
     gpus 0 'on cuda:3: --device cuda:3' FAKE_GPUS=4 --devices cuda:3,1
-    gpus 0 '[0-9]+ \(failed\)' "FAKE_GPUS=3 FAKE_LOST=1:1500" --data-parallel-size 3
-    gpus 0 '^engines: 2; .*[0-9]+ \(failed\)' "FAKE_GPUS=2 FAKE_LOST=0:1500" \
+    gpus 0 '[0-9]+ \(failed\)' "FAKE_GPUS=3 FAKE_LOST=1:700" --data-parallel-size 3
+    gpus 0 '^engines: 2; .*[0-9]+ \(failed\)' "FAKE_GPUS=2 FAKE_LOST=0:700" \
         --data-parallel-size 2 --kv-policy zip --kv-budget 256
     gpus 1 'engine 2: --device cuda:2: expected cuda:0 to cuda:1' FAKE_GPUS=2 --data-parallel-size 3
     gpus 1 'engine 0: GPU memory' "FAKE_GPUS=2 FAKE_GPU_MIB=100" --device cuda \
