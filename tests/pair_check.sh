@@ -92,7 +92,7 @@ export FAKE_GPUS=2
     # The copy engine copies to host memory.
     grep -q 'kernels of GPU 0, [1-9][0-9]* 2-D copies' "$dir/err" || fail "puts of home host"
     works "recorded 6 decode graphs" --kv-home host --kv-homes host --device cuda
-    works "recorded 18 decode graphs" --kv-home host --device cuda
+    works "recorded 24 decode graphs" --kv-home host --device cuda
     works "kv home host" --kv-home host --device cuda --kv-policies full,zip --kv-budget 128
     works "cache device: GPU 1" $peer --cache-device auto --kv-cache-memory-bytes 256M
     works "cache device: GPU 0" $peer --cache-device cuda:0 --kv-cache-memory-bytes 256M

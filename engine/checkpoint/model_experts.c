@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-cn_status cn_refuse_other_text(const cn_json_at *a, const char *key, const char *supported)
+/* Refuses a key that has another value than the one that is computed. */
+static cn_status refuse_other_text(const cn_json_at *a, const char *key, const char *supported)
 {
     char shown[96];
     const char *value = supported;
@@ -64,7 +65,7 @@ cn_status cn_read_qwen3_experts(const cn_json_at *a, cn_model_config *c)
     x->intermediate = 768;
     const bool local = !cn_json_find(a, "num_experts") && cn_json_find(a, "num_local_experts");
     CN_TRY(read_router(a, local ? "num_local_experts" : "num_experts", c));
-    CN_TRY(cn_refuse_other_text(a, "scoring_func", "softmax"));
+    CN_TRY(refuse_other_text(a, "scoring_func", "softmax"));
     CN_TRY(cn_refuse_other_number(a, "n_shared_experts", 0));
     CN_TRY(cn_refuse_other_number(a, "shared_expert_intermediate_size", 0));
     CN_TRY(cn_json_u32(a, "decoder_sparse_step", CN_JSON_OPTIONAL, 1, UINT32_MAX, &step));
@@ -129,8 +130,8 @@ cn_status cn_read_glm4_experts(const cn_json_at *a, cn_model_config *c)
     c->experts.bias = true;
     c->experts.intermediate = 1408;
     CN_TRY(read_router(a, "n_routed_experts", c));
-    CN_TRY(cn_refuse_other_text(a, "scoring_func", "sigmoid"));
-    CN_TRY(cn_refuse_other_text(a, "topk_method", "noaux_tc"));
+    CN_TRY(refuse_other_text(a, "scoring_func", "sigmoid"));
+    CN_TRY(refuse_other_text(a, "topk_method", "noaux_tc"));
     CN_TRY(cn_refuse_other_number(a, "n_group", 1));
     CN_TRY(cn_refuse_other_number(a, "topk_group", 1));
     CN_TRY(read_shared(a, 1, 1, c));
@@ -147,7 +148,7 @@ cn_status cn_read_deepseek2_experts(const cn_json_at *a, cn_model_config *c)
     *r = (cn_router){.n_experts = 64, .score = CN_ROUTE_SOFTMAX, .scale = 1};
     c->experts.intermediate = 1407;
     CN_TRY(read_router(a, "n_routed_experts", c));
-    CN_TRY(cn_refuse_other_text(a, "scoring_func", "softmax"));
+    CN_TRY(refuse_other_text(a, "scoring_func", "softmax"));
     if (r->normalized)
         return cn_fail(a->error, "%s: norm_topk_prob true is not supported; supported is false",
                        a->where);
@@ -174,8 +175,8 @@ static cn_status read_noaux(const cn_json_at *a, uint32_t first, cn_model_config
     c->experts.router.normalized = true;
     c->experts.router.group_best = 2;
     CN_TRY(read_router(a, "n_routed_experts", c));
-    CN_TRY(cn_refuse_other_text(a, "scoring_func", "sigmoid"));
-    CN_TRY(cn_refuse_other_text(a, "topk_method", "noaux_tc"));
+    CN_TRY(refuse_other_text(a, "scoring_func", "sigmoid"));
+    CN_TRY(refuse_other_text(a, "topk_method", "noaux_tc"));
     CN_TRY(read_groups(a, c));
     return read_shared(a, 1, first, c);
 }

@@ -16,7 +16,6 @@ cn_read_experts_fn cn_read_qwen3_experts, cn_read_glm4_experts, cn_read_deepseek
     cn_read_deepseek3_experts, cn_read_glm4_lite_experts;
 
 /* Refuses a key that has another value than the one that is computed. */
-cn_status cn_refuse_other_text(const cn_json_at *a, const char *key, const char *supported);
 cn_status cn_refuse_other_number(const cn_json_at *a, const char *key, uint32_t supported);
 
 #endif
