@@ -7,21 +7,6 @@
 shift
 parts=" ${*:-products steps steady} "
 
-# part NAME: true when NAME is asked for.
-part() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
-
-# bar TEXT A B most|least BAR: prints A / B beside its bar.
-bar() {
-    awk -v t="$1" -v a="$2" -v b="$3" -v how="$4" -v bar="$5" 'BEGIN {
-        if (a <= 0 || b <= 0) exit
-        met = how == "most" ? a / b <= bar : a / b >= bar
-        printf "%s: %.4g / %.4g = %.3f (at %s %s: %s)\n", t, a, b, a / b, how, bar, met ? "met" : "MISSED"
-    }'
-}
-
-# prefill NAME: milliseconds of the prefill.
-prefill() { sed -n '/"prefill"/,$s/^   "ms": \([0-9.e+]*\),$/\1/p' "$out/$1.json" 2>/dev/null | grep . || echo 0; }
-
 if part products; then
     "$(dirname "$cinch")/bench/bench_kernel" fp8 | tee "$out/fp8-products.txt"
     for rows in '1 0.85' '8 0.85' '64 0.76'; do

@@ -13,26 +13,11 @@ parts=" ${*:-kernels steps select steady queue} "
 zip="--kv-policy zip --kv-budget ${BUDGET:-2048}"
 programs=$(dirname "$cinch")/bench
 
-# part NAME: true when NAME is asked for.
-part() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
-
-# bar TEXT A B most|least BAR: prints A / B beside its bar.
-bar() {
-    awk -v t="$1" -v a="$2" -v b="$3" -v how="$4" -v bar="$5" 'BEGIN {
-        if (a <= 0 || b <= 0) exit
-        met = how == "most" ? a / b <= bar : a / b >= bar
-        printf "%s: %.4g / %.4g = %.3f (at %s %s: %s)\n", t, a, b, a / b, how, bar, met ? "met" : "MISSED"
-    }'
-}
-
 # at NAME KEY BATCH: a figure of the decode step of that batch, of the last arm.
 at() {
     sed -n "/^   \"batch\": $3,/,/^  }/s/^   \"$2\": \([-0-9.e+]*\),\{0,1\}$/\1/p" "$out/$1.json" 2>/dev/null |
         tail -n 1 | grep . || echo 0
 }
-
-# prefill NAME: milliseconds of the prefill.
-prefill() { sed -n '/"prefill"/,$s/^   "ms": \([0-9.e+]*\),$/\1/p' "$out/$1.json" 2>/dev/null | grep . || echo 0; }
 
 if part kernels && [ -x "$programs/bench_attn" ]; then
     for form in bf16 fp8; do

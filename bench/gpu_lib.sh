@@ -43,8 +43,24 @@ figure() {
     sed -n "s/^ \"$2\": \([-0-9.e+]*\),\{0,1\}$/\1/p" "$out/$1.json" 2>/dev/null | grep . || echo 0
 }
 
+# prefill NAME: milliseconds of the prefill.
+prefill() { sed -n '/"prefill"/,$s/^   "ms": \([0-9.e+]*\),$/\1/p' "$out/$1.json" 2>/dev/null | grep . || echo 0; }
+
 # ratio TEXT A B: prints A / B if both are above 0.
 ratio() {
     awk -v t="$1" -v a="$2" -v b="$3" 'BEGIN { if (a > 0 && b > 0) printf "%s: %.1f / %.1f = %.3f\n", t, a, b, a / b }'
 }
+
+# bar TEXT A B most|least BAR: prints A / B beside its bar.
+bar() {
+    awk -v t="$1" -v a="$2" -v b="$3" -v how="$4" -v bar="$5" 'BEGIN {
+        if (a <= 0 || b <= 0) exit
+        met = how == "most" ? a / b <= bar : a / b >= bar
+        printf "%s: %.4g / %.4g = %.3f (at %s %s: %s)\n", t, a, b, a / b, how, bar, met ? "met" : "MISSED"
+    }'
+}
+
+# part NAME: true when NAME is in $parts, the words that a script sets.
+part() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
+
 failed=0
