@@ -345,6 +345,19 @@ static void set_tiles(away_scenario *x, away_ask *a, cn_select_query query)
     a->kv.select_cap = cn_min_u32(a->kv.select_cap, 16);
 }
 
+/* Checks the usage of the only request, counts it in `seen`, and frees r. */
+static void end_run(run *r, bool capped)
+{
+    const cn_kv_usage *u = &r->samples[0][0].usage.kv;
+    assert_int_equal(u->exchanges, r->stats.exchanges);
+    assert_int_equal(u->fetched_entries, r->stats.fetched_entries);
+    if (!capped) assert_int_equal(u->missed_entries, 0);
+    seen.exchanges += u->exchanges;
+    seen.missed += u->missed_entries;
+    run_free(r);
+    late_device_choose(0);
+}
+
 static void compare_with_home(uint64_t seed, const char *home, bool capped, form f)
 {
     away_scenario *x = draw_equality(seed);
@@ -377,14 +390,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
         expect_plane(r->engine, q);
         check_chosen(r->engine, q, alike ? at_home : NULL, !capped);
     }
-    const cn_kv_usage *u = &r->samples[0][0].usage.kv;
-    assert_int_equal(u->exchanges, r->stats.exchanges);
-    assert_int_equal(u->fetched_entries, r->stats.fetched_entries);
-    if (!capped) assert_int_equal(u->missed_entries, 0);
-    seen.exchanges += u->exchanges;
-    seen.missed += u->missed_entries;
-    run_free(r);
-    late_device_choose(0);
+    end_run(r, capped);
     free(at_home);
     away_free_scenario(x);
 }
@@ -567,14 +573,7 @@ static void run_ahead(uint64_t seed, const char *home, bool capped)
         check_list(r->engine, q, whole ? in : NULL);
         n_before = q->n_computed;
     }
-    const cn_kv_usage *u = &r->samples[0][0].usage.kv;
-    assert_int_equal(u->exchanges, r->stats.exchanges);
-    assert_int_equal(u->fetched_entries, r->stats.fetched_entries);
-    if (!capped) assert_int_equal(u->missed_entries, 0);
-    seen.exchanges += u->exchanges;
-    seen.missed += u->missed_entries;
-    run_free(r);
-    late_device_choose(0);
+    end_run(r, capped);
     free(keys);
     away_free_scenario(x);
 }
