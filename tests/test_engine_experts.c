@@ -67,12 +67,7 @@ static run *reference;
 static int setup(void **state)
 {
     (void)state;
-    char path[96];
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fputs(config_text, f) >= 0 && fclose(f) == 0, 1);
+    make_model_folder(folder, config_text);
     assert_int_equal(run_load_prompts("story", prompts, NULL, N_REQUESTS), N_REQUESTS);
     reference = run_all(NULL);
     return 0;

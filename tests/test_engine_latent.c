@@ -56,10 +56,7 @@ static run *reference;
 static int setup(void **state)
 {
     (void)state;
-    char path[96];
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    write_file(path, config_text, strlen(config_text));
+    make_model_folder(folder, config_text);
     assert_int_equal(run_load_prompts("story", prompts, NULL, N_REQUESTS), N_REQUESTS);
     reference = run_all(NULL);
     return 0;

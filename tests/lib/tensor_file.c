@@ -84,6 +84,14 @@ void make_folder(char path[64])
     must(mkdtemp(path) != NULL, path);
 }
 
+void make_model_folder(char path[64], const char *config)
+{
+    char file[96];
+    make_folder(path);
+    snprintf(file, sizeof file, "%s/config.json", path);
+    write_file(file, config, strlen(config));
+}
+
 void remove_folder(const char *path)
 {
     DIR *d = opendir(path);

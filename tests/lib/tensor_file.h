@@ -26,8 +26,10 @@ void tensor_file_raw(cn_buf *out, const char *header, size_t data_bytes);
 /* Writes bytes to a path. */
 void write_file(const char *path, const void *data, size_t n);
 
-/* make_folder makes a new folder under /tmp. remove_folder removes it and its plain files. */
+/* make_folder makes a new folder under /tmp. remove_folder removes it and its plain files.
+ * make_model_folder: with this config.json alone, a model for --load-format dummy. */
 void make_folder(char path[64]);
+void make_model_folder(char path[64], const char *config);
 void remove_folder(const char *path);
 
 #endif
