@@ -21,12 +21,12 @@
  * CPU version: cpu_gemm.c. */
 #include "cuda/gemm/fp8_round.h"
 #include "cuda/gemm/gemm_fp8.h"
+#include "cuda/gemm/gemm_sums.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { MAX_STAGES = 8, LEAST_STAGES = 2, MAX_SPLITS = 8, TILE_ALIGN = 1024, STATIC_BYTES = 256 };
-enum { SUMS_PAD = 4 /* spreads a warp's stores over the banks */ };
 enum { SPLIT_TILES = 4 /* splits are whole numbers of these, whatever the tiles of a stage */ };
 
 typedef struct fp8_params {
@@ -272,40 +272,7 @@ __device__ __forceinline__ static void fp8_multiply_tiles(float *sums, const fp8
     }
 }
 
-template <int TOKENS, int GROUPS>
-__device__ __forceinline__ static void fp8_store_sums(float *shared, const float *sums)
-{
-    const uint32_t stride = GROUPS * 64 + SUMS_PAD, lane = threadIdx.x % CN_WARP;
-    const uint32_t row = threadIdx.x / CN_WARP * 16 + lane / 4, token = lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < TOKENS / 8; j++) {
-        float *at = shared + (j * 8 + token) * stride + row;
-        at[0] = sums[4 * j];
-        at[stride] = sums[4 * j + 1];
-        at[8] = sums[4 * j + 2];
-        at[stride + 8] = sums[4 * j + 3];
-    }
-}
-
 /* ---- the outputs ---- */
-
-/* v = four sums over the splits, added in the order of ranks. */
-__device__ static inline void fp8_add_splits(float v[4], const fp8_params &p, const float *shared)
-{
-    const float4 *at = (const float4 *)shared;
-    float4 sum = p.splits == 1 ? *at : cn_cluster_read(at, 0);
-    for (uint32_t s = 1; s < p.splits; s++) {
-        const float4 more = cn_cluster_read(at, s);
-        sum.x += more.x;
-        sum.y += more.y;
-        sum.z += more.z;
-        sum.w += more.w;
-    }
-    v[0] = sum.x;
-    v[1] = sum.y;
-    v[2] = sum.z;
-    v[3] = sum.w;
-}
 
 /* Stores four neighbours of a token's row, or fewer at the end of the row. */
 __device__ static inline void fp8_store_out(const fp8_params &p, size_t at, uint32_t column,
@@ -325,17 +292,17 @@ template <int TOKENS, int GROUPS>
 __device__ static inline void fp8_add_and_store(const fp8_params &p, const fp8_part &part,
                                                 const float *shared)
 {
-    const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + SUMS_PAD;
+    const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + CN_SUMS_PAD;
     const uint32_t n = min((uint32_t)TOKENS, p.n_tokens - part.first_token) * fours;
     const uint32_t end = n * (part.split + 1) >> p.splits_log2;
     for (uint32_t i = (n * part.split >> p.splits_log2) + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t token = i / fours, row = i % fours * 4, column = part.first_column + row;
         if (column >= p.n) continue;
         float v[4];
-        fp8_add_splits(v, p, shared + token * stride + row);
+        cn_sums_add_splits(v, shared + token * stride + row, 0, p.splits);
         if (p.gated) {
             float up[4];
-            fp8_add_splits(up, p, shared + token * stride + GROUPS * 32 + row);
+            cn_sums_add_splits(up, shared + token * stride + GROUPS * 32 + row, 0, p.splits);
 #pragma unroll
             for (int j = 0; j < 4; j++) v[j] = v[j] / (1.0f + __expf(-v[j])) * up[j];
         }
@@ -377,7 +344,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
         fp8_copy_tiles<TOKENS, GROUPS>(room, &barriers, &weight, &x, p, part);
     __syncwarp();
     __syncthreads(); /* all products are done: the memory of the stages is free for the sums */
-    if (!copies) fp8_store_sums<TOKENS, GROUPS>((float *)base, sums);
+    if (!copies) cn_sums_store<TOKENS, GROUPS>((float *)base, sums);
     __syncwarp();
     if (p.splits > 1)
         cn_cluster_sync();
@@ -416,7 +383,7 @@ static size_t fp8_shared_bytes(const fp8_config *f)
 {
     const uint32_t tokens = kernels[f->kernel].tokens, rows = f->groups * 64;
     const size_t tiles = (size_t)f->stages * bytes_of_stage(tokens, rows);
-    const size_t sums = (size_t)tokens * (rows + SUMS_PAD) * sizeof(float);
+    const size_t sums = (size_t)tokens * (rows + CN_SUMS_PAD) * sizeof(float);
     return TILE_ALIGN + (tiles > sums ? tiles : sums);
 }
 

@@ -27,6 +27,7 @@
  * 2*T*K*ceil(N/rows)/sharers from the cache; the second of a link reads T*K/16 more in each block.
  * CPU versions: cpu_gemm.c and cpu_norm.c. */
 #include "cuda/gemm/gemm.h"
+#include "cuda/gemm/gemm_sums.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
@@ -221,25 +222,6 @@ __device__ __forceinline__ static void multiply_tiles(float *sums, const char *b
     cn_wgmma_wait<0>();
 }
 
-/* Padding of a token's row of sums in shared memory. With it the 8 rows x 4 tokens that a warp
- * stores at once are in different banks. */
-enum { SUMS_PAD = 4 };
-
-template <int TOKENS, int GROUPS>
-__device__ __forceinline__ static void store_skinny_sums(float *shared, const float *sums)
-{
-    const uint32_t stride = GROUPS * 64 + SUMS_PAD, lane = threadIdx.x % CN_WARP;
-    const uint32_t row = threadIdx.x / CN_WARP * 16 + lane / 4, token = lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < TOKENS / 8; j++) {
-        float *at = shared + (j * 8 + token) * stride + row;
-        at[0] = sums[4 * j];
-        at[stride] = sums[4 * j + 1];
-        at[8] = sums[4 * j + 2];
-        at[stride + 8] = sums[4 * j + 3];
-    }
-}
-
 /* ---- the outputs ---- */
 
 /* Stores four neighbours of a token's row, or fewer at the end of the row. */
@@ -262,24 +244,11 @@ __device__ static inline void store_out(const skinny_params &p, uint32_t token, 
         }
 }
 
-/* v = four sums over the splits, added in the order of ranks. */
+/* v = four sums over the splits of this block's sharer. */
 __device__ static inline void add_splits(float v[4], const skinny_params &p,
                                          const skinny_part &part, const float *shared)
 {
-    const float4 *at = (const float4 *)shared;
-    const uint32_t first = part.sharer * p.splits;
-    float4 sum = p.splits == 1 ? *at : cn_cluster_read(at, first);
-    for (uint32_t s = 1; s < p.splits; s++) {
-        const float4 more = cn_cluster_read(at, first + s);
-        sum.x += more.x;
-        sum.y += more.y;
-        sum.z += more.z;
-        sum.w += more.w;
-    }
-    v[0] = sum.x;
-    v[1] = sum.y;
-    v[2] = sum.z;
-    v[3] = sum.w;
+    cn_sums_add_splits(v, shared, part.sharer * p.splits, p.splits);
 }
 
 __device__ static inline void scale_by(float v[4], float scale)
@@ -301,7 +270,7 @@ template <int GROUPS>
 __device__ static inline void add_and_store(const skinny_params &p, const skinny_part &part,
                                             const float *shared, const float *scales)
 {
-    const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + SUMS_PAD;
+    const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + CN_SUMS_PAD;
     const uint32_t n = p.n_tokens * fours, end = n * (part.split + 1) >> p.splits_log2;
     for (uint32_t i = (n * part.split >> p.splits_log2) + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t token = i / fours, row = i % fours * 4, column = part.first_column + row;
@@ -404,7 +373,7 @@ template <int GROUPS>
 __device__ static inline void add_and_link(const skinny_params &p, const skinny_part &part,
                                            const float *shared, link_place at)
 {
-    const uint32_t stride = GROUPS * 64 + SUMS_PAD;
+    const uint32_t stride = GROUPS * 64 + CN_SUMS_PAD;
     const link_range<GROUPS> range = link_range_of<GROUPS>(p, part);
     for (uint32_t i = range.from; i < range.to; i += range.THREADS) {
         const uint32_t next = i + range.THREADS;
@@ -490,7 +459,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     }
     __syncwarp();
     __syncthreads(); /* all products are done: the memory of the stages is free for the sums */
-    if (!copies) store_skinny_sums<TOKENS, GROUPS>((float *)base, sums);
+    if (!copies) cn_sums_store<TOKENS, GROUPS>((float *)base, sums);
     __syncwarp();
     if (p.splits > 1)
         cn_cluster_sync();
