@@ -290,7 +290,7 @@ static void build_plane(cn_batch *b, const cn_plan *plan)
 }
 
 /* Whether the draft K of a row lies by home block: past its first commit, when a slot of its pool
- * table is no position. */
+ * table is not a position. */
 static bool drafts_at_home(const cn_plan_row *row)
 {
     return row->seq->home_len > 0 && cn_selector_of(row->seq->kv.select)->ahead;

@@ -588,8 +588,8 @@ static double run_groups(op_env *env, uint32_t seed)
 
 /* ---- rule follow ---- */
 
-/* Fewer slots than a score reaches, slots that it reaches in another block, no sinks and more than
- * it reaches, one slot that is kept for its score, and scores that do not fit in shared memory. */
+/* Fewer slots than a score reaches, and slots that it reaches in another block. No sinks, and more
+ * than it reaches. One slot that is kept for its score. Scores that do not fit in shared memory. */
 static const struct {
     uint32_t block, n_blocks, n_target, window, sinks;
     float recent;

@@ -100,7 +100,7 @@ cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan
 /* Plans a product at the first call of its shape and bucket, and runs it. */
 cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call);
 
-/* The scratch memory of the library. Scales of CN_GEMM_FP8_ROWS have room behind it. */
+/* The scratch memory of the library. After it there is room for scales of CN_GEMM_FP8_ROWS. */
 size_t cn_gemm_scratch_bytes(cn_gemm_shape shape);
 
 /* Gets up to `most` plans of the library for this number of rows, in its order of preference. *n

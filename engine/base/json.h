@@ -108,7 +108,7 @@ typedef cn_status (*cn_json_read_fn)(const cn_json_at *at, void *out);
 cn_status cn_json_read_object(const char *text, size_t n, const char *what, size_t max_bytes,
                               uint32_t max_depth, cn_status error, cn_json_read_fn read, void *out);
 /* The same for the file dir/name of a checkpoint. CN_OK, and nothing read, if there is none.
- * Errors: cn_json_read_file; CN_ERR_MODEL when it is no object; those of read. */
+ * Errors: cn_json_read_file; CN_ERR_MODEL when it is not an object; those of read. */
 cn_status cn_json_read_optional_file(const char *dir, const char *name, size_t max_bytes,
                                      uint32_t max_depth, cn_json_read_fn read, void *out);
 

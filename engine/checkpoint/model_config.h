@@ -49,7 +49,7 @@ typedef struct cn_experts {
 /* Latent attention (MLA). A token has one row of K for all heads: a latent row of `rank` elements,
  * of which the keys and values of each head are products, and `rope` elements with a position. V is
  * the latent row itself: a query is multiplied by the key matrix of its head before attention, the
- * output by the value matrix behind it. All fields are 0 when the model has none. */
+ * output by the value matrix after it. All fields are 0 when the model has none. */
 typedef struct cn_latent {
     uint32_t q_rank;     /* of the two factors of the query matrix; 0: it is one matrix */
     uint32_t rank;       /* r */

@@ -469,7 +469,7 @@ static cn_status latent_store(const pass *p, uint32_t layer)
                 m->cfg.n_heads * a.layout.query_dim);
 }
 
-/* The products with the matrix of each head: of keys before attention, of values behind it. */
+/* The products with the matrix of each head: of keys before attention, of values after it. */
 static cn_status multiply_heads(const pass *p, uint32_t layer, bool values)
 {
     const cn_model *m = p->m;

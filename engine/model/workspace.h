@@ -1,9 +1,9 @@
 /* workspace.h - the memory of a forward pass, which its ops share.
  *
- * With T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention (qkv, q,
- * attn, and what latent attention needs) and the MLP (gate_up, act, and what the experts of a layer
- * need) share, because they run one after the other; picked [R, h]; logits; rope tables. With
- * experts, P = T * the experts of a token is the number of pairs (cn_route_args).
+ * With T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention and the
+ * MLP share; picked [R, h]; logits; rope tables. Attention has qkv, q, attn and what latent
+ * attention needs in the region. After it the MLP has gate_up, act and what the experts of a layer
+ * need there. With experts, P = T * the experts of a token is the number of pairs (cn_route_args).
  *
  * Owner: cn_model. Thread: engine. Stage: 6 of the path of a request. */
 #ifndef CN_WORKSPACE_H
