@@ -1,7 +1,6 @@
 /* bench_side.h - shared code of the benchmarks of homes: one GPU with a pool in the shape of
  * Qwen3-8B, the median time of an op on it, and rates beside the link. Thread: the benchmark's. */
-#ifndef CN_BENCH_SIDE_H
-#define CN_BENCH_SIDE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -89,5 +88,3 @@ static inline void report(int width, const char *name, double bytes, double s, d
     printf("%-*s %8.3f ms  %6.1f GB/s  %5.1f %% of the link (85 %%: %s)\n", width, name, s * 1e3,
            bytes / s / 1e9, 100 * bytes / s / link, bytes / s >= 0.85 * link ? "met" : "MISSED");
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* bench_util.h - shared code of the benchmarks: errors that end the program, random inputs,
  * medians, and the read bandwidth that others are compared with. Thread: the benchmark's. */
-#ifndef CN_BENCH_UTIL_H
-#define CN_BENCH_UTIL_H
+#pragma once
 
 #include <errno.h>
 #include <stdlib.h>
@@ -98,5 +97,3 @@ static inline double bench_read_bandwidth(cn_backend *be, cn_stream *s, const vo
     be->mem_free(be, out);
     return (double)bytes / bench_median(seconds, ROUNDS);
 }
-
-#endif

@@ -5,8 +5,7 @@
  * The block table of an away request is [X exchange blocks | policy blocks | spare]. Before its
  * first event the request is dense and has no exchange area. From the first event on the area is
  * always full, so all its slots are resident. `spade` and `last` attend to all of them. */
-#ifndef CN_AWAY_H
-#define CN_AWAY_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -86,5 +85,3 @@ cn_away_span cn_away_span_of(const cn_kv_params *kv, uint32_t home_len, uint32_t
  * cn_selector_check, which rounds select_tokens and sink_tokens up, and cn_policy_check. CN_ERR_ARG
  * names field, value and the way out. */
 cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens);
-
-#endif

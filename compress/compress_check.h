@@ -1,8 +1,7 @@
 /* compress_check.h - the checks of a compression event that every backend makes before it runs one.
  * The backends share these checks, so that all give the same errors. Stage 3 of the path of a
  * request; thread: the engine's. */
-#ifndef CN_COMPRESS_CHECK_H
-#define CN_COMPRESS_CHECK_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -20,5 +19,4 @@ cn_status cn_compress_check_request(const cn_compress_args *a, const cn_compress
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -7,8 +7,7 @@
  * after all work that the model's stream has so far, and one fence is done when all of its events
  * are. Two functions wait for the device: cn_events_wait(), and cn_events_start() when too many
  * batches are in flight. */
-#ifndef CN_EVENTS_H
-#define CN_EVENTS_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -62,5 +61,3 @@ typedef struct cn_event_stats {
 
 /* Totals since creation, over done events. */
 const cn_event_stats *cn_events_stats(const cn_events *v);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * docs/HACKING.md, "Add a policy", lists the steps. A policy that selects tokens in a new way also
  * needs a value of cn_keep, and a function for it in each backend that supports the policy. */
-#ifndef CN_POLICY_H
-#define CN_POLICY_H
+#pragma once
 
 #include "compress/rule.h"
 #include "engine/ops.h"
@@ -78,5 +77,3 @@ uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t blo
 
 /* Returns true when the policy observes queries and therefore needs a query slot. */
 bool cn_policy_needs_slot(const cn_kv_params *kv);
-
-#endif

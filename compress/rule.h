@@ -5,8 +5,7 @@
  *
  * To add one: a value of cn_kv_rule (engine/cinch.h), its name in CN_RULE_NAMES, a row in
  * rule.c (docs/HACKING.md). */
-#ifndef CN_RULE_H
-#define CN_RULE_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -97,5 +96,3 @@ uint32_t cn_rule_event_queries(const cn_compress_req *r, uint32_t n_slots);
  * newest are those of the observation window, or more. kv has been checked, its budget rounded. */
 uint32_t cn_rule_sinks(const cn_kv_params *kv);
 uint32_t cn_rule_newest(const cn_kv_params *kv);
-
-#endif

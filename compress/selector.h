@@ -5,8 +5,7 @@
  * A selector keeps all KV and chooses, for each decode step, layer and kv head, the tokens that the
  * step attends to. To add one: a value of cn_kv_select (engine/cinch.h), its name in
  * CN_SELECTOR_NAMES, a row in selector.c (docs/HACKING.md). */
-#ifndef CN_SELECTOR_H
-#define CN_SELECTOR_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -87,5 +86,3 @@ bool cn_kv_needs_slot(const cn_kv_params *kv);
  * this number. They are the observation window of its policy or the ring of its selector. 0: the
  * request uses no query slot. */
 uint32_t cn_ring_rows(const cn_kv_params *kv);
-
-#endif

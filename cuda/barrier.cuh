@@ -1,8 +1,7 @@
 /* barrier.cuh - barriers in shared memory (mbarrier). A phase ends when all its arrivals have
  * occurred and all bytes of bulk copies that it expects have arrived. Needs compute capability 8.0;
  * counting bytes needs 9.0. */
-#ifndef CN_CUDA_BARRIER_CUH
-#define CN_CUDA_BARRIER_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -92,5 +91,3 @@ __device__ static inline void cn_sync_some(uint32_t id, uint32_t n_threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
-
-#endif

@@ -5,8 +5,7 @@
  * returns. It neither allocates nor synchronises, so that a graph can record it. engine/ops.h
  * defines argument structs and shapes. All device memory is in the one allocation, except what the
  * driver and cuBLAS take for code. */
-#ifndef CN_CUDA_OPS_H
-#define CN_CUDA_OPS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -233,5 +232,4 @@ cn_status cn_cuda_compress(cn_stream *s, const cn_compress_args *a);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

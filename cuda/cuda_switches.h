@@ -1,7 +1,6 @@
 /* cuda_switches.h - what tests and benchmarks change in the CUDA backend
  * (cn_cuda_backend_opts.switches). */
-#ifndef CN_CUDA_SWITCHES_H
-#define CN_CUDA_SWITCHES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ typedef struct cn_cuda_switches {
     cn_cuda_expert_tile experts;
     bool impatient; /* thread blocks of `score` do not wait for the results of others */
 } cn_cuda_switches;
-
-#endif

@@ -2,8 +2,7 @@
  * pool, and e4m3 as bf16 without loss. A bf16 has the bits of an e4m3 at other places and a larger
  * exponent bias: the bits are moved, and a product with 2^120 corrects the exponent, also of
  * subnormal numbers. NaN becomes 480: the scale of its row is NaN. */
-#ifndef CN_CUDA_FP8_CUH
-#define CN_CUDA_FP8_CUH
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -92,5 +91,3 @@ static inline cn_status cn_kv_check_form(const char *op, const cn_kv_layout *l)
                    "with scales",
                    op, l->head_dim);
 }
-
-#endif

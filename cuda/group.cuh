@@ -6,8 +6,7 @@
  * the shared memory of the others. On other devices boards are copied to device memory, and a
  * counter of arrivals is the barrier. This barrier spins, so groups must be numbered in the order
  * in which their blocks start (cn_group_ticket). */
-#ifndef CN_CUDA_GROUP_CUH
-#define CN_CUDA_GROUP_CUH
+#pragma once
 
 #include "cuda/util.cuh"
 
@@ -109,5 +108,3 @@ __device__ static inline void cn_group_leave(const cn_group *g)
 {
     if (!g->boards) cn_group_cluster_barrier();
 }
-
-#endif

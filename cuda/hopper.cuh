@@ -4,8 +4,7 @@
  *
  * Tiles are rows of 64 bf16 (128 bytes) in the 128-byte swizzle, which a tensor map with
  * CU_TENSOR_MAP_SWIZZLE_128B writes and wgmma reads. A tile begins at a multiple of 1024 bytes. */
-#ifndef CN_CUDA_HOPPER_CUH
-#define CN_CUDA_HOPPER_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -280,5 +279,3 @@ CN_HOPPER void cn_cluster_store(uint4 *p, const uint4 &v, uint64_t *barrier, uin
                  "r"(cn_shared_address(barrier)), "r"(rank), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
-
-#endif

@@ -19,8 +19,7 @@
  * rope_store of later layers reads the arrays of the step and the tables of angles before it waits:
  * copies write them before the first kernel of the step. Weights are never written and may be read
  * before the wait. */
-#ifndef CN_CUDA_LAUNCH_CUH
-#define CN_CUDA_LAUNCH_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -158,5 +157,3 @@ static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Par
     const cudaError_t error = cudaLaunchKernelEx(&t.config, kernel, args...);
     return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* tensor_map.h - tensor maps, which describe an array of bf16 to the bulk copies of compute
  * capability 9.0. A copy reads a box of the array into shared memory, in rows of CN_BOX_COLS values
  * in the 128-byte swizzle (attn_common.cuh, hopper.cuh). Thread: the engine's. */
-#ifndef CN_CUDA_TENSOR_MAP_H
-#define CN_CUDA_TENSOR_MAP_H
+#pragma once
 
 #include <cuda.h>
 
@@ -34,5 +33,4 @@ cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *
 
 #ifdef __cplusplus
 }
-#endif
 #endif

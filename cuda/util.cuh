@@ -1,7 +1,6 @@
 /* util.cuh - what kernels share: 16-byte accesses to bf16, policies of the L2 cache, and reductions
  * over a warp and over a block. */
-#ifndef CN_CUDA_UTIL_CUH
-#define CN_CUDA_UTIL_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -105,5 +104,3 @@ __device__ static inline float cn_block_sum(float v, float *shared)
     __syncthreads();
     return cn_warp_sum(lane < blockDim.x / CN_WARP ? shared[lane] : 0.0f);
 }
-
-#endif

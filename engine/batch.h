@@ -4,8 +4,7 @@
  *
  * The arrays are packed in one buffer, so that a step needs one host-to-device copy. All memory is
  * allocated at creation. */
-#ifndef CN_BATCH_H
-#define CN_BATCH_H
+#pragma once
 
 #include "engine/model/pass.h"
 #include "engine/ops.h"
@@ -74,5 +73,3 @@ const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
 const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */
 const cn_logit_bias *cn_batch_biases(const cn_batch *b);     /* device */
-
-#endif

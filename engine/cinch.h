@@ -13,8 +13,7 @@
  * Ownership: a pointer passed in is borrowed for the call; the library copies what it keeps. A
  * pointer in a cn_event is valid only during the callback.
  * Errors: a function that can fail returns a cn_status, and cn_last_error() has the text. */
-#ifndef CINCH_H
-#define CINCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -481,5 +480,4 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,7 +1,6 @@
 /* draft_ops.h - the arguments of the ops of a retrieval head (selector `spec`). A part of ops.h,
  * whose conventions hold here. A leaf. */
-#ifndef CN_DRAFT_OPS_H
-#define CN_DRAFT_OPS_H
+#pragma once
 
 #include "paged/kv_layout.h"
 
@@ -43,5 +42,3 @@ typedef struct cn_draft_keep_args {
     const uint32_t *kv_slots;
     uint32_t n_tokens, block_tokens, width;
 } cn_draft_keep_args;
-
-#endif

@@ -1,8 +1,7 @@
 /* engine.h - getters of an engine for the rest of the program, beyond the public header.
  *
  * The pointers are borrowed from the engine. Thread: the engine's. */
-#ifndef CN_ENGINE_H
-#define CN_ENGINE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -44,5 +43,3 @@ const char *cn_engine_device(const cn_engine *e);
 const char *cn_engine_gpu_uuid(const cn_engine *e);
 /* Writes what the choice of a device changes in results: "cpu, float32, blocks of 64 tokens". */
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size);
-
-#endif

@@ -2,8 +2,7 @@
  * memory is divided between them. The device is opened with what the plan needs.
  *
  * Owner: the caller. Thread: any. Stage: start (engine/start/start_plan.h). */
-#ifndef CN_ENGINE_MEMORY_H
-#define CN_ENGINE_MEMORY_H
+#pragma once
 
 #include "engine/start/device_choice.h"
 #include "engine/start/start_plan.h"
@@ -22,5 +21,3 @@ cn_status cn_engine_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_m
 /* cn_backend_open with what that plan needs, at least least_bytes. */
 cn_status cn_engine_open_backend(cn_backend **out, const cn_config *c, const cn_model_config *m,
                                  uint64_t least_bytes, cn_device_choice *choice);
-
-#endif

@@ -3,8 +3,7 @@
  * what selectors choose.
  *
  * Owner: cn_engine. Thread: the engine's. Stage: between steps, never inside one. */
-#ifndef CN_ENGINE_PROBE_H
-#define CN_ENGINE_PROBE_H
+#pragma once
 
 #include "compress/events.h"
 #include "engine/engine.h"
@@ -58,5 +57,3 @@ cn_status cn_engine_probe_selection(cn_engine *e, uint32_t every);
 /* Returns the sums since the last call; zeros if selection is not measured. The next step of a
  * request then has no churn. */
 cn_select_figures cn_engine_take_selection(cn_engine *e);
-
-#endif

@@ -1,8 +1,7 @@
 /* engine_state.h - the engine's structs. Internal to the files of the engine: engine.c (the step),
  * engine_load.c (start and end), engine_request.c (submit, deliver, cancel), engine_probe.c,
  * prompt_scores.c, structure.c, token_masks.c, engine_memory.c and step_graph.c. */
-#ifndef CN_ENGINE_STATE_H
-#define CN_ENGINE_STATE_H
+#pragma once
 
 #include "compress/events.h"
 #include "engine/batch.h"
@@ -241,5 +240,3 @@ cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_fligh
 /* engine.c */
 /* Enqueues the model's ops of a step, for n_rows logit rows. hook: as in cn_model_pass. */
 cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows, const cn_layer_hook *hook);
-
-#endif

@@ -4,8 +4,7 @@
  * A layer has E experts, of which each token takes k. A pair is a token and an expert that it
  * takes. The P = T*k pairs of a step are in the order of their experts, then of their tokens. I is
  * the intermediate size of an expert. */
-#ifndef CN_EXPERT_OPS_H
-#define CN_EXPERT_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -76,5 +75,3 @@ typedef struct cn_expert_sum_args {
     uint32_t n_tokens, n_used, n;
     bool adds;
 } cn_expert_sum_args;
-
-#endif

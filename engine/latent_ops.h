@@ -4,8 +4,7 @@
  * A token has one row of K for all heads: c[r] and k[dr] (cn_latent). Its V is c. A query head has
  * dn + dr elements. Before attention its first dn are multiplied by the key matrix of its head and
  * become r, as c has; behind attention the output [r] is multiplied by the value matrix. */
-#ifndef CN_LATENT_OPS_H
-#define CN_LATENT_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ typedef struct cn_latent_keys {
     const void *const *weights; /* host, [L] that of head 0 */
     uint32_t weight_stride;     /* elements from the matrix of one head to that of the next */
 } cn_latent_keys;
-
-#endif

@@ -7,8 +7,7 @@
  * the nearest e4m3 (ties to even, at most 448 in size) and multiplied by it again. Sums over these
  * values are f32: at most CN_FP8_COLUMNS products may be added up with fewer bits. Rows of outputs
  * and workspaces from n_tokens up to a multiple of CN_FP8_ROWS may be overwritten. */
-#ifndef CN_MATRIX_OPS_H
-#define CN_MATRIX_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -89,5 +88,3 @@ typedef struct cn_gemm_silu_mul_args {
     uint32_t n_tokens, intermediate, k;
     const cn_norm_link *norms; /* as in cn_gemm_args */
 } cn_gemm_silu_mul_args;
-
-#endif

@@ -20,8 +20,7 @@
  * Padding. A graph (cn_graph) replays a batch of fixed size. Padding rows are not stored
  * (kv_slots = CN_NO_SLOT, q_rows = -1), and padding sequences have kv_len 0. What an op writes to
  * their outputs is undefined. Only a backend with graphs receives padding. */
-#ifndef CN_OPS_H
-#define CN_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -765,5 +764,4 @@ typedef cn_status (*cn_backend_cuda_open_fn)(cn_backend **out, const cn_cuda_bac
 
 #ifdef __cplusplus
 }
-#endif
 #endif

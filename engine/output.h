@@ -11,8 +11,7 @@
  * Stop strings are searched in reasoning and answer, including the tags. A match never spans a tag
  * that separates reasoning from content. If a stop string and another reason end the sample on the
  * same token, the stop string is reported. */
-#ifndef CN_OUTPUT_H
-#define CN_OUTPUT_H
+#pragma once
 
 #include "engine/ops.h"
 #include "engine/text/reasoning.h"
@@ -57,5 +56,3 @@ void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev);
 
 /* Sets reasoning_tokens and thinking_truncated. */
 void cn_output_usage(const cn_output *o, cn_usage *u);
-
-#endif

@@ -7,8 +7,7 @@
  * hidden states are still there after the pass, so the head runs over them in pieces of that size.
  * The host waits for each piece: a step that scores a prompt does not overlap with the next one.
  * The prompt is computed whole, because the prefix cache has no hidden states. */
-#ifndef CN_PROMPT_SCORES_H
-#define CN_PROMPT_SCORES_H
+#pragma once
 
 #include "engine/ops.h"
 #include "engine/start/start_plan.h"
@@ -43,5 +42,3 @@ void cn_prompt_piece_declare(cn_start_plan *p, cn_prompt_piece *piece);
  * after the step's own sampling. */
 struct cn_engine;
 cn_status cn_prompt_scores_step(struct cn_engine *e, const cn_plan *plan);
-
-#endif

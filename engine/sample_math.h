@@ -5,8 +5,7 @@
  * Integer sums do not depend on their order, so a parallel sum equals the sequential one. A token
  * less likely than the best one by a factor above 2^40 has weight 0 and is never drawn.
  * Every product that feeds a sum is an explicit fmaf, so compilers have nothing to contract. */
-#ifndef CN_SAMPLE_MATH_H
-#define CN_SAMPLE_MATH_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -109,5 +108,3 @@ CN_HOST_DEVICE static inline uint64_t cn_sample_point(uint64_t u, uint64_t total
     return (uint64_t)((unsigned __int128)u * total >> 64);
 #endif
 }
-
-#endif

@@ -2,8 +2,7 @@
  * sample op reads. The backend draws the token.
  *
  * Thread: any; no state. Stage 7 of the path of a request. */
-#ifndef CN_SAMPLER_H
-#define CN_SAMPLER_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/ops.h"
@@ -37,5 +36,3 @@ bool cn_sampling_needs_counts(const cn_sampling *p);
 /* Sets the fields of a row that come from the parameters, and forces no token. The caller sets
  * seed, sample, position, count_slot, bans and biases. */
 void cn_sampling_row(const cn_sampling *p, cn_sample_row *row);
-
-#endif

@@ -7,8 +7,7 @@
  * leaves out the second one if it is not as long as the first. The last token of a sequence is
  * banned when the output ends with the tokens before it. The same text in other tokens is not
  * banned. */
-#ifndef CN_TOKEN_RULES_H
-#define CN_TOKEN_RULES_H
+#pragma once
 
 #include "engine/text/tokenizer.h"
 
@@ -49,5 +48,3 @@ bool cn_token_rules_apply_ever(const cn_token_rules *r);
 /* Removes the tokens from a mask that may not follow output[n]. */
 void cn_token_rules_apply(const cn_token_rules *r, const uint32_t *output, uint32_t n,
                           uint32_t vocab, uint32_t *mask);
-
-#endif

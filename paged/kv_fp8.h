@@ -7,8 +7,7 @@
  * Every step is one correctly rounded operation in f32. The scale is a normal f16, so k8[i] * s is
  * exact in f32. A row with a value that is not finite has the scale NaN: its dot products are NaN,
  * as those of the row itself would be. Zeroed memory is a row of zeros. */
-#ifndef CN_KV_FP8_H
-#define CN_KV_FP8_H
+#pragma once
 
 #include <math.h>
 
@@ -83,5 +82,3 @@ CN_KV_FN float cn_fp8_value(uint8_t code)
     const float value = size < 8 ? small : normal;
     return cn_fp8_bits_float((size == 0x7f ? 0x7fc00000u : cn_fp8_float_bits(value)) | sign);
 }
-
-#endif

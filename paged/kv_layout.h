@@ -16,8 +16,7 @@
  * A layout describes one memory and one group of layers of equal shape. It has the strides of that
  * memory, in bytes. In device memory the blocks of a layer are contiguous; in host memory the
  * layers of a block are (paged/planes.h). */
-#ifndef CN_KV_LAYOUT_H
-#define CN_KV_LAYOUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -254,5 +253,3 @@ CN_KV_FN size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_hea
 {
     return ((((size_t)layer * n_slots + slot) * window + row) * n_q_heads + head) * query_dim;
 }
-
-#endif

@@ -10,8 +10,7 @@
  *   The swap space stores each block as [plane][layer], so that a block is contiguous.
  *
  * Therefore one 2-D copy, n_layers rows of item_bytes, copies an item of a plane. */
-#ifndef CN_PLANES_H
-#define CN_PLANES_H
+#pragma once
 
 #include "paged/kv_layout.h"
 
@@ -156,5 +155,3 @@ static inline cn_planes cn_planes_packed(const cn_planes *like, void *base, uint
     cn_planes_pack(p.slot, like->slot, CN_N_SLOT_PLANES, slots);
     return p;
 }
-
-#endif

@@ -18,8 +18,7 @@
  * of a request.
  *
  * Paper: §3 (KV cache management), §4.4 (reference counts). */
-#ifndef CN_POOL_H
-#define CN_POOL_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -69,5 +68,3 @@ uint32_t cn_pool_available(const cn_pool *p); /* free and cached-only: the most 
 /* Checks that states, references and lists agree. Returns NULL, or a static text that names what is
  * broken. O(n_blocks). */
 const char *cn_pool_check(const cn_pool *p);
-
-#endif

@@ -13,8 +13,7 @@
  * whose parent was reclaimed can no longer be found, and is reclaimed later.
  *
  * Paper: §4.4. */
-#ifndef CN_PREFIX_CACHE_H
-#define CN_PREFIX_CACHE_H
+#pragma once
 
 #include "paged/pool.h"
 #include "paged/prefix_marks.h"
@@ -50,5 +49,3 @@ void cn_prefix_cache_forget(cn_prefix_cache *c, uint32_t block);
 /* Checks that the entries agree with the pool's cached marks. Returns NULL, or a static text that
  * names what is broken. O(n_blocks). */
 const char *cn_prefix_cache_check(const cn_prefix_cache *c);
-
-#endif

@@ -4,8 +4,7 @@
  * A mark is the hash of all tokens of a prefix and of its owner. The table has one place for a
  * hash, and the newer of two marks takes it. So an answer may be wrong, both ways: it is good for a
  * choice between engines, and for nothing else. */
-#ifndef CN_PREFIX_MARKS_H
-#define CN_PREFIX_MARKS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -21,5 +20,3 @@ uint64_t cn_prefix_hash(uint64_t before, const uint32_t *tokens, uint32_t n);
 void cn_prefix_marks_set(cn_prefix_marks *m, uint64_t hash);
 void cn_prefix_marks_clear(cn_prefix_marks *m, uint64_t hash);
 bool cn_prefix_marks_has(const cn_prefix_marks *m, uint64_t hash);
-
-#endif

@@ -8,8 +8,7 @@
  * is preempted or moves to another space. The sum of the holders' block caps never exceeds the
  * blocks of the space, so that holders need not preempt one another (DESIGN.md §3.2; paper §4.2,
  * §4.3). */
-#ifndef CN_SPACE_H
-#define CN_SPACE_H
+#pragma once
 
 #include "paged/pool.h"
 
@@ -41,5 +40,3 @@ void cn_space_release(cn_space *s, uint32_t n_blocks, int32_t slot);
 
 /* Returns NULL, or a text that names the broken invariant. O(blocks + slots). */
 const char *cn_space_check(const cn_space *s);
-
-#endif

@@ -1,7 +1,6 @@
 /* queue.h - the waiting queue of a class, and the scheduler's linked lists of sequences.
  * Owner: cn_scheduler. Thread: engine only. Only cn_queue_reserve allocates. */
-#ifndef CN_QUEUE_H
-#define CN_QUEUE_H
+#pragma once
 
 #include "scheduler/request.h"
 
@@ -47,5 +46,3 @@ typedef struct cn_seq_list {
 void cn_seq_list_append(cn_seq_list *l, cn_seq *seq);
 void cn_seq_list_remove(cn_seq_list *l, cn_seq *seq);
 cn_seq *cn_seq_list_next(const cn_seq_list *l, const cn_seq *seq);
-
-#endif

@@ -11,8 +11,7 @@
  *   moves only at the commit, because the event uses the blocks of both of its tables.
  *   FORKING: a sample that waits until its leader's prefill ends.
  *   UNREADY: before WAITING, until the owner of the scheduler calls cn_scheduler_ready. */
-#ifndef CN_REQUEST_H
-#define CN_REQUEST_H
+#pragma once
 
 #include "compress/away.h"
 #include "compress/policy.h"
@@ -74,5 +73,3 @@ typedef struct cn_seq {
 
     struct cn_seq_sched *sched; /* private to the scheduler: links, reservations, pending event */
 } cn_seq;
-
-#endif

@@ -19,8 +19,7 @@
  *   RUNNING, COMPRESSING  all, running, one of by_hold (and aged)
  *   SWAPPED               all, the heap of the swap space (and aged)
  *   FINISHED              all, until released */
-#ifndef CN_SCHED_STATE_H
-#define CN_SCHED_STATE_H
+#pragma once
 
 #include "compress/away.h"
 #include "compress/selector.h"
@@ -472,5 +471,3 @@ void cn_sched_end(cn_scheduler *s, cn_seq *q); /* to FINISHED; q must hold nothi
 void cn_sched_destroy_seq(cn_scheduler *s, cn_seq *q);
 /* Makes the arrays of a sequence at its first admission. False: no host memory now. */
 bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q);
-
-#endif

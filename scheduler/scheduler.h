@@ -14,8 +14,7 @@
  *                                   token lag: after the next schedule)
  *   cn_scheduler_finish(s, seq)     on a stop, at the maximum length, or on a cancellation
  * Pointers in a plan are valid until the next begin. */
-#ifndef CN_SCHEDULER_H
-#define CN_SCHEDULER_H
+#pragma once
 
 #include "compress/selector.h"
 #include "engine/ops.h"
@@ -203,5 +202,3 @@ uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 /* Checks the invariants of DESIGN.md §3 over the whole state. Returns NULL, or a static text that
  * names the first broken invariant. O(blocks + table entries). */
 const char *cn_scheduler_check(const cn_scheduler *s);
-
-#endif

@@ -7,8 +7,7 @@
  * swizzle of tensor maps and of wgmma, so bulk copies, cp.async and both kinds of matrix
  * instructions can use it. The eight rows that an ldmatrix reads are in different banks. Columns
  * from head_dim to D hold zeros. A box starts at a multiple of 1,024 bytes. */
-#ifndef CN_CUDA_ATTN_COMMON_CUH
-#define CN_CUDA_ATTN_COMMON_CUH
+#pragma once
 
 #include <math_constants.h>
 
@@ -266,5 +265,3 @@ static inline cn_status cn_map_pool(CUtensorMap *map, const void *kv, const cn_k
                                 {CN_BOX_COLS, box_rows}};
     return cn_map_encode(map, kv, &shape);
 }
-
-#endif

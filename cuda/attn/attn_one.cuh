@@ -21,8 +21,7 @@
  * Fetching uses bulk copies by tensor map (compute capability 9.0), or cp.async row by row (from
  * 8.0 on, and for lists). Slots past the length get no weight and are never multiplied, so their
  * content has no effect. */
-#ifndef CN_CUDA_ATTN_ONE_CUH
-#define CN_CUDA_ATTN_ONE_CUH
+#pragma once
 
 #include "cuda/attn/attn_one_compute.cuh"
 #include "cuda/attn/attn_one_fetch.cuh"
@@ -140,5 +139,3 @@ static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a
     p.walk.by_length = s->cuda->opts.batch_invariant;
     return p;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* attn_one_compute.cuh - the computing warps of attn_one.cuh: scores, online softmax and weighted
  * values of each tile; at the end of a piece its result, and at the last piece that of the item. */
-#ifndef CN_CUDA_ATTN_ONE_COMPUTE_CUH
-#define CN_CUDA_ATTN_ONE_COMPUTE_CUH
+#pragma once
 
 #include "cuda/attn/attn_one_shared.cuh"
 
@@ -470,5 +469,3 @@ cn_one_compute(const cn_one_params &p, const cn_one_shared<D, FP8> &shared, cn_o
         end = note.end;
     }
 }
-
-#endif

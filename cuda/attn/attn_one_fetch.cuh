@@ -1,8 +1,7 @@
 /* attn_one_fetch.cuh - the fetching warps of attn_one.cuh. They copy the tiles of the block's share
  * into the ring: by bulk copies (one thread), or row by row by cp.async (one warp, or several for a
  * list). */
-#ifndef CN_CUDA_ATTN_ONE_FETCH_CUH
-#define CN_CUDA_ATTN_ONE_FETCH_CUH
+#pragma once
 
 #include "cuda/attn/attn_one_shared.cuh"
 
@@ -380,5 +379,3 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
         more = cn_one_skip<WIDE>(w, p.walk, n_warps);
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* attn_one_shared.cuh - the parameters of the kernel of attn_one.cuh, and the shared memory of a
  * block. */
-#ifndef CN_CUDA_ATTN_ONE_SHARED_CUH
-#define CN_CUDA_ATTN_ONE_SHARED_CUH
+#pragma once
 
 #include "cuda/attn/attn_walk.cuh"
 
@@ -124,5 +123,3 @@ typedef struct cn_one_fixed {
     float2 sums[CN_ONE_MOST_WARPS][CN_ONE_HEADS]; /* maximum, sum */
     bool is_last;
 } cn_one_fixed;
-
-#endif

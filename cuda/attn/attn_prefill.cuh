@@ -2,8 +2,7 @@
  *
  * A row is (token, query head of the group): row = token * heads + head within its block. If the
  * group has more heads than a block has rows, it is split into several parts. */
-#ifndef CN_CUDA_ATTN_PREFILL_CUH
-#define CN_CUDA_ATTN_PREFILL_CUH
+#pragma once
 
 #include "cuda/attn/attn_common.cuh"
 
@@ -124,5 +123,3 @@ extern "C" cn_status cn_attn_plain(cn_stream *s, const cn_attn_args *a);
  * in the stream's scratch. */
 extern "C" cn_status cn_attn_prefill_sm90_copied(cn_stream *s, const cn_attn_args *a,
                                                  cn_prefill_params p, uint32_t n_seqs);
-
-#endif

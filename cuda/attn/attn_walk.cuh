@@ -26,8 +26,7 @@
  * the split into pieces is always taken, and the length of an item alone says how it is cut.
  *
  * The block that finishes last merges the pieces of an item, in their order. */
-#ifndef CN_CUDA_ATTN_WALK_CUH
-#define CN_CUDA_ATTN_WALK_CUH
+#pragma once
 
 #include "cuda/attn/attn_common.cuh"
 
@@ -303,5 +302,3 @@ __device__ static inline uint32_t cn_walk_slot(const cn_walk_piece &p, uint32_t 
     if (!p.even) return p.first_slot + i;
     return i == 0 ? p.first_slot : p.first_slot - 1 + 2 * i;
 }
-
-#endif

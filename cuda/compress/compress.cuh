@@ -1,7 +1,6 @@
 /* compress.cuh - code that the kernels of a compression event share: the unit of a thread block,
  * and the addresses of its slots. See compress.h. */
-#ifndef CN_CUDA_COMPRESS_CUH
-#define CN_CUDA_COMPRESS_CUH
+#pragma once
 
 #include "cuda/compress/compress.h"
 #include "cuda/launch.cuh"
@@ -42,5 +41,3 @@ __device__ static inline size_t cn_compress_side(const cn_compress_chunk &c,
 {
     return cn_kv_side(&c.pools.layout, u.layer, block, u.head, slot);
 }
-
-#endif

@@ -16,8 +16,7 @@
  *
  * Policy window runs only the last two. In the pools only the targets are written. Not even F of
  * the sources is written, because requests of one event may share the sources. */
-#ifndef CN_CUDA_COMPRESS_H
-#define CN_CUDA_COMPRESS_H
+#pragma once
 
 #include "cuda/cuda_ops.h"
 
@@ -134,5 +133,4 @@ cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

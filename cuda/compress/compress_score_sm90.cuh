@@ -5,8 +5,7 @@
  * products, 64 rows per strip, two strips per warpgroup. Register i of a product holds row half
  * i / 2 % 2 of column i / 4 * 8 + lane % 4 * 2 + i % 2. The four lanes of a quad therefore have the
  * same four rows in two strips, and each lane stores the result of one of them. */
-#ifndef CN_CUDA_COMPRESS_SCORE_SM90_CUH
-#define CN_CUDA_COMPRESS_SCORE_SM90_CUH
+#pragma once
 
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/compress/compress.cuh"
@@ -405,5 +404,4 @@ __device__ static inline void compare(const score_params &p, const score_span &s
             own_sum - (float)t.shared->twins[row] / COSINE_STEPS;
 }
 
-#endif
 #endif

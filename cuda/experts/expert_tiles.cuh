@@ -8,8 +8,7 @@
  * In shared memory weight rows are in slabs of 16. A thread has sums of two rows of a slab, r and
  * r + 8, with r = lane / 4. If the product is gated, a slab has eight columns of out: r is the gate
  * of one and r + 8 its other factor. Else it has 16 columns, and the two rows are neighbours. */
-#ifndef CN_CUDA_EXPERT_TILES_CUH
-#define CN_CUDA_EXPERT_TILES_CUH
+#pragma once
 
 #include "cuda/experts/experts.h"
 #include "cuda/util.cuh"
@@ -113,5 +112,3 @@ __device__ __forceinline__ static void cn_store_slab(cn_bf16 *out, uint32_t n, u
             else *(uint32_t *)to = cn_pack2(a, b);
         }
 }
-
-#endif

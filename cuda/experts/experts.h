@@ -3,8 +3,7 @@
  * Both products are grouped: a tile is some pairs of one expert, as many as a kernel has columns
  * for. The tiles follow from `starts`, which is on the device, so a launch has the same blocks for
  * every routing and a graph can replay it. Thread: the engine's. */
-#ifndef CN_CUDA_EXPERTS_H
-#define CN_CUDA_EXPERTS_H
+#pragma once
 
 #include "cuda/cuda_ops.h"
 
@@ -44,5 +43,4 @@ cn_status cn_experts_gather(cn_stream *s, void *out, const void *x, const uint32
 
 #ifdef __cplusplus
 }
-#endif
 #endif

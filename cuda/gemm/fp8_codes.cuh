@@ -1,6 +1,5 @@
 /* fp8_codes.cuh - rounding to e4m3 in kernels, with the bits of round_by_largest in cpu_gemm.c. */
-#ifndef CN_CUDA_FP8_CODES_CUH
-#define CN_CUDA_FP8_CODES_CUH
+#pragma once
 
 #include <cuda_fp8.h>
 #include <float.h>
@@ -39,5 +38,3 @@ __device__ static inline uint2 cn_fp8_codes8(uint4 bits, float scale)
     }
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
-
-#endif

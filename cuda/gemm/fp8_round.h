@@ -1,6 +1,5 @@
 /* fp8_round.h - rounds the input of an FP8 product to e4m3. Thread: the engine's. */
-#ifndef CN_CUDA_FP8_ROUND_H
-#define CN_CUDA_FP8_ROUND_H
+#pragma once
 
 #include "cuda/cuda_ops.h"
 
@@ -25,5 +24,4 @@ cn_status cn_fp8_spread_scales(cn_stream *s, float *out, const cn_matrix *w, uin
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -6,8 +6,7 @@
  * Batch sizes are grouped into buckets. A plan is chosen for (n, k, kind of output) and bucket.
  * There are two kinds of plan: cuBLASLt with one of its algorithms, and own kernels for small
  * batches on Hopper (gemm_skinny.cu). Without timings the library's first proposal is used. */
-#ifndef CN_CUDA_GEMM_H
-#define CN_CUDA_GEMM_H
+#pragma once
 
 #include <cublasLt.h>
 
@@ -143,5 +142,4 @@ cn_status cn_gemm_fill_random(cn_stream *s, void *out, size_t n, uint64_t seed);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* gemm_fp8.h - products with FP8 weights on Hopper. Thread: the engine's. Stage: every step. */
-#ifndef CN_CUDA_GEMM_FP8_H
-#define CN_CUDA_GEMM_FP8_H
+#pragma once
 
 #include "cuda/gemm/gemm.h"
 
@@ -18,5 +17,4 @@ cn_status cn_gemm_fp8_run(cn_stream *s, const cn_gemm_call *call, const cn_matri
 
 #ifdef __cplusplus
 }
-#endif
 #endif

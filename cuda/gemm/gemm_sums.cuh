@@ -2,8 +2,7 @@
  * then added over the splits of K, which are blocks of one cluster.
  *
  * A token has a row of GROUPS * 64 sums, one for each row of the weights, and padding. */
-#ifndef CN_GEMM_SUMS_CUH
-#define CN_GEMM_SUMS_CUH
+#pragma once
 
 #include "cuda/hopper.cuh"
 #include "cuda/util.cuh"
@@ -49,7 +48,5 @@ __device__ static inline void cn_sums_add_splits(float v[4], const float *shared
     v[2] = sum.z;
     v[3] = sum.w;
 }
-
-#endif
 
 #endif

@@ -1,7 +1,6 @@
 /* gemm_tune.h - shared by the two parts of the timing at start: each product alone (gemm_tune.c)
  * and the products of a layer together (gemm_tune_layer.c). */
-#ifndef CN_CUDA_GEMM_TUNE_H
-#define CN_CUDA_GEMM_TUNE_H
+#pragma once
 
 #include "cuda/gemm/gemm.h"
 
@@ -71,5 +70,4 @@ cn_status cn_gemm_pause(cn_stream *s);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

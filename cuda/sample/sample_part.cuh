@@ -1,8 +1,7 @@
 /* sample_part.cuh - one block's part of a row that is sampled (sample.cu): its shared memory,
  * reductions over the block and over the row's parts, and the passes over its values, which load,
  * edit, scale and sum them. */
-#ifndef CN_CUDA_SAMPLE_PART_CUH
-#define CN_CUDA_SAMPLE_PART_CUH
+#pragma once
 
 #include "cuda/group.cuh"
 #include "cuda/launch.cuh"
@@ -453,5 +452,3 @@ __device__ static __noinline__ uint64_t sum_segments(const part *t, bounds b, sc
     __syncthreads();
     return warp_reduce<sum, WARPS>(shared()->segment[lane % WARPS]);
 }
-
-#endif

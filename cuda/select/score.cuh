@@ -17,8 +17,7 @@
  * The lots that a block has of one unit are a part of that unit. Unit u and block b have at most
  * one part, and its partial results are in slot u + b: units and blocks both ascend along the lots,
  * so no two parts share a slot, and the parts of a unit are in successive slots. */
-#ifndef CN_CUDA_SCORE_CUH
-#define CN_CUDA_SCORE_CUH
+#pragma once
 
 #include <cub/warp/warp_scan.cuh>
 #include <cuda_fp16.h>
@@ -542,5 +541,3 @@ bool cn_score_has_bulk(const cn_stream *s, const cn_score_params &p);
  * shares of rule max. */
 bool cn_score_ring_counts(const cn_score_params &p);
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
-
-#endif

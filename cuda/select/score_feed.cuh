@@ -19,8 +19,7 @@
  * bounds.
  *
  * All lanes of a warp call each function. */
-#ifndef CN_CUDA_SCORE_FEED_CUH
-#define CN_CUDA_SCORE_FEED_CUH
+#pragma once
 
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/hopper.cuh"
@@ -285,5 +284,3 @@ __device__ static inline void cn_feed_release(Feed &f, const cn_score_params &p,
     f.get = f.get + 1 < f.n_stages ? f.get + 1 : 0;
     if (f.n_found > 0 || cn_feed_find(f, p, known)) cn_feed_push(f, p);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* score_labels.cuh - the arithmetic of labels that the kernels of `score` share: quantised queries,
  * products of labels with heads by the tensor cores, and the weights of a lot. */
-#ifndef CN_CUDA_SCORE_LABELS_CUH
-#define CN_CUDA_SCORE_LABELS_CUH
+#pragma once
 
 #include <math_constants.h>
 
@@ -187,5 +186,3 @@ __device__ static inline void cn_label_weights(cn_lot_weights &own, const cn_lab
     own.sum = is_own ? sum : own.sum;
     own.top = is_own ? (upper ? high : low) : own.top;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* score_ring.cuh - what the parts of score_ring.cu share: the shared memory of a block, and
  * the queries of the part that it computes. */
-#ifndef CN_CUDA_SCORE_RING_CUH
-#define CN_CUDA_SCORE_RING_CUH
+#pragma once
 
 #include "cuda/select/score_feed.cuh"
 #include "cuda/select/score_labels.cuh"
@@ -138,5 +137,3 @@ __device__ static inline void cn_ring_add_lot(const cn_ring_memory &m, uint32_t 
 {
     cn_exp_sum_add_lot(&m.sums[head * m.n_workers + threadIdx.x / CN_WARP], lot.sum, lot.top);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* score_ring_keys.cuh - how a warp of score_ring.cu ranks its lots of K rows, or of bounds. */
-#ifndef CN_CUDA_SCORE_RING_KEYS_CUH
-#define CN_CUDA_SCORE_RING_KEYS_CUH
+#pragma once
 
 #include "cuda/select/score_ring.cuh"
 
@@ -258,5 +257,3 @@ __device__ static inline void cn_ring_compute_keys(const cn_score_params &p, con
     else
         cn_ring_keys_mean<IS_ROWS, DIGITS>(p, x, m, f, known);
 }
-
-#endif

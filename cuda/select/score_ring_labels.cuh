@@ -1,6 +1,5 @@
 /* score_ring_labels.cuh - how a warp of score_ring.cu ranks its lots of labels. */
-#ifndef CN_CUDA_SCORE_RING_LABELS_CUH
-#define CN_CUDA_SCORE_RING_LABELS_CUH
+#pragma once
 
 #include "cuda/select/score_ring.cuh"
 
@@ -286,5 +285,3 @@ cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const c
     else
         cn_ring_compute_mean<N_WORDS, DIGITS>(p, x, m, f, known);
 }
-
-#endif

@@ -14,8 +14,7 @@
  * A block waits for a limited time, because a kernel of another stream may keep other blocks from
  * starting. Then the part is late: the block stores what it has kept, and the next kernel
  * (score_share.cu) computes the shares. In other launches all parts are late. */
-#ifndef CN_CUDA_SCORE_RING_SHARES_CUH
-#define CN_CUDA_SCORE_RING_SHARES_CUH
+#pragma once
 
 #include "cuda/select/score_feed.cuh"
 #include "cuda/select/score_labels.cuh"
@@ -139,5 +138,3 @@ __device__ static inline void cn_share_scores(const cn_score_params &p, size_t f
         }
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* select.cuh - code that the kernels of selection and of homes share: the unit of a block, and the
  * addresses of its candidates. SELECTION.md. Arrays: engine/ops.h. */
-#ifndef CN_CUDA_SELECT_CUH
-#define CN_CUDA_SELECT_CUH
+#pragma once
 
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
@@ -70,5 +69,3 @@ __device__ static inline void cn_count_wait(const uint32_t *count, uint32_t n)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
     __syncthreads();
 }
-
-#endif

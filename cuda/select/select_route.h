@@ -11,8 +11,7 @@
  * Under rule max share_kernel follows. `score` counts what it has stored, so that `select` need not
  * wait for all of it; `select` counts finished lists, so that attention need not wait for all of
  * them (select.cu). */
-#ifndef CN_CUDA_SELECT_ROUTE_H
-#define CN_CUDA_SELECT_ROUTE_H
+#pragma once
 
 #include "cuda/cuda_ops.h"
 
@@ -47,5 +46,4 @@ uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -4,8 +4,7 @@
  * Messages are copied in the form that templates expect: "developer" becomes "system", reasoning is
  * in reasoning_content and reasoning, the arguments of tool calls are objects where they are JSON,
  * and an absent content is null. */
-#ifndef CN_API_CHAT_H
-#define CN_API_CHAT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -27,5 +26,3 @@ cn_status cn_api_chat_check(const json_t *variables);
 
 /* "KEY: expected WANT, got FOUND". */
 cn_status cn_api_refuse(const char *key, const char *want, const json_t *found);
-
-#endif

@@ -1,7 +1,6 @@
 /* api_fields.h - readers of members that the chat and the responses routes share. Private to
  * engine/api/. Thread: any. Stage: 1. */
-#ifndef CN_API_FIELDS_H
-#define CN_API_FIELDS_H
+#pragma once
 
 #include "engine/api/api_request.h"
 
@@ -13,5 +12,3 @@ cn_status cn_api_set_effort(cn_api_request *r, const char *key, json_t *v);
  * *key: the member at fault. */
 cn_status cn_api_finish_tools(cn_api_request *r, json_t *choice, cn_opt_tool_parser parser,
                               const char **key);
-
-#endif

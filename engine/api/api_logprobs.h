@@ -2,8 +2,7 @@
  *
  * Owner: cn_api_result, one per choice. Thread: the result's. A token takes 8 bytes for itself and
  * 8 for each alternative; as JSON it takes ten times as much. */
-#ifndef CN_API_LOGPROBS_H
-#define CN_API_LOGPROBS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -67,5 +66,3 @@ json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_for
  * out of memory. */
 json_t *cn_api_prompt_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
                                     size_t first, size_t end);
-
-#endif

@@ -11,8 +11,7 @@
  *   4. unknown: accepted with a warning, or with --unknown-fields refuse an error that names it.
  * null counts as absent. Scalars of sampling and `kv` are rows of the option table, with its
  * bounds. */
-#ifndef CN_API_REQUEST_H
-#define CN_API_REQUEST_H
+#pragma once
 
 #include <jansson.h>
 
@@ -120,5 +119,3 @@ void cn_api_request_set_prompt(const cn_api_request *r, uint32_t i, cn_request_p
 cn_status cn_api_request_submit(const cn_api_request *r, cn_engine *e, cn_event_fn fn, void *user,
                                 uint64_t *first);
 void cn_api_request_free(cn_api_request *r); /* leaves *r empty; an empty request is fine */
-
-#endif

@@ -8,8 +8,7 @@
  * choices[].thinking_truncated if the thinking budget ended the reasoning; and usage.kv, the
  * compression figures of the request (over n samples: sums, and the largest peak); warnings, texts
  * about fields that were ignored, if there are any (of a stream: in the first chunk). */
-#ifndef CN_API_RESPONSE_H
-#define CN_API_RESPONSE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -113,5 +112,3 @@ json_t *cn_api_kv_json(const cn_kv_usage *u);
  * line 0 the member is omitted. */
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line);
-
-#endif

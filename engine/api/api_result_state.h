@@ -1,7 +1,6 @@
 /* api_result_state.h - the output that a request has so far. Private to engine/api/.
  * Owner: cn_api_result. Thread: the result's. */
-#ifndef CN_API_RESULT_STATE_H
-#define CN_API_RESULT_STATE_H
+#pragma once
 
 #include "engine/api/api_response.h"
 #include "engine/api/api_tools.h"
@@ -68,5 +67,3 @@ cn_status cn_api_add_json(cn_buf *out, uint32_t digits, json_t *v, size_t n_firs
 json_t *cn_api_ids_json(const cn_buf *ids);
 /* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
 json_t *cn_api_stop_reason_json(const cn_api_choice *c);
-
-#endif

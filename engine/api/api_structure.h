@@ -2,8 +2,7 @@
  * and tool_choice, and vLLM's structured_outputs. Internal to engine/api/.
  *
  * Thread: any. Stage: 1. */
-#ifndef CN_API_STRUCTURE_H
-#define CN_API_STRUCTURE_H
+#pragma once
 
 #include "engine/api/api_request.h"
 
@@ -21,5 +20,3 @@ cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v);
 
 /* After these: sets the white space of the structure. */
 cn_status cn_api_finish_structure(cn_api_request *r, const char *key);
-
-#endif

@@ -31,8 +31,7 @@
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. With
  * "auto" and a response_format it makes the answer calls or JSON. */
-#ifndef CN_API_TOOLS_H
-#define CN_API_TOOLS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -132,5 +131,3 @@ bool cn_tool_finder_has_more(const cn_tool_finder *f);
  * this name, or of any if it is NULL. `one`: exactly one call. NULL when out of memory. */
 json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,
                            bool one);
-
-#endif

@@ -1,8 +1,7 @@
 /* api_unknown.h - what happens to members of a body that cinch does not know.
  *
  * Owner: the program that reads bodies; its cn_api_defaults points to it. Thread: any. */
-#ifndef CN_API_UNKNOWN_H
-#define CN_API_UNKNOWN_H
+#pragma once
 
 #include <jansson.h>
 #include <pthread.h>
@@ -37,5 +36,3 @@ cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *
  * that member (cn_last_param). */
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,
                                  size_t n, json_t **warnings);
-
-#endif

@@ -2,8 +2,7 @@
  * answer. The finder of api_tools.h asks for each place outside of calls.
  *
  * Thread: the engine's; it may change `open.name` and the fences of the finder. Stage: 8. */
-#ifndef CN_CALL_OPENINGS_H
-#define CN_CALL_OPENINGS_H
+#pragma once
 
 #include "engine/api/api_tools.h"
 #include "engine/text/call_marks.h"
@@ -41,5 +40,3 @@ cn_verdict cn_match_fence_end(const char *text, size_t n, bool end);
 
 /* Decides what the held text from byte i on is. `end`: nothing follows it. */
 cn_verdict cn_match_opening(cn_tool_finder *f, size_t i, bool end, cn_opening *out);
-
-#endif

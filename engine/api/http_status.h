@@ -1,6 +1,5 @@
 /* http_status.h - the HTTP status codes that cinch sends, in responses and in batch lines. */
-#ifndef CN_HTTP_STATUS_H
-#define CN_HTTP_STATUS_H
+#pragma once
 
 typedef enum cn_http_status {
     CN_HTTP_OK = 200,
@@ -22,5 +21,3 @@ typedef enum cn_http_status {
     CN_HTTP_VERSION_NOT_SUPPORTED = 505,
     CN_HTTP_NO_STORAGE = 507
 } cn_http_status;
-
-#endif

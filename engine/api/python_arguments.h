@@ -5,8 +5,7 @@
  * dictionaries. Anything else is passed on as it is, so that the object is not JSON then.
  *
  * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
-#ifndef CN_PYTHON_ARGUMENTS_H
-#define CN_PYTHON_ARGUMENTS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -46,5 +45,3 @@ cn_status cn_python_args_cut(cn_python_args *p, bool is_whole, cn_buf *out);
 
 /* Appends the literal text[n] as JSON. */
 cn_status cn_python_literal(const char *text, size_t n, cn_buf *out);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Items that one answer of a model consists of (reasoning, message, function calls) become one
  * assistant message, as the chat template wrote them. */
-#ifndef CN_RESPONSES_INPUT_H
-#define CN_RESPONSES_INPUT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -15,5 +14,3 @@
  * what to send instead. */
 cn_status cn_responses_messages(json_t *variables, json_t *instructions, json_t *input,
                                 cn_api_unknown *unknown, json_t **warnings);
-
-#endif

@@ -5,8 +5,7 @@
  * The output of a result only grows, so the items before the last never change, and the last one is
  * the beginning of what it will be. White space alone is not a message, unless the output has
  * nothing else. */
-#ifndef CN_RESPONSES_ITEMS_H
-#define CN_RESPONSES_ITEMS_H
+#pragma once
 
 #include "engine/api/api_response.h"
 
@@ -45,5 +44,3 @@ json_t *cn_response_part_json(const cn_api_result *r, const cn_response_item *it
 /* The id of an item of the response `id`. */
 enum { CN_ITEM_ID_BYTES = 192 };
 void cn_response_item_id(char *out, const char *id, const cn_response_item *item);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Nothing is stored, whatever "store" says. A member that needs storage, or a tool that the server
  * would run, is refused by its name. Items and tools become those of a chat. */
-#ifndef CN_RESPONSES_REQUEST_H
-#define CN_RESPONSES_REQUEST_H
+#pragma once
 
 #include "engine/api/api_request.h"
 
@@ -16,5 +15,3 @@ cn_status cn_responses_set(cn_api_request *r, const char *key, json_t *v, bool *
  * at fault. */
 cn_status cn_responses_finish(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                               const char **key);
-
-#endif

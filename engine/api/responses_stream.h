@@ -13,8 +13,7 @@
  * of the growing output, so their deltas together are the response that is not streamed.
  *
  * Owner: the caller. Thread: the result's. Stage: 8. */
-#ifndef CN_RESPONSES_STREAM_H
-#define CN_RESPONSES_STREAM_H
+#pragma once
 
 #include "engine/api/api_response.h"
 
@@ -52,5 +51,3 @@ cn_status cn_response_stream_write(const cn_api_result *r, cn_response_stream *s
  * one of OpenAI's for responses. r may have any state. */
 cn_status cn_response_stream_fail(const cn_api_result *r, cn_response_stream *s, const char *code,
                                   const char *message, cn_buf *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* responses_write.h - writes the body of /v1/responses piece by piece. Private to engine/api/.
  * Owner: the caller. Thread: the result's. Stage: 8. */
-#ifndef CN_RESPONSES_WRITE_H
-#define CN_RESPONSES_WRITE_H
+#pragma once
 
 #include "engine/api/api_response.h"
 
@@ -21,5 +20,3 @@ const char *cn_responses_status(const cn_api_result *r);
  * first of the array. */
 cn_status cn_responses_write_logprobs(const cn_api_result *r, uint32_t digits, size_t first,
                                       size_t *token, size_t end, cn_buf *out);
-
-#endif

@@ -19,8 +19,7 @@
  * another call begins. Otherwise it ends the call, whose closing tags the model left out.
  *
  * Owner: cn_tool_finder. Thread: the engine's. Stage: 8. */
-#ifndef CN_XML_ARGUMENTS_H
-#define CN_XML_ARGUMENTS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -47,5 +46,3 @@ cn_status cn_xml_args_add(cn_xml_args *x, char c, cn_buf *out, cn_xml_step *step
  * appends what there is of a value. */
 cn_status cn_xml_args_cut(cn_xml_args *x, bool is_whole, cn_buf *out);
 void cn_xml_args_free(cn_xml_args *x);
-
-#endif

@@ -8,8 +8,7 @@
  *                       cn_last_error() reads. Callers forward it with CN_TRY;
  *   programmer error    CN_ASSERT: kept in release builds, prints and aborts.
  * Nothing below main() calls exit(). */
-#ifndef CN_BASE_H
-#define CN_BASE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -150,5 +149,4 @@ uint64_t cn_hash64(uint64_t h, const void *data, size_t n);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,7 +1,6 @@
 /* budget.h - a limit that threads share: bytes of memory, or samples of an API key.
  * Owner: cn_server or cn_service. Thread: any. */
-#ifndef CN_BUDGET_H
-#define CN_BUDGET_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -23,5 +22,3 @@ static inline bool cn_budget_try_take(cn_budget *b, uint64_t n)
 }
 
 static inline void cn_budget_give(cn_budget *b, uint64_t n) { atomic_fetch_sub(&b->used, n); }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Owner: none. Thread: main. Stage: before everything else. cpu_check.c and main.c are compiled for
  * any x86-64 processor, so that they run where the rest does not. */
-#ifndef CN_CPU_CHECK_H
-#define CN_CPU_CHECK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -28,5 +27,3 @@ extern const unsigned cn_cpu_needs;
 
 /* False, with a sentence on f, if the processor lacks one of `needs`. */
 bool cn_cpu_check(FILE *f, unsigned needs);
-
-#endif

@@ -1,6 +1,5 @@
 /* dtype.h - element types of tensors. A leaf, shared by C and CUDA C++. */
-#ifndef CN_DTYPE_H
-#define CN_DTYPE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ CN_DTYPE_FN size_t cn_dtype_bytes(cn_dtype t)
     }
     return 0;
 }
-
-#endif

@@ -7,8 +7,7 @@
  * A key whose value is null counts as absent, as in Hugging Face files. A whole number may be
  * written 16 or 16.0. In a file with an integer beyond 64 bits (model_max_length of a tokenizer
  * without a limit is 10^30) every number is read as a double; the getters hide the difference. */
-#ifndef CN_JSON_H
-#define CN_JSON_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -136,5 +135,3 @@ bool cn_json_as_i64(const json_t *value, int64_t min, int64_t max, int64_t *out)
  * below `vocab`, and there may be at most `max`. */
 cn_status cn_json_token_ids(const cn_json_at *a, const char *key, uint32_t vocab, uint32_t max,
                             uint32_t *out, uint32_t *n_out);
-
-#endif

@@ -1,7 +1,6 @@
 /* json_pointer.h - JSON pointers (RFC 6901), as "$ref" of a JSON Schema writes them: #/a/b/0.
  * Thread: any; no state. */
-#ifndef CN_JSON_POINTER_H
-#define CN_JSON_POINTER_H
+#pragma once
 
 #include <jansson.h>
 
@@ -14,5 +13,3 @@ json_t *cn_json_follow(json_t *at, char *pointer);
 /* What the reference points to in `root`; NULL: nothing, or not a "#" with a pointer, or out of
  * memory. */
 json_t *cn_json_find_ref(const json_t *root, const char *ref);
-
-#endif

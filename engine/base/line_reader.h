@@ -2,8 +2,7 @@
  * current line and a buffer, independent of the size of the file.
  *
  * Owner: the caller. Thread: one. Stage: 1. */
-#ifndef CN_LINE_READER_H
-#define CN_LINE_READER_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -54,5 +53,3 @@ uint64_t cn_line_reader_bytes_done(const cn_line_reader *r); /* of the lines rea
 /* Of the file, or of a part by bytes; 0: not a regular file. */
 uint64_t cn_line_reader_bytes_total(const cn_line_reader *r);
 int cn_line_reader_fd(const cn_line_reader *r);
-
-#endif

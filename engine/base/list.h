@@ -5,8 +5,7 @@
  * node can be in one list at a time. To walk a list:
  *   for (item *i = CN_CONTAINER_OF(list.head, item, node); i;
  *        i = CN_CONTAINER_OF(i->node.next, item, node)) */
-#ifndef CN_LIST_H
-#define CN_LIST_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -59,5 +58,3 @@ static inline cn_list_node *cn_list_pop(cn_list *l)
     if (node) cn_list_remove(l, node);
     return node;
 }
-
-#endif

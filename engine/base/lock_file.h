@@ -1,8 +1,7 @@
 /* lock_file.h - the lock by which one process at a time writes a file.
  *
  * Owner: the descriptor. Thread: any. Stage: start. */
-#ifndef CN_LOCK_FILE_H
-#define CN_LOCK_FILE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/base/clock.h"
@@ -13,5 +12,3 @@
 bool cn_lock_file(int fd);
 /* The same by another clock. */
 bool cn_lock_file_by(int fd, const cn_clock *clock);
-
-#endif

@@ -9,8 +9,7 @@
  * Posting allocates nothing: a message is embedded in the object it concerns. That object must live
  * until the message is opened, and the message may be in only one mailbox at a time. There are two
  * queues; express messages are taken first. */
-#ifndef CN_MAILBOX_H
-#define CN_MAILBOX_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/base/list.h"
@@ -47,5 +46,3 @@ void cn_mailbox_wait(cn_mailbox *box, int timeout_ms);
 /* Readable while messages wait. For an event loop that also waits for other descriptors. */
 int cn_mailbox_fd(const cn_mailbox *box);
 uint32_t cn_mailbox_length(cn_mailbox *box);
-
-#endif

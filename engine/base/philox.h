@@ -3,8 +3,7 @@
  *
  * Sampling draws one number per (seed, sample, position). A result therefore depends neither on
  * batch composition, nor on the order of the steps, nor on preemptions. */
-#ifndef CN_PHILOX_H
-#define CN_PHILOX_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -36,5 +35,3 @@ CN_HOST_DEVICE static inline uint64_t cn_philox_u64(uint64_t seed, uint32_t samp
     cn_philox4 x = cn_philox4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
     return (uint64_t)x.v[0] << 32 | x.v[1];
 }
-
-#endif

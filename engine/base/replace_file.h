@@ -1,8 +1,7 @@
 /* replace_file.h - writes a whole file, and says which file a path names.
  *
  * Owner: the caller. Thread: any. Stage: reports and results. */
-#ifndef CN_REPLACE_FILE_H
-#define CN_REPLACE_FILE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -19,5 +18,3 @@ bool cn_is_stream(const char *path);
 /* Returns the absolute path of the file, without symbolic links. The file need not exist, but its
  * folder must. NULL with errno on failure. The caller frees the text with cn_free. */
 char *cn_resolve_path(const char *path);
-
-#endif

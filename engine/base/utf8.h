@@ -3,8 +3,7 @@
  * Errors are counted as Unicode (D93b) and WHATWG define: a maximal prefix of a well-formed
  * character that is not completed is one error, and so is every other invalid byte. Surrogates,
  * overlong forms and code points above U+10FFFF are errors. */
-#ifndef CN_UTF8_H
-#define CN_UTF8_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -41,5 +40,3 @@ const char *cn_utf8_escape_controls(const char *text, char *buf, size_t size);
 
 /* Writes cp (a Unicode scalar value) to dst[0 .. 4) and returns its length. */
 size_t cn_utf8_write(char *dst, uint32_t cp);
-
-#endif

@@ -8,8 +8,7 @@
  *   bench_decode.c      single steps: decode with a given number of resident tokens, and prefill
  *
  * Owner: cn_cmd_bench. Thread: the engine's. */
-#ifndef CN_BENCH_H
-#define CN_BENCH_H
+#pragma once
 
 #include <jansson.h>
 
@@ -71,5 +70,3 @@ cn_status cn_bench_lanes(cn_bench *b, json_t **json);
  * object. */
 cn_status cn_bench_steady(cn_bench *b, json_t **json);
 cn_status cn_bench_steps(cn_bench *b, json_t **json);
-
-#endif

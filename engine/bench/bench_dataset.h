@@ -2,8 +2,7 @@
  * JSON (texts, or the lengths of a workload), each with the number of tokens to generate.
  *
  * Owner: the caller. Thread: one. Stage: before the clock starts. */
-#ifndef CN_BENCH_DATASET_H
-#define CN_BENCH_DATASET_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/options/options.h"
@@ -36,5 +35,3 @@ typedef struct cn_bench_model {
 cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c,
                                 const cn_bench_model *m);
 void cn_bench_dataset_free(cn_bench_dataset *d);
-
-#endif

@@ -2,8 +2,7 @@
  * The reply is passed on as it arrives.
  *
  * Owner: a call frees itself after end(). Thread: the one that runs the event base. */
-#ifndef CN_BENCH_HTTP_H
-#define CN_BENCH_HTTP_H
+#pragma once
 
 #include <event2/event.h>
 #include <sys/socket.h>
@@ -33,5 +32,3 @@ typedef struct cn_bench_reply {
 /* Sends a POST with a JSON body, or a GET if body is NULL. end() reports failures to connect. */
 cn_status cn_bench_http_start(struct event_base *base, const cn_bench_target *target,
                               const char *path, const cn_buf *body, const cn_bench_reply *reply);
-
-#endif

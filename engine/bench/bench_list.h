@@ -1,8 +1,7 @@
 /* bench_list.h - the lists that options of `cinch bench throughput` take: numbers, batches, shares.
  *
  * Owner: the caller. Thread: any. */
-#ifndef CN_BENCH_LIST_H
-#define CN_BENCH_LIST_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -26,5 +25,3 @@ cn_status cn_bench_parse_numbers(cn_bench_numbers *out, const char *option, cons
 
 /* Parses "0.01,0.1": shares above 0 and up to 1. */
 cn_status cn_bench_parse_shares(cn_bench_shares *out, const char *option, const char *text);
-
-#endif

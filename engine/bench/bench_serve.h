@@ -5,8 +5,7 @@
  *   bench_http.c          the client
  *
  * Owner: cn_bench_serve. Thread: one. */
-#ifndef CN_BENCH_SERVE_H
-#define CN_BENCH_SERVE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -27,5 +26,3 @@ json_t *cn_served_figures(const cn_served *requests, uint32_t n, const cn_config
                           const char *model, double duration_s);
 /* Prints such an object as a table. */
 void cn_served_print(const json_t *figures);
-
-#endif

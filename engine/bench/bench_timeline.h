@@ -4,8 +4,7 @@
  * Columns: time_s since the first tick. steps, output_tokens, preemptions, recomputed_tokens and
  * compressions count within the interval. running, waiting, compressing and blocks_used are the
  * values at its end. */
-#ifndef CN_BENCH_TIMELINE_H
-#define CN_BENCH_TIMELINE_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -19,5 +18,3 @@ cn_status cn_timeline_tick(cn_timeline *t, const cn_engine *e);
 /* Writes the last row, closes the file and frees t (NULL is fine). CN_ERR_IO if anything could not
  * be written. */
 cn_status cn_timeline_close(cn_timeline *t, const cn_engine *e);
-
-#endif

@@ -2,8 +2,7 @@
  * steps.
  *
  * Owner: the caller. Thread: the engine's. Stage: between steps, never inside one. */
-#ifndef CN_DEVICE_TIMES_H
-#define CN_DEVICE_TIMES_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -20,5 +19,3 @@ cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *secon
  * row. 0 when it ran op by op. The requests of the step can continue, but their KV and output are
  * invalid afterwards. Waits for all work. */
 cn_status cn_engine_replay_time(cn_engine *e, uint32_t n, double *seconds);
-
-#endif

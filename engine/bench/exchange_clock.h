@@ -3,8 +3,7 @@
  * more for each home.
  *
  * Owner: the caller. Thread: the engine's. */
-#ifndef CN_EXCHANGE_CLOCK_H
-#define CN_EXCHANGE_CLOCK_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/home/home.h"
@@ -36,5 +35,3 @@ typedef struct cn_home_times {
 
 /* Returns for how many seconds ranks, pushes or both ran. */
 double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs);
-
-#endif

@@ -8,8 +8,7 @@
  *   key      = cn_hash64(cn_hash64(0, seed as 8 bytes, little-endian), name), 64 bits
  *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double; for
  *              the weights of a router 1 / sqrt(hidden), so that its logits differ by about 1 */
-#ifndef CN_CHECKPOINT_H
-#define CN_CHECKPOINT_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -102,5 +101,3 @@ cn_status cn_checkpoint_check_finite(const cn_weight_part *p);
  * a device can compute them itself. False for tensors of a file and for norms, which are 1. */
 bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
                              float *scale);
-
-#endif

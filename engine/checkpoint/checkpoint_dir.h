@@ -1,7 +1,6 @@
 /* checkpoint_dir.h - what --model names, before any file of it is read.
  * Owner: none. Thread: any. Stage: start. */
-#ifndef CN_CHECKPOINT_DIR_H
-#define CN_CHECKPOINT_DIR_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -12,5 +11,3 @@ cn_status cn_checkpoint_dir_check(const char *dir);
 /* Refuses a directory that has a GGUF file, for a caller that found no file it can read; else
  * CN_OK. */
 cn_status cn_checkpoint_dir_refuse_gguf(const char *dir);
-
-#endif

@@ -12,8 +12,7 @@
  * The sum of four uniform 16-bit numbers has the required mean and standard deviation. Its range is
  * 3.46 deviations to each side. Elements are bf16, so that backends of either weight dtype hold the
  * same model. */
-#ifndef CN_DUMMY_WEIGHT_H
-#define CN_DUMMY_WEIGHT_H
+#pragma once
 
 #include <string.h>
 
@@ -39,5 +38,3 @@ CN_HOST_DEVICE static inline uint16_t cn_dummy_weight(uint64_t key, float scale,
     memcpy(&bits, &x, sizeof bits);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* rounds, because x is finite */
 }
-
-#endif

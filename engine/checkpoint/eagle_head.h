@@ -11,8 +11,7 @@
  * is that of the model, and the head was trained on CN_EAGLE_CONTEXT positions. hidden_layers are
  * 2, half and the number of layers less 3, or what follows the layers of
  * eagle_config.eagle_aux_hidden_state_layer_ids. Norms use the rms_norm_eps of the model. */
-#ifndef CN_EAGLE_HEAD_H
-#define CN_EAGLE_HEAD_H
+#pragma once
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/checkpoint/safetensors.h"
@@ -26,5 +25,3 @@ const char *const *cn_eagle_names(const cn_safetensors *s);
  * but n_heads. CN_ERR_MODEL names the file, what was expected and what there is. */
 cn_status cn_eagle_read(cn_draft_head *head, const cn_safetensors *s, const char *dir,
                         const char *path, const cn_model_config *m);
-
-#endif

@@ -6,8 +6,7 @@
  * 256 samples of 4 KiB spread over the rest. Training changes all of a tensor, so samples suffice.
  * Other files are covered whole. Names of directories, times and other files do not matter: a copy
  * has the same hash. examples/retrieval/train.py computes the hash of weights too. */
-#ifndef CN_FILE_SUM_H
-#define CN_FILE_SUM_H
+#pragma once
 
 #include <dirent.h>
 
@@ -23,5 +22,3 @@ cn_status cn_file_sum_add(uint64_t *h, const char *dir, int (*keep)(const struct
 
 /* The hash of the weights. */
 cn_status cn_file_sum_weights(uint64_t *out, const char *dir);
-
-#endif

@@ -10,8 +10,7 @@
  *
  * FP8 made here: s = max(2^-126, max|w| / 448) of a block or row, values are those of
  * cn_fp8_of(w / s). */
-#ifndef CN_FP8_WEIGHTS_H
-#define CN_FP8_WEIGHTS_H
+#pragma once
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/safetensors.h"
@@ -43,5 +42,3 @@ float cn_part_x_scale(const cn_weight_part *p);
  * cols], and the scales of blocks [rows / 128, cols / 128] rounded up or, if `by_row`, [rows]. */
 void cn_fp8_make(const float *x, uint64_t rows, uint64_t cols, bool by_row, uint8_t *codes,
                  float *scales);
-
-#endif

@@ -1,8 +1,7 @@
 /* generation_config.h - the sampling defaults of a checkpoint.
  *
  * Owner: engine. Thread: any. Stage: start, before the first request. */
-#ifndef CN_GENERATION_CONFIG_H
-#define CN_GENERATION_CONFIG_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -34,5 +33,3 @@ void cn_generation_config_apply(const cn_generation_config *g, cn_sampling *s);
  * generation_config.json, each once. CN_ERR_MODEL when one is outside the vocabulary. */
 cn_status cn_generation_config_eos(const cn_generation_config *g, const cn_model_config *c,
                                    uint32_t *out, uint32_t *n_out);
-
-#endif

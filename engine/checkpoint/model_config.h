@@ -11,8 +11,7 @@
  * other feature is refused by name, never ignored: other architectures and quantizations, active
  * sliding windows, other rope types, routers or activations, partial rotary embeddings of other
  * architectures, MLP biases. */
-#ifndef CN_MODEL_CONFIG_H
-#define CN_MODEL_CONFIG_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/ops.h"
@@ -191,5 +190,3 @@ uint64_t cn_model_config_n_read(const cn_model_config *c, uint32_t n_tokens);
 
 /* Hash of all fields that change a result. Used to reject a resume or a cache of another model. */
 uint64_t cn_model_config_hash(const cn_model_config *c);
-
-#endif

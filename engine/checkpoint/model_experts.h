@@ -2,8 +2,7 @@
  * config.json: a function for each family, in the row of its architecture (model_config.c).
  *
  * Owner: none; plain functions. Thread: any. Stage: start, as a part of model_config.h. */
-#ifndef CN_MODEL_EXPERTS_H
-#define CN_MODEL_EXPERTS_H
+#pragma once
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/model_config.h"
@@ -17,5 +16,3 @@ cn_read_experts_fn cn_read_qwen3_experts, cn_read_glm4_experts, cn_read_deepseek
 
 /* Refuses a key that has another value than the one that is computed. */
 cn_status cn_refuse_other_number(const cn_json_at *a, const char *key, uint32_t supported);
-
-#endif

@@ -11,8 +11,7 @@
  * ignore or exclude_modules name: a module, or one of its parents; "re:" and a regular expression
  * that matches from the start of the name; or a name with the wildcards * and ?. Other formats are
  * refused by name. */
-#ifndef CN_QUANT_H
-#define CN_QUANT_H
+#pragma once
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/model_config.h"
@@ -26,5 +25,3 @@ cn_status cn_quant_read_file(cn_model_config *c, const char *dir);
 
 /* Applies --quantization and --fp8-activations. CN_ERR_ARG if one has no effect on this model. */
 cn_status cn_quant_choose(cn_model_config *c, const cn_config *options);
-
-#endif

@@ -15,8 +15,7 @@
  *   head_dim, rope_theta, context  d, and the positions it was trained on
  *   base           16 hexadecimal digits: cn_file_sum_weights of the model it was trained for
  * An EAGLE-3 file is taken in its place, with a warning (eagle_head.h). */
-#ifndef CN_RETRIEVAL_FILE_H
-#define CN_RETRIEVAL_FILE_H
+#pragma once
 
 #include "engine/checkpoint/checkpoint.h"
 
@@ -47,5 +46,3 @@ const cn_weight_part *cn_retrieval_parts(const cn_retrieval_file *f);
 
 /* Sets m->draft if a declared selector needs a head. */
 cn_status cn_retrieval_describe(cn_model_config *m, const cn_config *c);
-
-#endif

@@ -13,8 +13,7 @@
  *
  * If another process truncates a mapped file, an access still faults. Replace the files of a
  * checkpoint by renaming, never in place. */
-#ifndef CN_SAFETENSORS_H
-#define CN_SAFETENSORS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -81,5 +80,3 @@ const cn_st_tensor *cn_safetensors_at(const cn_safetensors *s, size_t i);
 
 /* "[300, 64]" for messages. Returns buf. */
 const char *cn_st_shape_text(const cn_st_tensor *t, char *buf, size_t size);
-
-#endif

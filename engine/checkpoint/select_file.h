@@ -7,8 +7,7 @@
  * different channel numbers, ascending. `offsets` F32 of the same shape has a number for each of
  * them; a file without it has offsets 0. Its metadata have the rule that ranked the channels,
  * `max`, and the number of tokens it was measured on. */
-#ifndef CN_SELECT_FILE_H
-#define CN_SELECT_FILE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -31,5 +30,3 @@ cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uin
 cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
                                    const uint8_t *channels, const float *offsets,
                                    uint64_t n_tokens);
-
-#endif

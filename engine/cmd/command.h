@@ -2,8 +2,7 @@
  * docs/CONFIG.md and the manual page are printed from it.
  *
  * Owner: main(). Thread: main. Stage: before the first request. */
-#ifndef CN_COMMAND_H
-#define CN_COMMAND_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -59,5 +58,3 @@ int cn_cmd_serve(int argc, char **argv);
 
 /* The list of subcommands, as `cinch help` prints it. */
 void cn_commands_help(FILE *f);
-
-#endif

@@ -1,8 +1,7 @@
 /* command_files.h - checks the files of a command before it begins its work.
  *
  * Owner: the caller. Thread: main. Stage: before the first request. */
-#ifndef CN_COMMAND_FILES_H
-#define CN_COMMAND_FILES_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -12,5 +11,3 @@
  * given twice. CN_ERR_ARG. */
 cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *const *more,
                                  int n_more);
-
-#endif

@@ -3,8 +3,7 @@
  * lacks what the CUDA backend lacks: KV in eight bits, and retrieval heads that read states.
  *
  * Owner: cn_cmd_plan. Thread: main. Stage: none. */
-#ifndef CN_PLAN_GPU_H
-#define CN_PLAN_GPU_H
+#pragma once
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
@@ -28,5 +27,3 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c, const cn_model_config 
  * been checked. */
 cn_status cn_plan_gpu_take_cache(cn_plan_gpu *g, const cn_config *c, const cn_model_config *m,
                                  uint64_t *bytes);
-
-#endif

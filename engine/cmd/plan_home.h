@@ -3,8 +3,7 @@
  * behind the step. Only `cinch plan` uses it.
  *
  * Owner: the caller; plain values. Thread: main. Stage: none. */
-#ifndef CN_PLAN_HOME_H
-#define CN_PLAN_HOME_H
+#pragma once
 
 #include <jansson.h>
 
@@ -42,5 +41,3 @@ json_t *cn_plan_batches_json(const cn_memory_plan *m, uint32_t max_model_len, ui
  * the device is declared. The JSON is null without one. */
 void cn_plan_auto_print(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
 json_t *cn_plan_auto_json(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
-
-#endif

@@ -3,8 +3,7 @@
  * uses it.
  *
  * Owner: the caller; plain values. Thread: main. Stage: none. */
-#ifndef CN_PLAN_SELECT_H
-#define CN_PLAN_SELECT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -39,5 +38,3 @@ void cn_plan_selection_print(const cn_plan_selection *p);
 
 /* Returns null without selectors; NULL when out of memory. */
 json_t *cn_plan_selection_json(const cn_plan_selection *p);
-
-#endif

@@ -6,8 +6,7 @@
  * grows by one token in a step.
  *
  * Owner: plan.c. Thread: main. */
-#ifndef CN_PLAN_SHARDS_H
-#define CN_PLAN_SHARDS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -43,5 +42,3 @@ cn_status cn_plan_shards_make(cn_plan_shards *s, const cn_config *c, uint32_t co
 void cn_plan_shards_print(const cn_plan_shards *s, const cn_config *c);
 json_t *cn_plan_shards_json(const cn_plan_shards *s); /* null: not asked for */
 void cn_plan_shards_free(cn_plan_shards *s);
-
-#endif

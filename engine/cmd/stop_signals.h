@@ -4,8 +4,7 @@
  * finished line is already one write.
  *
  * Owner: main() and the running command. Thread: main; the handler runs on any. */
-#ifndef CN_STOP_SIGNALS_H
-#define CN_STOP_SIGNALS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -27,5 +26,3 @@ void cn_stop_signals_set(const cn_stop_rule *rule);
 /* Ends the process at once, because a thread hangs in the driver: what it uses cannot be freed, and
  * the handlers of exit() may wait for it. */
 _Noreturn void cn_end_now(int code);
-
-#endif

@@ -8,8 +8,7 @@
  * arm does not set has the value of the --kv-* option.
  *
  * Owner: cinch compare, cinch bench. Thread: main. Stage: before an engine exists. */
-#ifndef CN_COMPARE_ARMS_H
-#define CN_COMPARE_ARMS_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -44,5 +43,3 @@ cn_status cn_compare_arms_check_options(const cn_compare_arms *a, const cn_confi
  * smallest budget, which gives the most query slots. CN_ERR_ARG if --kv-homes, the homes that
  * `auto` may choose, is given and no arm has home=auto. */
 cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c);
-
-#endif

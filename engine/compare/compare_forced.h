@@ -2,8 +2,7 @@
  * under every arm, prints a table per file and writes the JSON file.
  *
  * Owner: cinch compare. Thread: main. Stage: around all stages. */
-#ifndef CN_COMPARE_FORCED_H
-#define CN_COMPARE_FORCED_H
+#pragma once
 
 #include "engine/compare/compare_arms.h"
 #include "engine/engine.h"
@@ -12,5 +11,3 @@
  * a comparison that is stopped keeps what it has measured. */
 cn_status cn_compare_forced(cn_engine *e, const cn_compare_arms *arms, const char *const *paths,
                             uint32_t n_paths);
-
-#endif

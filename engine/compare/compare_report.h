@@ -1,8 +1,7 @@
 /* compare_report.h - the figures of a comparison as a table and as JSON.
  *
  * Owner: cinch compare. Thread: main. Stage: after an arm has run. */
-#ifndef CN_COMPARE_REPORT_H
-#define CN_COMPARE_REPORT_H
+#pragma once
 
 #include "engine/compare/compare_run.h"
 
@@ -21,5 +20,3 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task);
 
 /* Writes all figures so far, replacing the file's contents. CN_ERR_IO names the path. */
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path);
-
-#endif

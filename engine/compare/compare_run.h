@@ -7,8 +7,7 @@
  * full KV, teacher-forced (engine/offline/audit.h), and is not timed. An output equal to full KV's
  * own needs no replay: the full arm has its figures. A line that full KV cannot hold is not
  * compared. */
-#ifndef CN_COMPARE_RUN_H
-#define CN_COMPARE_RUN_H
+#pragma once
 
 #include "engine/compare/compare_arms.h"
 #include "engine/compare/compare_task.h"
@@ -52,5 +51,3 @@ cn_status cn_compare_check_arms(cn_engine *e, const cn_compare_task *task,
  * which the engine refuses is logged and counted. */
 cn_status cn_compare_run_arm(cn_compare_run *r, const cn_compare_arm *arm,
                              cn_compare_figures *out);
-
-#endif

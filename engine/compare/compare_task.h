@@ -2,8 +2,7 @@
  * once, and its reference answers.
  *
  * Owner: cinch compare. Thread: the engine's. Stage: before the first arm runs. */
-#ifndef CN_COMPARE_TASK_H
-#define CN_COMPARE_TASK_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/offline/batch_input.h"
@@ -23,5 +22,3 @@ void cn_compare_task_free(cn_compare_task *t);
 
 /* Sets *out to the file's name without directory and extension. */
 cn_status cn_compare_task_name(char **out, const char *path);
-
-#endif

@@ -1,8 +1,7 @@
 /* forced_report.h - the figures of forced continuations as a table and as JSON.
  *
  * Owner: cinch compare. Thread: main. Stage: after a group of documents has run. */
-#ifndef CN_FORCED_REPORT_H
-#define CN_FORCED_REPORT_H
+#pragma once
 
 #include "engine/compare/forced_run.h"
 
@@ -20,5 +19,3 @@ void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task);
 /* Writes all figures so far, those of each document too, replacing the file's contents. CN_ERR_IO
  * names the path. */
 cn_status cn_forced_write_json(const cn_forced_report *r, const char *path);
-
-#endif

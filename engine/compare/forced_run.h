@@ -8,8 +8,7 @@
  * tokens run first. Each compression takes its prompt's blocks out of the cache, so every further
  * compressed arm computes the prompts again. A group is as large as the batch and the KV blocks
  * allow. */
-#ifndef CN_FORCED_RUN_H
-#define CN_FORCED_RUN_H
+#pragma once
 
 #include "engine/compare/compare_arms.h"
 #include "engine/compare/forced_task.h"
@@ -56,5 +55,3 @@ typedef struct cn_forced_summary {
     double nll, delta, delta_error;
 } cn_forced_summary;
 cn_forced_summary cn_forced_run_summary(const cn_forced_run *r, uint32_t arm, uint32_t base);
-
-#endif

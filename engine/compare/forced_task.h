@@ -2,8 +2,7 @@
  * that follow them.
  *
  * Owner: cinch compare. Thread: the engine's. Stage: before the first arm runs. */
-#ifndef CN_FORCED_TASK_H
-#define CN_FORCED_TASK_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/text/tokens.h"
@@ -27,5 +26,3 @@ typedef struct cn_forced_task {
  * prompt and continuation exceed the context length. Free *out in every case. */
 cn_status cn_forced_task_load(cn_forced_task *out, cn_engine *e, const char *path);
 void cn_forced_task_free(cn_forced_task *t);
-
-#endif

@@ -1,8 +1,7 @@
 /* text_table.h - a Markdown table with aligned columns.
  *
  * Owner: the caller. Thread: any. Stage: reports. */
-#ifndef CN_TEXT_TABLE_H
-#define CN_TEXT_TABLE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -23,5 +22,3 @@ typedef struct cn_text_table {
 
 /* Returns the number of columns that were left out. */
 uint32_t cn_text_table_print(FILE *f, const cn_text_table *t);
-
-#endif

@@ -5,8 +5,7 @@
  * Therefore its keys are read from the pool once and stay in the cache, and a request's result
  * depends only on that request. Matrix products use OpenBLAS, which the backend limits to one
  * thread. */
-#ifndef CN_CPU_COMPRESS_H
-#define CN_CPU_COMPRESS_H
+#pragma once
 
 #include "engine/cpu/score.h"
 
@@ -62,5 +61,3 @@ size_t cn_cpu_stage_floats(const cn_pools *pools, uint32_t n);
 void cn_cpu_compact(const cn_pools *pools, const cn_compress_req *req, uint32_t layer,
                     uint32_t kv_head, const uint32_t *kept, const cn_cpu_stage *stage,
                     float *stage_mem);
-
-#endif

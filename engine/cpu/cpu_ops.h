@@ -4,8 +4,7 @@
  * pool; ops of a threaded stream run on that stream's thread alone. Each cn_cpu_<op> returns when
  * it is done; the table in cpu_backend.c does the queueing. engine/ops.h defines argument structs
  * and shapes. */
-#ifndef CN_CPU_OPS_H
-#define CN_CPU_OPS_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_pool.h"
@@ -112,5 +111,3 @@ cn_status cn_cpu_check_selection(const cn_pools *p, const char *op);
 
 /* out[n] = x[n] / rms(x) * weight[n], with the sum of squares in a fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);
-
-#endif

@@ -6,8 +6,7 @@
  * A step runs about fifty short loops. A worker without tasks therefore spins for a few tens of
  * microseconds before it sleeps. A loop never waits for a worker that has not joined it: on a busy
  * machine the caller finishes alone instead of waiting for a thread that was not scheduled. */
-#ifndef CN_CPU_POOL_H
-#define CN_CPU_POOL_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -28,5 +27,3 @@ void cn_cpu_pool_run(cn_cpu_pool *p, uint32_t n_tasks, cn_cpu_task_fn fn, void *
 
 /* Returns the number of cores that this process may run on. */
 uint32_t cn_cpu_count(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* cpu_rows.h - rows of K and V in the pool, in either form (cn_kv_form).
  *
  * Owner: none; plain functions. Thread: any. Stage: ops that read or write K and V. */
-#ifndef CN_CPU_ROWS_H
-#define CN_CPU_ROWS_H
+#pragma once
 
 #include "paged/kv_layout.h"
 
@@ -25,5 +24,3 @@ void cn_cpu_read_rows(const cn_kv_layout *l, const void *kv, cn_cpu_place at, cn
 /* Stores the row x[d] of a part, CN_KV_K or CN_KV_V. */
 void cn_cpu_store_row(const cn_kv_layout *l, void *kv, cn_cpu_place at, cn_kv_part part,
                       const float *x);
-
-#endif

@@ -1,8 +1,7 @@
 /* cpu_sample.h - the sampling ops of the CPU backend, the specification for other backends.
  * Thread: rows with different scratch may run at once, because two rows never share a count slot.
  * Nothing here allocates. */
-#ifndef CN_CPU_SAMPLE_H
-#define CN_CPU_SAMPLE_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -25,5 +24,3 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
 
 /* CN_ERR_SHAPE when a token is not in the vocabulary. */
 cn_status cn_cpu_count_reset(cn_stream *s, const cn_count_reset_args *a);
-
-#endif

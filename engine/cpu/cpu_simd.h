@@ -5,8 +5,7 @@
  * count; the lane of an element here depends on its index alone. Strict C (-std=c11) never fuses a
  * multiplication with an addition. Only cn_vec_fma does, so two compilations of one expression give
  * the same bits. */
-#ifndef CN_CPU_SIMD_H
-#define CN_CPU_SIMD_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -113,5 +112,3 @@ CN_INLINE cn_vec cn_vec_exp(cn_vec x)
     cn_vec scaled = (cn_vec)((cn_ivec)y + exponent);
     return (cn_vec)(in_range & (cn_ivec)scaled);
 }
-
-#endif

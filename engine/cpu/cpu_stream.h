@@ -10,8 +10,7 @@
  *
  * An error of a threaded stream is permanent: the stream skips later ops, and cn_cpu_stream_sync
  * and the fences recorded on it report the text of the first error. */
-#ifndef CN_CPU_STREAM_H
-#define CN_CPU_STREAM_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/ops.h"
@@ -43,5 +42,3 @@ cn_status cn_cpu_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cpu_fence_done(cn_fence *f, bool *done);
 cn_status cn_cpu_fence_sync(cn_fence *f);
 cn_status cn_cpu_fence_seconds(cn_fence *from, cn_fence *to, double *seconds);
-
-#endif

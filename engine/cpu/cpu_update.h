@@ -2,8 +2,7 @@
  * that row alone.
  *
  * Owner: none; inline functions. Thread: any. Stage: attention and products of heads. */
-#ifndef CN_CPU_UPDATE_H
-#define CN_CPU_UPDATE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -80,5 +79,3 @@ static inline void cn_cpu_rank_update(const cn_cpu_update *u)
         cn_cpu_update_columns(u, col, CN_CPU_BLOCK_VECS);
     for (; col < u->cols; col += CN_VEC) cn_cpu_update_columns(u, col, 1);
 }
-
-#endif

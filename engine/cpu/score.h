@@ -9,8 +9,7 @@
  *
  * Thread: the rows run on the event stream. The table is constant.
  * DESIGN.md §2, paper (Zipage) appendix C. */
-#ifndef CN_SCORE_H
-#define CN_SCORE_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -38,5 +37,3 @@ const cn_score *cn_score_table(size_t *n_rows);
 
 /* Returns the floats of job->work that any row needs for n slots. */
 size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);
-
-#endif

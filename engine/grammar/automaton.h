@@ -10,8 +10,7 @@
  * the states of live matchers only, and by CN_AUTOMATON_MAX_*. Work is counted in automaton steps:
  * edges that are read, places that are met and nodes of the trie that are visited, about 5 ns
  * each. */
-#ifndef CN_AUTOMATON_H
-#define CN_AUTOMATON_H
+#pragma once
 
 #include "engine/base/list.h"
 #include "engine/grammar/network.h"
@@ -96,5 +95,3 @@ uint64_t cn_automaton_net_bytes(const cn_automaton *a);
 /* Forgets all states but those of its matchers and the first one, and their masks. On failure
  * nothing changes. */
 cn_status cn_automaton_shrink(cn_automaton *a);
-
-#endif

@@ -14,8 +14,7 @@
  * write one between their tags and the call.
  *
  * Thread: any; no state. */
-#ifndef CN_CALLS_H
-#define CN_CALLS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -26,5 +25,3 @@ enum { CN_CALLS_MAX_BYTES = 256 << 10 }; /* of the form's text */
 /* Makes the root rule, which must be the only one, read the form. CN_ERR_ARG names the function and
  * the keyword of its parameters that is not supported. */
 cn_status cn_calls_emit(json_t *form, const char *whitespace, cn_net *net);
-
-#endif

@@ -2,8 +2,7 @@
  * JSON string.
  *
  * Owner: the caller; plain values. Thread: any. */
-#ifndef CN_CHARSET_H
-#define CN_CHARSET_H
+#pragma once
 
 #include "engine/grammar/network.h"
 
@@ -35,5 +34,3 @@ void cn_charset_keep_spaces(cn_charset *c);
 /* Adds a network that reads one character of the normalized set. */
 void cn_charset_emit(const cn_charset *c, cn_text_form form, cn_net *net, uint32_t from,
                      uint32_t to);
-
-#endif

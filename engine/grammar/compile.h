@@ -2,8 +2,7 @@
  * CN_NET_MAX_STEPS and CN_FIRST_MASK_STEPS allow, below 2 s, and nothing else waits for it.
  *
  * Owner: cn_grammars. Thread: the owner's, except where cn_compile_job says otherwise. */
-#ifndef CN_COMPILE_H
-#define CN_COMPILE_H
+#pragma once
 
 #include "engine/cinch.h"
 #include "engine/grammar/automaton.h"
@@ -40,5 +39,3 @@ bool cn_compiler_try_cancel(cn_compiler *c, cn_compile_job *job);
 cn_compile_job *cn_compiler_take(cn_compiler *c);
 /* Waits until a job is done that was not taken, at most this long. */
 void cn_compiler_wait(cn_compiler *c, uint32_t timeout_ms);
-
-#endif

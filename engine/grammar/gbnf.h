@@ -2,13 +2,10 @@
  * groups, | * + ? {m,n} and comments with #. The root rule is `root`.
  *
  * Thread: any; no state. */
-#ifndef CN_GBNF_H
-#define CN_GBNF_H
+#pragma once
 
 #include "engine/grammar/network.h"
 
 /* Makes the root rule, which must be the only one, read the grammar. CN_ERR_ARG names line, column
  * and what is wrong. */
 cn_status cn_gbnf_emit(const char *text, size_t len, cn_net *net);
-
-#endif

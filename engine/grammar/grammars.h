@@ -10,8 +10,7 @@
  * does not grow. All networks together have at most CN_GRAMMARS_NET_BYTES, and one more grammar;
  * all states and masks CN_GRAMMARS_STATE_BYTES, and what one step adds: then the largest automaton
  * forgets its states, which are made again when they are needed. */
-#ifndef CN_GRAMMARS_H
-#define CN_GRAMMARS_H
+#pragma once
 
 #include "engine/cinch.h"
 #include "engine/grammar/automaton.h"
@@ -82,5 +81,3 @@ void cn_grammar_match(cn_grammar *grammar, cn_matcher *m);
 /* Keeps the memory within its bounds: masks from earlier calls may become invalid, but not those of
  * live matchers. */
 void cn_grammars_make_room(cn_grammars *g);
-
-#endif

@@ -5,8 +5,7 @@
  * keeps them. White space is that of an expression, or none.
  *
  * Thread: any; no state. */
-#ifndef CN_JSON_RULES_H
-#define CN_JSON_RULES_H
+#pragma once
 
 #include "engine/grammar/network.h"
 
@@ -37,5 +36,3 @@ void cn_json_integer_range(cn_net *n, uint32_t from, uint32_t to, int64_t lo, in
 /* A number from lo to hi, both included, without an exponent. It may end in zeros. */
 void cn_json_number_range(cn_net *n, uint32_t from, uint32_t to, cn_json_decimal lo,
                           cn_json_decimal hi);
-
-#endif

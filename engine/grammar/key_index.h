@@ -1,7 +1,6 @@
 /* key_index.h - numbers for keys, which are arrays of numbers: equal keys have one number.
  * Owner: the caller; cn_key_index_free. Thread: any; no state. */
-#ifndef CN_KEY_INDEX_H
-#define CN_KEY_INDEX_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -16,5 +15,3 @@ typedef struct cn_key_index {
 void cn_key_index_free(cn_key_index *x);
 /* The number of key[n], which is x->n if the key is new. CN_ERR_MEMORY. */
 cn_status cn_key_index_number(cn_key_index *x, const uint32_t *key, uint32_t n, uint32_t *out);
-
-#endif

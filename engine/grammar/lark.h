@@ -6,13 +6,10 @@
  * text does, not the longest text only.
  *
  * Thread: any; no state. */
-#ifndef CN_LARK_H
-#define CN_LARK_H
+#pragma once
 
 #include "engine/grammar/network.h"
 
 /* Makes the root rule, which must be the only one, read the grammar. CN_ERR_ARG names line, column
  * and what is wrong. */
 cn_status cn_lark_emit(const char *text, size_t len, cn_net *net);
-
-#endif

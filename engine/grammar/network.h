@@ -7,8 +7,7 @@
  * A failure while building (memory, more than CN_NET_MAX_NODES nodes or CN_NET_MAX_STEPS steps) is
  * kept in `status`, and later calls do nothing, so that builders need to test it only at the end.
  */
-#ifndef CN_NETWORK_H
-#define CN_NETWORK_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -102,5 +101,3 @@ cn_status cn_net_find_heights(cn_net *n);
 bool cn_net_is_never(const cn_net *n, uint32_t rule);
 /* Computes heights. CN_ERR_ARG when the root matches no text. */
 cn_status cn_net_finish(cn_net *n);
-
-#endif

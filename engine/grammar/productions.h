@@ -6,8 +6,7 @@
  * no end.
  *
  * Owner: the parser; on its stack. Thread: any. Errors are CN_ERR_ARG and name line and column. */
-#ifndef CN_PRODUCTIONS_H
-#define CN_PRODUCTIONS_H
+#pragma once
 
 #include "engine/grammar/charset.h"
 
@@ -98,5 +97,3 @@ size_t cn_productions_name(const char *at, const char *end, const char *more);
 /* Checks all productions and makes the root rule of the network, which must be the only one, read
  * the production of this name. */
 cn_status cn_productions_emit(cn_productions *p, const char *root);
-
-#endif

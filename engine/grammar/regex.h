@@ -4,8 +4,7 @@
  * flags.
  *
  * Thread: any; no state. */
-#ifndef CN_REGEX_H
-#define CN_REGEX_H
+#pragma once
 
 #include "engine/grammar/charset.h"
 
@@ -21,5 +20,3 @@ cn_status cn_regex_emit(const char *pattern, size_t len, bool anywhere, cn_text_
  * matches is read: cn_regex_emit reads what all of them do. */
 cn_status cn_regex_emit_widely(const char *pattern, size_t len, cn_net *net, uint32_t from,
                                uint32_t to);
-
-#endif

@@ -6,8 +6,7 @@
  * not enforced, which a warning names with its place.
  *
  * Thread: any; no state. */
-#ifndef CN_SCHEMA_H
-#define CN_SCHEMA_H
+#pragma once
 
 #include <jansson.h>
 
@@ -24,5 +23,3 @@ enum {
  * CN_ERR_ARG names the keyword and its place. */
 cn_status cn_schema_emit(json_t *schema, bool strict, cn_net *net, const cn_json_rules *shared,
                          uint32_t rule);
-
-#endif

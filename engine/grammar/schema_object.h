@@ -1,7 +1,6 @@
 /* schema_object.h - the members of an object, which schema_members.c finds and schema_object.c
  * emits. Internal to them and to schema_names.c. */
-#ifndef CN_SCHEMA_OBJECT_H
-#define CN_SCHEMA_OBJECT_H
+#pragma once
 
 #include "engine/grammar/schema_parts.h"
 
@@ -34,5 +33,3 @@ void cn_schema_members_free(cn_schema_members *m);
  * and are sorted. */
 cn_status cn_schema_other_names(cn_schema_job *job, uint32_t part, cn_net_word *names, size_t n,
                                 uint32_t *rule);
-
-#endif

@@ -6,8 +6,7 @@
  * recursive. anyOf and oneOf are alternatives: each is a part of its own, with the other terms.
  * What cannot be enforced is left out with a warning, or refused if the request is strict
  * (cn_schema_drop). */
-#ifndef CN_SCHEMA_PARTS_H
-#define CN_SCHEMA_PARTS_H
+#pragma once
 
 #include "engine/grammar/json_rules.h"
 #include "engine/grammar/schema.h"
@@ -148,5 +147,3 @@ bool cn_schema_requires(const json_t *schema, const char *name); /* whether `req
  * then have; NULL: none. *a, *b: two that may have a common value. */
 bool cn_schema_are_disjoint(const cn_schema_job *job, json_t *schemas, const char **tag, size_t *a,
                             size_t *b);
-
-#endif

@@ -7,8 +7,7 @@
  * Work is counted as steps of `net`, which is being built. A machine that would take more than
  * CN_DFA_MAX_STATES states or CN_DFA_MAX_STEPS steps is not made: CN_ERR_ARG, and net->status stays
  * CN_OK. Then the caller does without it. */
-#ifndef CN_TEXT_DFA_H
-#define CN_TEXT_DFA_H
+#pragma once
 
 #include "engine/grammar/charset.h"
 
@@ -57,5 +56,3 @@ cn_status cn_dfa_emit_counted(const cn_dfa *d, uint32_t least, uint32_t most, cn
                               uint32_t from, uint32_t to);
 /* Reads a text of the machine in this form, CN_TEXT_PLAIN or CN_TEXT_JSON. */
 void cn_dfa_emit(const cn_dfa *d, cn_text_form form, cn_net *net, uint32_t from, uint32_t to);
-
-#endif

@@ -3,8 +3,7 @@
  * that begin with the same bytes.
  *
  * Owner: cn_grammars, one per engine. Read-only once made. */
-#ifndef CN_TOKEN_TRIE_H
-#define CN_TOKEN_TRIE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -33,5 +32,3 @@ typedef struct cn_token_bytes {
 /* Sorts `tokens`. Tokens without bytes are left out. CN_ERR_MEMORY. */
 cn_status cn_token_trie_make(cn_token_trie *out, cn_token_bytes *tokens, uint32_t n);
 void cn_token_trie_free(cn_token_trie *t);
-
-#endif

@@ -8,8 +8,7 @@
  * takes a constant time, however many items there are. What was added last is taken back first.
  *
  * Owner: cn_matcher, one for each text. Thread: that of the automaton. */
-#ifndef CN_UNIQUE_ITEMS_H
-#define CN_UNIQUE_ITEMS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -57,5 +56,3 @@ void cn_unique_items_back(cn_unique_items *u, const cn_items_mark *mark);
 
 /* The bytes so far will not be taken back: forgets what is not needed. */
 void cn_unique_items_keep(cn_unique_items *u);
-
-#endif

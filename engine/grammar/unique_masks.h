@@ -7,8 +7,7 @@
  * cannot end an item. What it costs depends on the text alone.
  *
  * Owner: cn_automaton. Thread: that of the automaton. */
-#ifndef CN_UNIQUE_MASKS_H
-#define CN_UNIQUE_MASKS_H
+#pragma once
 
 #include "engine/grammar/automaton.h"
 
@@ -22,5 +21,3 @@ cn_status cn_matcher_exclude(cn_matcher *m, uint32_t *mask, uint64_t *steps);
 /* CN_ERR_ARG with the place if an array that the form may have needs more items than there are
  * different ones, or more steps than CN_UNIQUE_MAX_CHECK_STEPS in sum. */
 cn_status cn_automaton_check_unique(cn_automaton *a);
-
-#endif

@@ -3,8 +3,7 @@
  * its own fetch. So there is no lag. HOMES.md §15.
  *
  * Owner: cn_homes. Thread: engine. Stage: 6 of the path of a request. */
-#ifndef CN_AHEAD_H
-#define CN_AHEAD_H
+#pragma once
 
 #include "engine/home/home.h"
 
@@ -25,5 +24,3 @@ cn_status cn_ahead_exchange(const cn_homes *hs, cn_home *h, const cn_home_rows *
 /* Fills the exchange area of one request with its newest candidates, on the event stream: an event
  * has no query of the head. The first step after it then replaces all that its query wants to. */
 cn_status cn_ahead_fill(const cn_homes *hs, cn_home *h, const cn_exchange_rows *r);
-
-#endif

@@ -3,8 +3,7 @@
  * layer and kv head, also with random weights, whose scores change with every step.
  *
  * Owner: cn_home. Thread: engine. Stage: 6 of the path of a request. */
-#ifndef CN_CHURN_H
-#define CN_CHURN_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -26,5 +25,3 @@ void cn_churn_scores(uint16_t *score, uint32_t newest, uint32_t k, uint32_t n, f
 /* Sets *score to a buffer of at least n scores. CN_ERR_MEMORY. */
 cn_status cn_churn_take(cn_churn *c, uint32_t buffer, size_t n, uint16_t **score);
 void cn_churn_free(cn_churn *c);
-
-#endif

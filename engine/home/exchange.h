@@ -4,8 +4,7 @@
  * some layers. HOMES.md.
  *
  * Owner: cn_home. Thread: engine. Stage: 6 of the path of a request. */
-#ifndef CN_EXCHANGE_H
-#define CN_EXCHANGE_H
+#pragma once
 
 #include "compress/away.h"
 #include "engine/checkpoint/model_config.h"
@@ -133,5 +132,3 @@ cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exch
 cn_status cn_exchange_read_counts(const cn_exchange_env *x, cn_stream *s,
                                   const cn_exchange_rows *r, const cn_exchange_scratch *m,
                                   uint32_t *to);
-
-#endif

@@ -3,8 +3,7 @@
  * leaves out a home that would slow every step, unless a request fits nowhere else.
  *
  * Owner: the caller; plain values. Thread: any. Stage: start. */
-#ifndef CN_EXCHANGE_COST_H
-#define CN_EXCHANGE_COST_H
+#pragma once
 
 #include "compress/away.h"
 #include "compress/selector.h"
@@ -37,5 +36,3 @@ cn_exchange_rates cn_exchange_rates_of(cn_kv_home home, double read_bytes_per_s,
 uint32_t cn_exchange_costs(cn_exchange_cost out[CN_N_SELECTORS], const cn_config *c,
                            const cn_model_config *m, const cn_backend *be, cn_kv_home home,
                            uint32_t block_tokens, const cn_exchange_rates *rates);
-
-#endif

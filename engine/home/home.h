@@ -16,8 +16,7 @@
  *
  * A prompt goes home on `puts`, beside the steps that compute the rest of it, and its digests are
  * made on `digests`. Its first event waits for both. */
-#ifndef CN_HOME_H
-#define CN_HOME_H
+#pragma once
 
 #include "engine/home/exchange.h"
 #include "engine/model/pass.h"
@@ -206,5 +205,3 @@ cn_status cn_home_after_puts(cn_homes *hs);
 /* What events do before and after the compression, on the event stream. */
 cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
 cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
-
-#endif

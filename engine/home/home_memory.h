@@ -1,8 +1,7 @@
 /* home_memory.h - the memory of homes and their exchanges in the start plan.
  *
  * Owner: the caller. Thread: any. Stage: start. */
-#ifndef CN_HOME_MEMORY_H
-#define CN_HOME_MEMORY_H
+#pragma once
 
 #include "engine/home/home_step.h"
 #include "engine/start/start_plan.h"
@@ -20,5 +19,3 @@ cn_status cn_home_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_mode
                               cn_backend *be);
 /* cn_backend_open_cache with that memory. */
 cn_status cn_home_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
-
-#endif

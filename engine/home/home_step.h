@@ -4,8 +4,7 @@
  *
  * Owner: cn_engine, one cn_home_flight for each flight. Thread: engine. Stage: 6 of the path of a
  * request. Without a declared home these functions do nothing. */
-#ifndef CN_HOME_STEP_H
-#define CN_HOME_STEP_H
+#pragma once
 
 #include "engine/home/home.h"
 
@@ -31,5 +30,3 @@ cn_status cn_home_flight_land(cn_homes *hs, cn_home_flight *f);
 /* Counts the exchange of q, if it had one in the step. Call in the order of the step's rows, when
  * the token of the row is delivered. */
 void cn_home_flight_count(const cn_homes *hs, cn_home_flight *f, cn_seq *q, cn_stats *stats);
-
-#endif

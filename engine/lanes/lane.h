@@ -9,8 +9,7 @@
  *   without a thread   the owner steps the engine, and a mail is opened by its sender
  *
  * The owner hears of the end of loading and of a failure by mail (on_loaded, on_failed). */
-#ifndef CN_LANE_H
-#define CN_LANE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -84,5 +83,3 @@ const char *cn_lane_failure(const cn_lane *lane);
 
 /* Adds the figures of an engine to those of others. */
 void cn_stats_add(cn_stats *to, const cn_stats *s);
-
-#endif

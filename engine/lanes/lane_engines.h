@@ -4,8 +4,7 @@
  * their memory is planned and taken, before weights are read: a GPU that is too full ends the start
  * at once. They are opened one after the other, so that the first GPU of a kind times the products
  * and the others find its plans in the cache. */
-#ifndef CN_LANE_ENGINES_H
-#define CN_LANE_ENGINES_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -20,5 +19,3 @@ cn_status cn_lane_engines_plan(cn_lane_engines *engines, const cn_config *c);
 /* Seconds after which a step that has not ended is a stall (--health-stall); 0: it never is. */
 double cn_lane_engines_stall_s(const cn_lane_engines *engines, const cn_config *c);
 void cn_lane_engines_free(cn_lane_engines *engines);
-
-#endif

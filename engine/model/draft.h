@@ -7,8 +7,7 @@
  * their draft K is stored when the last of the hidden layers begins.
  *
  * Owner: cn_engine. Thread: engine. Stage: 6 of the path of a request. */
-#ifndef CN_DRAFT_H
-#define CN_DRAFT_H
+#pragma once
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/select/select_step.h"
@@ -59,5 +58,3 @@ cn_status cn_draft_enter_layer(const cn_draft *d, cn_stream *s, const cn_batch_v
 
 /* Selects for the rows that rank before layer 0. Their lists are in step->scratch->list then. */
 cn_status cn_draft_select(const cn_draft *d, const cn_select_step *step);
-
-#endif

@@ -6,8 +6,7 @@
  * difference between two runs. Each tensor is a .npy file (f32 [rows, cols]; bf16 is widened). It
  * is read back through the stream, which is slow. A dump is the only part of a step that may
  * allocate. Off by default. */
-#ifndef CN_DUMP_H
-#define CN_DUMP_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/ops.h"
@@ -52,5 +51,3 @@ cn_status cn_dump_tensor(cn_dump *d, cn_stream *s, cn_dump_name name, int32_t la
 enum { CN_DUMP_FILE_BYTES = 96 };
 void cn_dump_file_name(char out[CN_DUMP_FILE_BYTES], cn_dump_name name, int32_t layer,
                        uint64_t step);
-
-#endif

@@ -5,8 +5,7 @@
  * cn_model_config and cn_weights describe what differs between architectures (q/k norms, biases,
  * tied embeddings, rope scaling). An op gets NULL for a norm or bias that the model does not have.
  */
-#ifndef CN_MODEL_H
-#define CN_MODEL_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -74,5 +73,3 @@ cn_status cn_model_more_logits(cn_model *m, cn_stream *s, const cn_batch_view *b
 /* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
  * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows);
-
-#endif

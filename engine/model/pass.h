@@ -2,8 +2,7 @@
  * its layers.
  *
  * Owner: the caller. Thread: engine. Stage: 5 and 6 of the path of a request. */
-#ifndef CN_PASS_H
-#define CN_PASS_H
+#pragma once
 
 #include "engine/ops.h"
 #include "engine/select/select.h"
@@ -41,5 +40,3 @@ typedef struct cn_model_pass {
     const uint32_t *logit_rows;   /* device, [n_rows] tokens of the batch that get logits */
     uint32_t n_rows;
 } cn_model_pass;
-
-#endif

@@ -6,8 +6,7 @@
  * Frequencies are f32, and an angle is the f32 product of position and frequency. Only cosine and
  * sine are computed in double and rounded once. At position 100,000 an angle computed entirely in
  * double would differ by up to 0.004 rad. */
-#ifndef CN_ROPE_H
-#define CN_ROPE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -20,5 +19,3 @@ void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq);
  * n_positions - 1, times the attention factor of YaRN. */
 void cn_rope_table(const cn_model_config *c, uint32_t first, uint32_t n_positions, float *cos_out,
                    float *sin_out);
-
-#endif

@@ -17,8 +17,7 @@
  * In a layer with E experts, I of the last two is that of the MLP that every token takes besides:
  *   ROUTER [E, h]     ROUTER_BIAS [1, E], f32
  *   EXPERT_GATE_UP [E*2*I, h]: as GATE_UP, expert by expert         EXPERT_DOWN [E*h, I] */
-#ifndef CN_WEIGHTS_H
-#define CN_WEIGHTS_H
+#pragma once
 
 #include "engine/checkpoint/checkpoint.h"
 
@@ -53,5 +52,3 @@ const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer);
 
 /* The same with the form of the matrix. */
 cn_matrix cn_weights_matrix(const cn_weights *w, cn_weight_id id, uint32_t layer);
-
-#endif

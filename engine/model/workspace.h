@@ -6,8 +6,7 @@
  * need there. With experts, P = T * the experts of a token is the number of pairs (cn_route_args).
  *
  * Owner: cn_model. Thread: engine. Stage: 6 of the path of a request. */
-#ifndef CN_WORKSPACE_H
-#define CN_WORKSPACE_H
+#pragma once
 
 #include "engine/checkpoint/model_config.h"
 
@@ -39,5 +38,3 @@ typedef struct cn_workspace {
 
 cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
                                   size_t max_rows, size_t max_position);
-
-#endif

@@ -6,8 +6,7 @@
  *
  *   request with logprobs -> cn_transcript_add per event -> finished
  *   cn_audit_params(its params, transcript) -> cn_engine_submit -> cn_audit_add per event */
-#ifndef CN_AUDIT_H
-#define CN_AUDIT_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -54,5 +53,3 @@ bool cn_audit_picks(float percent, uint64_t seed, const void *key, size_t n);
  * NAN without tokens: nothing was compared. */
 double cn_agreement_share(const cn_agreement *a);
 double cn_agreement_gap(const cn_agreement *a);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Owner: cmd_run_batch.c. Thread: one; a single engine's. Stage: the loop around all stages. A
  * signal drains the run. */
-#ifndef CN_BATCH_DRIVE_H
-#define CN_BATCH_DRIVE_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/offline/batch_run.h"
@@ -38,5 +37,3 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run);
 /* The next time after `now` at which local clocks show `minutes` after midnight. Both times are in
  * seconds since the epoch. */
 int64_t cn_next_time_of_day(int32_t minutes, int64_t now);
-
-#endif

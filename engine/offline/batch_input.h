@@ -7,8 +7,7 @@
  *
  * Parsing has two steps, identify and read. A line that is answered already needs only the
  * first. */
-#ifndef CN_BATCH_INPUT_H
-#define CN_BATCH_INPUT_H
+#pragma once
 
 #include "engine/api/api_request.h"
 #include "engine/base/base.h"
@@ -61,5 +60,3 @@ cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
 /* Frees what only submission needs: the line's JSON and the request. */
 void cn_batch_item_drop_request(cn_batch_item *item);
 void cn_batch_item_free(cn_batch_item *item); /* leaves an empty one */
-
-#endif

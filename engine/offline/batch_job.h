@@ -1,8 +1,7 @@
 /* batch_job.h - a job of a run (batch_run.h), for the files that make the run.
  *
  * Owner: the run. Thread: the run's. Stage: 1 and 8. */
-#ifndef CN_BATCH_JOB_H
-#define CN_BATCH_JOB_H
+#pragma once
 
 #include "engine/offline/batch_run.h"
 
@@ -14,5 +13,3 @@ void cn_batch_job_fail(cn_batch_job *job, cn_status status, const char *code);
 cn_status cn_batch_job_prepare(cn_batch_job *job);
 
 cn_batch_format cn_batch_run_format(const cn_batch_run *run);
-
-#endif

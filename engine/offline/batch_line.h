@@ -10,8 +10,7 @@
  * {"by", "first": {"completion_tokens", "kv"}}.
  *
  * Owner: the caller. Thread: one. Stage: 8, and at the start of a resumed run. */
-#ifndef CN_BATCH_LINE_H
-#define CN_BATCH_LINE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -60,5 +59,3 @@ typedef struct cn_batch_line_figures {
 
 /* CN_ERR_ARG if the text is not such a line. */
 cn_status cn_batch_line_parse(cn_batch_line_figures *out, const char *text, size_t n);
-
-#endif

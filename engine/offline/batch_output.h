@@ -4,8 +4,7 @@
  *
  * Owner: cn_batch_run. Thread: one. Stage: 8. A file lock prevents two runs from writing one
  * file. */
-#ifndef CN_BATCH_OUTPUT_H
-#define CN_BATCH_OUTPUT_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -47,5 +46,3 @@ cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n)
 /* Flushes the written lines to the disk (fsync). CN_ERR_IO also when another process has removed,
  * replaced or changed the file, so that lines are missing. */
 cn_status cn_batch_output_sync(cn_batch_output *o);
-
-#endif

@@ -33,8 +33,7 @@
  *
  * Draining puts back the jobs without a token and those that would need a rescue. It cancels
  * replays and finishes the other jobs. */
-#ifndef CN_BATCH_RUN_H
-#define CN_BATCH_RUN_H
+#pragma once
 
 #include "engine/api/api_response.h"
 #include "engine/base/list.h"
@@ -216,5 +215,3 @@ bool cn_batch_run_is_complete(const cn_batch_run *run);
 /* Frees what the run itself holds. Call it after the engine is freed, or when nothing is in
  * flight. */
 void cn_batch_run_end(cn_batch_run *run);
-
-#endif

@@ -1,8 +1,7 @@
 /* done_files.h - outputs of other runs whose requests a run does not answer again (--done).
  *
  * Owner: none. Thread: one. Stage: start. */
-#ifndef CN_DONE_FILES_H
-#define CN_DONE_FILES_H
+#pragma once
 
 #include "engine/offline/id_set.h"
 #include "engine/options/options.h"
@@ -15,5 +14,3 @@ cn_status cn_done_files_read(const cn_config *c, const cn_buf *record, cn_id_set
 
 /* CN_ERR_ARG: one of the files began on another kind of device (cn_engine_backend_text). */
 cn_status cn_done_files_check_backend(const cn_config *c, const char *backend);
-
-#endif

@@ -8,8 +8,7 @@
  *
  * select.safetensors and retrieval.safetensors have fingerprints of their own, because only runs
  * with selectors that rank labels, or with `spec`, depend on them. */
-#ifndef CN_FINGERPRINT_H
-#define CN_FINGERPRINT_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -27,5 +26,3 @@ cn_status cn_fingerprint_head(uint64_t *out, const char *model_dir);
 
 /* The same of the file of --chat-template; 0 when the value is not a file. */
 cn_status cn_fingerprint_template(uint64_t *out, const char *chat_template);
-
-#endif

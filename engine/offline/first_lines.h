@@ -2,8 +2,7 @@
  * field that the options name, or its first lines all fail for one reason.
  *
  * Owner: cn_batch_run. Thread: one. Stage: 1. */
-#ifndef CN_FIRST_LINES_H
-#define CN_FIRST_LINES_H
+#pragma once
 
 #include "engine/offline/batch_input.h"
 
@@ -30,5 +29,3 @@ cn_status cn_first_line_check_file(const char *path, const cn_batch_format *form
 
 /* Sets *hash to a hash of the first line of a regular file; 0 if path is not one, or is empty. */
 cn_status cn_first_line_hash(const char *path, uint64_t *hash);
-
-#endif

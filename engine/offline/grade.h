@@ -11,8 +11,7 @@
  * The reference is read by the same rule if it has that form ("#### 18", "\boxed{3}"), else it is
  * taken whole. Two boxed texts that are both numbers are compared as numbers. With last-number, a
  * reference without a number matches nothing. */
-#ifndef CN_GRADE_H
-#define CN_GRADE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/options/options.h"
@@ -22,5 +21,3 @@ bool cn_grade(cn_opt_grade rule, const char *output, size_t n, const char *refer
 
 /* The 95 % Wilson interval of the share matched / n; 0 to 1 if n is 0. */
 void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high);
-
-#endif

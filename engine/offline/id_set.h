@@ -4,8 +4,7 @@
  * that two of 10^9 lines have the same id is 10^-20.
  *
  * Owner: cn_batch_run. Thread: one. Stage: 1. */
-#ifndef CN_ID_SET_H
-#define CN_ID_SET_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -43,5 +42,3 @@ cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark);
 void cn_id_set_put_hash(cn_id_set *s, cn_id id, uint64_t request_hash);
 uint64_t cn_id_set_hash(const cn_id_set *s, cn_id id);
 void cn_id_set_free(cn_id_set *s);
-
-#endif

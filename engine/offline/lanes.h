@@ -12,8 +12,7 @@
  *
  * An engine is lost if a step fails, or does not end for stall_s seconds. Then its jobs are
  * submitted again, to any engine, and what it still says of them is dropped. */
-#ifndef CN_LANES_H
-#define CN_LANES_H
+#pragma once
 
 #include "engine/lanes/lane.h"
 #include "engine/offline/batch_run.h"
@@ -53,5 +52,3 @@ cn_engine *cn_lanes_engine(const cn_lanes *l, uint32_t i);
 const char *cn_lanes_stats_of(cn_lanes *l, uint32_t i, cn_stats *out);
 /* Sums over all lanes, of the figures that a summary and the progress show. */
 void cn_lanes_stats(cn_lanes *l, cn_stats *out);
-
-#endif

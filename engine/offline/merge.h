@@ -13,8 +13,7 @@
  * hash is that of the input, then that of the earlier file.
  *
  * Owner: cmd_merge.c. Thread: one, which lets others scan outputs and parse lines of the input. */
-#ifndef CN_MERGE_H
-#define CN_MERGE_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -43,5 +42,3 @@ typedef struct cn_merge_report {
  * when lines are missing. */
 cn_status cn_merge(const cn_config *c, char *const *files, uint32_t n_files, cn_merge_report *out);
 void cn_merge_report_free(cn_merge_report *r);
-
-#endif

@@ -2,8 +2,7 @@
  * process that is killed before leaves the old file.
  *
  * Owner: merge.c. Thread: one. */
-#ifndef CN_MERGE_FILE_H
-#define CN_MERGE_FILE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -17,5 +16,3 @@ cn_status cn_merge_file_add(cn_merge_file *f, const cn_buf *line);
 cn_status cn_merge_file_commit(cn_merge_file *f);
 /* Removes what was written and not committed. NULL is fine. */
 void cn_merge_file_close(cn_merge_file *f);
-
-#endif

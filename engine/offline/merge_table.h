@@ -2,8 +2,7 @@
  * outputs, sorted by id. No line is held in memory.
  *
  * Owner: merge.c. Thread: one. */
-#ifndef CN_MERGE_TABLE_H
-#define CN_MERGE_TABLE_H
+#pragma once
 
 #include "engine/offline/id_set.h"
 
@@ -31,5 +30,3 @@ void cn_merge_table_sort_by_place(cn_merge_table *t);
 /* The first entry of an id and, in *n, how many there are; NULL: none. The table must be sorted. */
 cn_merge_entry *cn_merge_table_find(const cn_merge_table *t, cn_id id, size_t *n);
 void cn_merge_table_free(cn_merge_table *t);
-
-#endif

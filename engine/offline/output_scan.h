@@ -3,8 +3,7 @@
  * whole is checked all the same.
  *
  * Owner: none. Thread: any. Stage: `cinch merge`, and the start of a run with --done. */
-#ifndef CN_OUTPUT_SCAN_H
-#define CN_OUTPUT_SCAN_H
+#pragma once
 
 #include "engine/offline/id_set.h"
 
@@ -35,5 +34,3 @@ cn_status cn_output_scan(const char *path, cn_output_scan_fn fn, void *user,
 
 /* Logs the flaws of a file. */
 void cn_output_flaws_log(const char *path, const cn_output_flaws *flaws);
-
-#endif

@@ -2,8 +2,7 @@
  * redrawn, elsewhere a plain line every 10 seconds.
  *
  * Owner: cn_batch_drive. Thread: one. Stage: beside all stages. */
-#ifndef CN_PROGRESS_H
-#define CN_PROGRESS_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/options/options.h"
@@ -50,5 +49,3 @@ bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens);
 /* The line, at most `width` characters: as many of its parts as fit, the most important first. */
 void cn_progress_format(const cn_progress *p, const cn_progress_figures *g, char *text,
                         size_t size, size_t width);
-
-#endif

@@ -9,8 +9,7 @@
  * because lines are identified by custom_id. Each output line has a hash of its request
  * (batch_line.h), so that a run can count the lines whose request has changed since. A run of a
  * shard adds which one, and the size of the input. */
-#ifndef CN_RESUME_H
-#define CN_RESUME_H
+#pragma once
 
 #include <jansson.h>
 
@@ -75,5 +74,3 @@ typedef struct cn_batch_totals {
  * file. CN_ERR_ARG names a line that run-batch did not write. */
 cn_status cn_resume_scan(cn_batch_output *o, bool retry_errors, cn_id_set *ids,
                          cn_batch_totals *totals);
-
-#endif

@@ -7,8 +7,7 @@
  * tell how much. The bytes per second so far give the time left.
  *
  * Owner: the caller; plain values. Thread: any. Stage: beside all stages. */
-#ifndef CN_TIME_FORECAST_H
-#define CN_TIME_FORECAST_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -48,5 +47,3 @@ void cn_pace_add(cn_pace *p, double now_s, const cn_step_cost *cost, const cn_ba
 
 /* Output tokens per second. 0: not known. */
 double cn_pace_tokens_per_s(const cn_pace *p);
-
-#endif

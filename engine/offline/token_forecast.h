@@ -4,8 +4,7 @@
  * because short lines finish first. Without finished lines every line counts with its limit.
  *
  * Owner: the caller; plain values. Thread: any. Stage: beside all stages. */
-#ifndef CN_TOKEN_FORECAST_H
-#define CN_TOKEN_FORECAST_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -43,5 +42,3 @@ double cn_kv_now(const cn_unfinished *u);
  * number and each gets one token per step. More than the tokens over the running lines, because the
  * longest lines run alone at the end. 0: no line runs. */
 double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u);
-
-#endif

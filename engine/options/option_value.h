@@ -2,8 +2,7 @@
  * JSON and of the arms of a comparison, and by the generators of help.
  *
  * Thread: any. Stage: before a request exists. */
-#ifndef CN_OPTION_VALUE_H
-#define CN_OPTION_VALUE_H
+#pragma once
 
 #include "engine/options/options.h"
 
@@ -42,5 +41,3 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size);
 
 /* CN_ERR_ARG "<label> <value>: expected <bounds>". */
 cn_status cn_option_refuse(const cn_option *o, const char *label, const char *value);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Owner: the creator of the cn_config. Thread: any, one at a time; the table is constant.
  * Stage: before a request exists (configuration), and stage 1 (fields of a request). */
-#ifndef CN_OPTIONS_H
-#define CN_OPTIONS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -565,5 +564,3 @@ cn_status cn_hub_cache_dir(cn_buf *out);
 /* The options of `sections`: all, or those that people use. If these are few, all are printed.
  * Returns the number of options that were left out. */
 uint32_t cn_config_help(FILE *f, uint32_t sections, bool all);
-
-#endif

@@ -3,8 +3,7 @@
  * channel moves all logits of a query alike, so it is subtracted from keys before.
  *
  * Owner: `cinch calibrate`. Thread: one. Stage: none; no engine exists. */
-#ifndef CN_CALIBRATE_H
-#define CN_CALIBRATE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -28,5 +27,3 @@ uint64_t cn_calibrator_tokens(const cn_calibrator *c); /* added so far */
  * tokens, to arrays [n_layers, n_kv_heads, head_dim / 4]. Ties: the lower channel. Importance is
  * the sum over the query heads of a group of the maximum over tokens of |q * k|. */
 void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Owner: cn_batch for the arrays, cn_engine for the scratch. Thread: engine only. Stage: 5 and 6 of
  * the path of a request. */
-#ifndef CN_SELECT_H
-#define CN_SELECT_H
+#pragma once
 
 #include "compress/selector.h"
 #include "scheduler/scheduler.h"
@@ -98,5 +97,3 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
  * none: their slots are not positions. */
 uint32_t cn_select_completed_tiles(const cn_plan *plan, uint32_t block_tokens,
                                    cn_digest_tile *tiles);
-
-#endif

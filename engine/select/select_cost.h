@@ -14,8 +14,7 @@
  * Group rule max reads labels twice. Candidates, list and tail come from cn_select_span_at. They
  * change from step to step, so all numbers are means over the steps that fill a block. Kernel
  * launches and arithmetic are not counted. */
-#ifndef CN_SELECT_COST_H
-#define CN_SELECT_COST_H
+#pragma once
 
 #include "compress/selector.h"
 
@@ -51,5 +50,3 @@ double cn_select_speed_up(const cn_select_shape *z, const cn_kv_params *kv, uint
  * `speed_up`, or 0 when requests of `most` tokens do not reach it. */
 uint32_t cn_select_tokens_for(const cn_select_shape *z, const cn_kv_params *kv, uint32_t n_rows,
                               double speed_up, uint32_t most);
-
-#endif

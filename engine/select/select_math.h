@@ -3,8 +3,7 @@
  * Scores of labels are products of integers, and weights are added up in a fixed order: every
  * backend ranks labels alike and selects the same tokens.
  * Float operations are single ones or explicit fmaf, so compilers have nothing to contract. */
-#ifndef CN_SELECT_MATH_H
-#define CN_SELECT_MATH_H
+#pragma once
 
 #include "engine/sample_math.h"
 
@@ -298,5 +297,3 @@ CN_HOST_DEVICE static inline uint16_t cn_hash_score(uint32_t seed, uint32_t laye
     const uint32_t bits = cn_philox4x32_10(counter, seed, 0).v[0] >> (32 - CN_HASH_SCORE_BITS);
     return (uint16_t)(bits ? bits : 1);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* select_memory.h - the sizes of the memory of selection, and its items in the start plan.
  *
  * Owner: the caller; plain values. Thread: any. Stage: start. */
-#ifndef CN_SELECT_MEMORY_H
-#define CN_SELECT_MEMORY_H
+#pragma once
 
 #include "engine/start/start_plan.h"
 
@@ -19,5 +18,3 @@ void cn_select_declare(cn_start_plan *p, cn_select_scratch *s, cn_digest *d);
 /* Adds the channels of the labels of a digest and their offsets. The names are literals. */
 void cn_select_declare_channels(cn_start_plan *p, cn_memory_part part, const char *channels,
                                 const char *offsets, cn_digest *d);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Owner: cn_engine. Thread: engine. Stage: 6 of the path of a request. CPU backend only: ops have
  * run when they return, and device memory is host memory. */
-#ifndef CN_SELECT_PROBE_H
-#define CN_SELECT_PROBE_H
+#pragma once
 
 #include "engine/select/select_step.h"
 
@@ -36,5 +35,3 @@ cn_status cn_select_probe_observe(cn_select_probe *p, const cn_select_step *step
 
 /* Returns the sums since the last call and forgets all lists. */
 cn_select_figures cn_select_probe_take(cn_select_probe *p);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Owner: none; plain functions over a backend. Thread: engine. Stage: 6 of the path of a
  * request. */
-#ifndef CN_SELECT_STEP_H
-#define CN_SELECT_STEP_H
+#pragma once
 
 #include "engine/select/select.h"
 
@@ -32,5 +31,3 @@ cn_status cn_select_predict(const cn_select_step *p);
 /* Attention of the decode rows in a layer that selects, after its K is stored. attn: as for
  * attn_decode, lengths unset. */
 cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn);
-
-#endif

@@ -1,7 +1,6 @@
 /* selected_stages.h - the parts of the op attend_selected, for backends that run them one after the
  * other: `score` and `select` of each stage, then attention to the lists. SELECTION.md §2. */
-#ifndef CN_SELECTED_STAGES_H
-#define CN_SELECTED_STAGES_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -117,5 +116,3 @@ static inline cn_list_attn_args cn_selected_attention(const cn_attend_selected_a
     t.lengths = a->rows.lengths + a->first_row;
     return t;
 }
-
-#endif

@@ -14,8 +14,7 @@
  *                        `--> run() returns; freeing the server closes the parts, which persist
  *
  * A part (for example files and batches, or metrics and the page) adds routes and has hooks. */
-#ifndef CN_SERVER_H
-#define CN_SERVER_H
+#pragma once
 
 #include "engine/serve/calls/service.h"
 #include "engine/serve/http/http_server.h"
@@ -64,5 +63,3 @@ const cn_api_keys *cn_server_keys(const cn_server *s);
  * that are no longer those of a key are one owner. Any thread. */
 void cn_server_set_owner(const cn_server *s, const char *name, cn_call_opts *o);
 cn_mailbox *cn_server_mailbox(cn_server *s);
-
-#endif

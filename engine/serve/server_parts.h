@@ -1,7 +1,6 @@
 /* server_parts.h - the parts of the server: their tables of hooks.
  * Owner: none, they are constant. Thread: HTTP. */
-#ifndef CN_SERVER_PARTS_H
-#define CN_SERVER_PARTS_H
+#pragma once
 
 #include "engine/serve/server.h"
 
@@ -9,5 +8,3 @@ extern const cn_server_part cn_openai_part; /* /v1/chat/completions and the like
 extern const cn_server_part cn_basics_part; /* /tokenize, /detokenize, /health, /version */
 extern const cn_server_part cn_status_part; /* /metrics, /stats, /openapi.json, the page at / */
 extern const cn_server_part cn_spool_server_part; /* /v1/files, /v1/batches */
-
-#endif

@@ -4,8 +4,7 @@
  * runs on machines with and without one.
  *
  * Owner: the engine. Thread: its own. Stage: start, before weights are read. */
-#ifndef CN_DEVICE_CHOICE_H
-#define CN_DEVICE_CHOICE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
@@ -94,5 +93,3 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
  * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */
 cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);
-
-#endif

@@ -2,8 +2,7 @@
  * of this process (CUDA_VISIBLE_DEVICES).
  *
  * Owner: the engine. Thread: any. Stage: start, after the backend has loaded the driver. */
-#ifndef CN_GPU_UUID_H
-#define CN_GPU_UUID_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ void cn_gpu_uuid(uint32_t ordinal, char text[CN_GPU_UUID_BYTES]);
 
 /* The text of the 16 bytes of a UUID. */
 void cn_gpu_uuid_text(const char *kind, const uint8_t bytes[16], char text[CN_GPU_UUID_BYTES]);
-
-#endif

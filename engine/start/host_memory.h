@@ -1,8 +1,7 @@
 /* host_memory.h - how much memory the machine has, and whether what the options put there fits.
  *
  * Owner: the caller; plain values. Thread: any. Stage: start, before anything is opened. */
-#ifndef CN_HOST_MEMORY_H
-#define CN_HOST_MEMORY_H
+#pragma once
 
 #include "engine/ops.h"
 #include "engine/options/options.h"
@@ -36,5 +35,3 @@ cn_status cn_host_check_within(const cn_config *c, cn_host_room room);
 
 /* CN_ERR_ARG when --host-memory is given and nothing reads it. */
 cn_status cn_host_check_read(const cn_config *c, const cn_backend *be);
-
-#endif

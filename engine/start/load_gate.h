@@ -2,8 +2,7 @@
  * more, and one after the other, as they share the host's memory and the links to it.
  *
  * Owner: who loads the engines. Thread: each engine is loaded on its own. */
-#ifndef CN_LOAD_GATE_H
-#define CN_LOAD_GATE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -22,5 +21,3 @@ void cn_load_gate_enter(cn_load_gate *g);
 void cn_load_gate_leave(cn_load_gate *g);
 /* Some engines will never arrive, as the load is given up: none waits for them. */
 void cn_load_gate_open(cn_load_gate *g);
-
-#endif

@@ -14,8 +14,7 @@
  * M is at most the number of requests that may run at once; memory that those slots do not need
  * goes to blocks. Without a capped policy (N_max = 0) query slots, if a selector needs them, take
  * 5 % of the memory, and blocks the rest. */
-#ifndef CN_PLANNER_H
-#define CN_PLANNER_H
+#pragma once
 
 #include "compress/away.h"
 #include "engine/base/base.h"
@@ -126,5 +125,3 @@ uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens);
 
 /* The arithmetic of cn_memory_plan_make. CN_ERR_MEMORY and CN_ERR_ARG as there. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
-
-#endif

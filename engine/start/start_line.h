@@ -2,8 +2,7 @@
  * why.
  *
  * Owner: none. Thread: any. Stage: start. */
-#ifndef CN_START_LINE_H
-#define CN_START_LINE_H
+#pragma once
 
 #include "engine/start/device_choice.h"
 #include "engine/start/planner.h"
@@ -25,5 +24,3 @@ void cn_start_line_format(char *text, size_t size, const cn_start_facts *f);
 
 /* Logs the line: as a warning if a GPU of the machine stays unused, else at info level. */
 void cn_start_line_log(const cn_start_facts *f);
-
-#endif

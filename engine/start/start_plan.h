@@ -9,8 +9,7 @@
  * weights, workspace and step arrays leave of --gpu-memory-utilization. With
  * --kv-cache-memory-bytes the size of KV is given, and the engine takes only as much of the GPU as
  * all parts need. */
-#ifndef CN_START_PLAN_H
-#define CN_START_PLAN_H
+#pragma once
 
 #include "engine/start/planner.h"
 
@@ -95,5 +94,3 @@ uint64_t cn_start_item_bytes(const cn_start_plan *p, const void *slot);
 cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *cache);
 /* Frees every item that was allocated and clears its pointer. */
 void cn_start_plan_free(const cn_start_plan *p, cn_backend *cache);
-
-#endif

@@ -4,8 +4,7 @@
  * The rules are those of the tokenizers package. The leftmost match wins; at one position the
  * longest token wins. `single_word` drops a match that touches a word character. `lstrip` and
  * `rstrip` extend a match over the white space beside it. */
-#ifndef CN_ADDED_TOKENS_H
-#define CN_ADDED_TOKENS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -43,5 +42,3 @@ typedef struct cn_added_scan {
 /* Returns the next piece. For text, *token is NULL and text[*start .. *end) is not empty. For an
  * added token, *token is set. False at the end. */
 bool cn_added_scan_next(cn_added_scan *s, size_t *start, size_t *end, const cn_added_token **token);
-
-#endif

@@ -4,8 +4,7 @@
  * joined (of equal pairs the leftmost), until no pair has a rank. A heap of pairs makes this
  * O(n log n). A long word is encoded in parts (bpe_part.c), so that its length bounds neither the
  * memory nor the time of one call. A small cache holds the words of ordinary text. */
-#ifndef CN_BPE_H
-#define CN_BPE_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/text/tokens.h"
@@ -46,5 +45,3 @@ cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out);
  * cn_bpe_encode encodes a longer one in parts. */
 enum { CN_BPE_LONG_BYTES = 64 << 10 };
 cn_status cn_bpe_encode_part(cn_bpe *b, const char *word, size_t n, cn_tokens *out, size_t *used);
-
-#endif

@@ -1,6 +1,5 @@
 /* bpe_state.h - the state of cn_bpe, shared by bpe.c and bpe_part.c. Internal to these. */
-#ifndef CN_BPE_STATE_H
-#define CN_BPE_STATE_H
+#pragma once
 
 #include "engine/text/bpe.h"
 
@@ -89,5 +88,3 @@ void cn_bpe_merge_symbols(const cn_bpe *b, cn_bpe_work *w, const uint32_t *ids, 
 /* Appends the tokens of the n > 0 symbols from index 0 up to `end`, CN_BPE_NOWHERE for all. */
 cn_status cn_bpe_add_symbols(const cn_bpe_work *w, uint32_t end, cn_tokens *out);
 void cn_bpe_work_free(cn_bpe_work *w); /* leaves it empty */
-
-#endif

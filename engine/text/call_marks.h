@@ -1,7 +1,6 @@
 /* call_marks.h - the texts that mark tool calls in what a model writes. Some checkpoints have them
  * as special tokens. Thread: any; no state. */
-#ifndef CN_CALL_MARKS_H
-#define CN_CALL_MARKS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -29,5 +28,3 @@ extern const cn_call_mark cn_call_marks[CN_N_CALL_MARKS];
 
 /* text[n] is one of them. */
 bool cn_is_call_mark(const char *text, size_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* chat_family.h - chat templates that come with cinch, for checkpoints without one.
  * Owner: none; constant. */
-#ifndef CN_CHAT_FAMILY_H
-#define CN_CHAT_FAMILY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ const cn_chat_family *cn_chat_family_find(const char *name);
 size_t cn_chat_family_count(void);
 /* The names, for messages and help. tests/test_chat_template.c compares them with the table. */
 #define CN_CHAT_FAMILY_NAMES "chatml, qwen2, qwen3, llama3, deepseek-r1, none"
-
-#endif

@@ -4,8 +4,7 @@
  * A checkpoint has its template as a Jinja program: chat_template.jinja, or a string or a list of
  * named templates in tokenizer_config.json. jinja/jinja.h runs it. --chat-template names another
  * file, or a template that comes with cinch (chat_family.h). */
-#ifndef CN_CHAT_TEMPLATE_H
-#define CN_CHAT_TEMPLATE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -50,5 +49,3 @@ bool cn_chat_template_reads_tools(const cn_chat_template *t);
 
 /* Whether a rendered prompt must be encoded with add_special: true only for the family "none". */
 bool cn_chat_template_add_special(const cn_chat_template *t);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * The concatenated output equals what the tokenizers package decodes from the whole list. Bytes
  * that are not UTF-8 become U+FFFD, one for each maximal invalid prefix (utf8.h). */
-#ifndef CN_DETOK_H
-#define CN_DETOK_H
+#pragma once
 
 #include "engine/text/tokenizer.h"
 
@@ -25,5 +24,3 @@ cn_status cn_detok_push(cn_detok *d, uint32_t id, cn_buf *out);
 
 /* Appends U+FFFD if a character is incomplete, and resets the decoder. */
 cn_status cn_detok_flush(cn_detok *d, cn_buf *out);
-
-#endif

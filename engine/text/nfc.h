@@ -5,8 +5,7 @@
  * marks. A hostile text of a megabyte would block a server for minutes. Here a counting sort orders
  * the marks first, and utf8proc gets only the stretches that can change. Most text is copied or not
  * touched at all. */
-#ifndef CN_NFC_H
-#define CN_NFC_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -30,5 +29,3 @@ bool cn_nfc_is_boundary(uint32_t cp);
 
 /* True for scripts and marks newer than Unicode 9. Here nothing combines with them. */
 bool cn_nfc_is_younger(uint32_t cp);
-
-#endif

@@ -5,8 +5,7 @@
  * (JIT-compiled) is the specification; it matches every word that touches a byte above 0x7F. If the
  * end of a word depends on ASCII alone, hand-written code cuts the word, because a call into PCRE2
  * costs more than all other work on such a word. Tests check that both give the same words. */
-#ifndef CN_PRETOKEN_H
-#define CN_PRETOKEN_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -29,5 +28,3 @@ cn_status cn_pretoken_next(cn_pretoken *p, const char *text, size_t n, size_t at
 /* The same with PCRE2 only, for tests. */
 cn_status cn_pretoken_next_pcre2(cn_pretoken *p, const char *text, size_t n, size_t at,
                                  size_t *end);
-
-#endif

@@ -1,7 +1,6 @@
 /* prompt.h - the prompt of a request as token ids.
  * Owner: none. Thread: that of the tokenizer and of the scratch text. Stage: 2. */
-#ifndef CN_PROMPT_H
-#define CN_PROMPT_H
+#pragma once
 
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
@@ -35,5 +34,3 @@ cn_status cn_prompt_check_text(const cn_prompt_maker *m, const cn_request_params
                                const char *text, size_t n);
 /* CN_ERR_ARG if a prompt of n tokens leaves no room for the output of the request. */
 cn_status cn_prompt_check_length(const cn_request_params *p, uint32_t max_model_len, uint64_t n);
-
-#endif

@@ -12,8 +12,7 @@
  * Budget: after `budget` tokens between the tags, the next token is forced to </think>, and the
  * model continues with its answer. If the vocabulary has no </think>, all output counts as
  * reasoning, and the sample ends when its budget is used up. */
-#ifndef CN_REASONING_H
-#define CN_REASONING_H
+#pragma once
 
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
@@ -67,5 +66,3 @@ int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending, int64_t *a
 
 /* True if the budget is used up and the vocabulary has no tag that ends the reasoning. */
 bool cn_reasoning_exhausted(const cn_reasoning *r);
-
-#endif

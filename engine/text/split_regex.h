@@ -3,8 +3,7 @@
  *
  * The tokenizers package matches with Oniguruma. Three things differ: which characters the classes
  * contain, what `{n,m}+` means, and the nesting of classes. */
-#ifndef CN_SPLIT_REGEX_H
-#define CN_SPLIT_REGEX_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -19,5 +18,3 @@ cn_status cn_split_regex_quote(cn_buf *out, const char *text, size_t n);
  * character of them, for PCRE2. */
 cn_status cn_split_regex_add_numeric(cn_buf *out);
 cn_status cn_split_regex_add_punctuation(cn_buf *out);
-
-#endif

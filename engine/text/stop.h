@@ -8,8 +8,7 @@
  * min_tokens tokens, but must end after it. Of several stop strings the one that ends first counts;
  * of those that end together, the longest. So the result does not depend on how the text was cut
  * into tokens. */
-#ifndef CN_STOP_H
-#define CN_STOP_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -55,5 +54,3 @@ bool cn_stop_push_text(cn_stop *s, const char *text, size_t n, cn_stop_match *ma
 size_t cn_stop_held(const cn_stop *s);
 /* Forgets the text so far: no later match begins in it. */
 void cn_stop_cut_text(cn_stop *s);
-
-#endif

@@ -17,8 +17,7 @@
  * and any unknown field, is rejected by name, because an almost correct tokenizer makes a model
  * silently wrong. `truncation` and `padding` are ignored, as in transformers: they are for
  * training. */
-#ifndef CN_TOKENIZER_H
-#define CN_TOKENIZER_H
+#pragma once
 
 #include "engine/base/base.h"
 #include "engine/text/tokens.h"
@@ -71,5 +70,3 @@ bool cn_tokenizer_is_added(const cn_tokenizer *t, uint32_t id);
 /* Finds the id of a token by its string in tokenizer.json ("<|im_end|>"); false if there is
  * none. */
 bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id);
-
-#endif

@@ -1,7 +1,6 @@
 /* tokenizer_json.h - tokenizer.json to a cn_tokenizer. Private to the tokenizer: tokenizer.c
  * creates and frees the struct, tokenizer_json.c fills it. Thread: the one that loads. */
-#ifndef CN_TOKENIZER_JSON_H
-#define CN_TOKENIZER_JSON_H
+#pragma once
 
 #include <jansson.h>
 
@@ -29,5 +28,3 @@ cn_status cn_tokenizer_from_json(cn_tokenizer *t, const json_t *root);
 
 /* Applies add_bos_token and add_eos_token of tokenizer_config.json. */
 cn_status cn_tokenizer_apply_config(cn_tokenizer *t, const json_t *config);
-
-#endif

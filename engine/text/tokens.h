@@ -1,6 +1,5 @@
 /* tokens.h - a growable list of token ids. Depends on base.h alone; no shared state. */
-#ifndef CN_TOKENS_H
-#define CN_TOKENS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -12,5 +11,3 @@ typedef struct cn_tokens {
 
 cn_status cn_tokens_add(cn_tokens *t, const uint32_t *ids, size_t n);
 void cn_tokens_free(cn_tokens *t);
-
-#endif

@@ -4,8 +4,7 @@
  * A token has two forms. Its content is the string in tokenizer.json, where byte-level BPE writes
  * every byte as one printable character (GPT-2's alphabet: 'Ġ' is a space). Its bytes are what it
  * decodes to. */
-#ifndef CN_VOCAB_H
-#define CN_VOCAB_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -47,5 +46,3 @@ cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size
 uint32_t cn_vocab_byte_char(unsigned char byte);
 /* The byte of a character of GPT-2's alphabet, or -1. */
 int cn_vocab_char_byte(uint32_t cp);
-
-#endif

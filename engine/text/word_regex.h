@@ -1,7 +1,6 @@
 /* word_regex.h - a compiled regular expression (PCRE2, with JIT where it is allowed) and its
  * scratch memory. Owner: cn_tokenizer. One thread at a time. */
-#ifndef CN_WORD_REGEX_H
-#define CN_WORD_REGEX_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -17,5 +16,3 @@ void cn_word_regex_free(cn_word_regex *r); /* NULL is fine */
  * `at`. Without a match *found is false. CN_ERR_ARG if PCRE2 gives up. */
 cn_status cn_word_regex_find(cn_word_regex *r, const char *text, size_t n, size_t at, bool *found,
                              size_t *start, size_t *end);
-
-#endif

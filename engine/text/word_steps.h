@@ -4,8 +4,7 @@
  * Each step divides the pieces of the previous step, each piece as a text of its own. Two kinds of
  * steps change the text: ByteLevel with add_prefix_space puts a space before a piece, and ByteLevel
  * writes each byte as a character of GPT-2's alphabet (vocab.h), which the steps after it see. */
-#ifndef CN_WORD_STEPS_H
-#define CN_WORD_STEPS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -46,5 +45,3 @@ typedef cn_status cn_word_fn(void *context, const char *word, size_t n);
  * failure of `each`; CN_ERR_ARG if a text is too hard for an expression. */
 cn_status cn_word_steps_run(cn_word_steps *w, const char *text, size_t n, cn_word_fn *each,
                             void *context);
-
-#endif

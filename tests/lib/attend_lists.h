@@ -1,6 +1,5 @@
 /* attend_lists.h - attend_selected without a stage: attention to given lists. */
-#ifndef CN_TEST_ATTEND_LISTS_H
-#define CN_TEST_ATTEND_LISTS_H
+#pragma once
 
 #include "tests/lib/paged_batch.h"
 
@@ -29,5 +28,3 @@ static inline cn_status attend_to_lists(cn_backend *be, cn_stream *s, const cn_a
     if (be->select_route) a.route = be->select_route(&no_forms, &no_forms);
     return be->attend_selected(s, &a);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* away_scenario.h - draws engines and requests whose full KV may lie elsewhere, and runs them. */
-#ifndef CN_TEST_AWAY_SCENARIO_H
-#define CN_TEST_AWAY_SCENARIO_H
+#pragma once
 
 #include "tests/lib/commit_time.h"
 #include "tests/lib/paged_batch.h"
@@ -76,5 +75,3 @@ void away_assert_empty(run *r);
 /* Fails the test unless `a` has the tokens, log-probabilities and usage of `b`, the same request
  * alone. Of a cancelled `a` only its tokens count. Returns false for a cancelled `a`. */
 bool away_assert_alone(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t request);
-
-#endif

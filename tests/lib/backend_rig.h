@@ -1,6 +1,5 @@
 /* backend_rig.h - a CPU backend with its streams, for tests of ops. Thread: the test's. */
-#ifndef CN_TEST_BACKEND_RIG_H
-#define CN_TEST_BACKEND_RIG_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -13,5 +12,3 @@ cn_stream *backend_rig_stream(cn_backend *be);
 cn_stream *backend_rig_side(cn_backend *be);
 
 void backend_rig_close(cn_backend *be);
-
-#endif

@@ -1,6 +1,5 @@
 /* bf16.h - conversion between f32 and bf16, as a device stores it, for tests. Thread: any. */
-#ifndef CN_TEST_BF16_H
-#define CN_TEST_BF16_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -21,5 +20,3 @@ static inline float from_bf16(uint16_t x)
     memcpy(&f, &bits, sizeof f);
     return f;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* chat_golden.h - reads tests/golden/chat_template/cases.json (its README describes it).
  * Thread: the test's. */
-#ifndef CN_TEST_CHAT_GOLDEN_H
-#define CN_TEST_CHAT_GOLDEN_H
+#pragma once
 
 #include <jansson.h>
 
@@ -13,5 +12,3 @@ json_t *chat_golden_load(void);
 void chat_golden_put_tokens(const json_t *golden, const scratch_dir *dir);
 /* A copy of text in which <<%Y-%m-%d>> and the like are dates of today. Free it. */
 char *chat_golden_dates(const char *text);
-
-#endif

@@ -1,6 +1,5 @@
 /* chat_params.h - reads the messages of a request's chat. Thread: any. */
-#ifndef CN_TEST_CHAT_PARAMS_H
-#define CN_TEST_CHAT_PARAMS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -21,5 +20,3 @@ static inline const char *chat_text(const cn_request_params *p, size_t i, const 
 {
     return json_string_value(chat_member(p, i, key));
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* commit_time.h - delays or hastens the commits of an engine's events, for tests of timing. */
-#ifndef CN_TESTS_COMMIT_TIME_H
-#define CN_TESTS_COMMIT_TIME_H
+#pragma once
 
 #include "engine/engine_state.h"
 
@@ -10,5 +9,3 @@ typedef enum commit_time { BY_LUCK, LATE, EARLY, AT_ONCE, N_COMMIT_TIMES } commi
 
 /* Call once for each engine. Replaces fence_done of its backend. */
 void commit_time_choose(cn_engine *e, commit_time chosen);
-
-#endif

@@ -1,7 +1,6 @@
 /* compress_placement.h - which of a sequence's own and new blocks are the target blocks of a
  * compression, for the tests of every backend. Thread: any. */
-#ifndef CN_TEST_COMPRESS_PLACEMENT_H
-#define CN_TEST_COMPRESS_PLACEMENT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ static inline uint32_t compress_place(compress_placement how, const uint32_t *ow
     default: return own[j];
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* compress_request.h - random requests of compression events, for tests of ops. Thread: any. */
-#ifndef CN_TEST_COMPRESS_REQUEST_H
-#define CN_TEST_COMPRESS_REQUEST_H
+#pragma once
 
 #include "engine/ops.h"
 #include "tests/lib/paged_batch.h"
@@ -9,5 +8,3 @@
  * events, any rule and valid parameters. The caller sets table and target. */
 cn_compress_req compress_request_draw(test_rng *r, const cn_pools *p, uint32_t i,
                                       uint32_t n_blocks);
-
-#endif

@@ -1,7 +1,6 @@
 /* dump_diff.h - compares two directories that --dump wrote and finds the first difference.
  * Thread: the caller's. */
-#ifndef CN_TEST_DUMP_DIFF_H
-#define CN_TEST_DUMP_DIFF_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,5 +10,3 @@
  * another shape, or has an element that differs by more than `tolerance`. A NaN differs from every
  * value. Writes the result of each comparison to out. */
 bool dump_diff(const char *a, const char *b, double tolerance, FILE *out);
-
-#endif

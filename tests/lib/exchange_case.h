@@ -1,7 +1,6 @@
 /* exchange_case.h - random exchanges for the tests of every backend: sequences with home tables,
  * exchange areas, held positions and scores. Thread: the test's. */
-#ifndef CN_TEST_EXCHANGE_CASE_H
-#define CN_TEST_EXCHANGE_CASE_H
+#pragma once
 
 #include "tests/lib/paged_batch.h"
 
@@ -60,5 +59,3 @@ size_t exchange_case_side(const exchange_case *c, const exchange_case_unit *u, u
 
 /* Returns whether the policy's area of the unit holds this position. */
 bool exchange_case_holds(const exchange_case *c, const exchange_case_unit *u, uint32_t position);
-
-#endif

@@ -1,8 +1,7 @@
 /* fp8_pool.h - a pool of K and V in eight bits, made from a pool in f32, for tests of ops. An op
  * must then give the same for both pools, because the f32 pool gets the values of the stored rows.
  * Thread: the test's. */
-#ifndef CN_TEST_FP8_POOL_H
-#define CN_TEST_FP8_POOL_H
+#pragma once
 
 #include "paged/kv_layout.h"
 
@@ -21,5 +20,3 @@ void fp8_pool_assert_equal(const fp8_pool *p, const cn_kv_layout *l, const float
 /* Returns the values of all rows, rounded to bf16, in the layout `l` of plain rows. Free with
  * cn_free. */
 uint16_t *fp8_pool_take_bf16(const fp8_pool *p, const cn_kv_layout *l);
-
-#endif

@@ -6,8 +6,7 @@
  * Arguments: [RUNS [SEED]], or --replay FILE for one input. A crash saves the input to
  * fuzz-NAME.crash and prints how to replay it.
  * Thread: main. */
-#ifndef CN_FUZZ_H
-#define CN_FUZZ_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ int fuzz_main(int argc, char **argv, const fuzz_target *t);
         if (!(cond)) fuzz_failed(__FILE__, __LINE__, #cond);                                       \
     } while (0)
 void fuzz_failed(const char *file, int line, const char *cond) __attribute__((noreturn));
-
-#endif

@@ -1,7 +1,6 @@
 /* golden.h - reads the golden figures of tests/golden/models (its README describes them).
  * When a file or tensor is missing, prints its name and aborts. */
-#ifndef CN_GOLDEN_H
-#define CN_GOLDEN_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ double golden_max_diff(const float *a, const float *b, size_t n);
 
 /* The names of the tiny random checkpoints with logits and greedy text; ends with NULL. */
 extern const char *const golden_models[];
-
-#endif

@@ -1,7 +1,6 @@
 /* grammar_open.h - grammars for tests, which wait for the compiler and for masks, over a small
  * vocabulary. */
-#ifndef CN_TEST_GRAMMAR_OPEN_H
-#define CN_TEST_GRAMMAR_OPEN_H
+#pragma once
 
 #include "engine/grammar/grammars.h"
 
@@ -22,5 +21,3 @@ void grammar_check_texts(cn_grammar *grammar, const char *name, const char *cons
 cn_status grammar_open(cn_grammars *g, const cn_structure *s, cn_grammar **out);
 /* Makes room for a mask and makes it, however long that takes. */
 cn_status grammar_mask(cn_grammars *g, cn_matcher *m, const uint32_t **mask);
-
-#endif

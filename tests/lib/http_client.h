@@ -1,7 +1,6 @@
 /* http_client.h - a client for tests of the server. It sends raw bytes and parses replies, and can
  * be slow, misbehave or send nothing. Thread: one per connection. */
-#ifndef CN_TEST_HTTP_CLIENT_H
-#define CN_TEST_HTTP_CLIENT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -47,5 +46,3 @@ typedef struct http_stream {
 } http_stream;
 void http_stream_read(const char *body, int index, http_stream *out);
 void http_stream_free(http_stream *s);
-
-#endif

@@ -1,8 +1,7 @@
 /* jobs_rig.h - batches in a temporary spool with a scripted engine. The engine keeps each request
  * until jobs_work() answers it with "echo <custom_id>". It refuses the prompt "long".
  * Thread: the test's. */
-#ifndef CN_TEST_JOBS_RIG_H
-#define CN_TEST_JOBS_RIG_H
+#pragma once
 
 #include "engine/serve/spool/batch_jobs.h"
 
@@ -59,5 +58,3 @@ json_t *jobs_read_lines(const json_t *batch, const char *member);
  * line, and answers must be correct. Counts the lines of each file in *answered and *errors. */
 void jobs_check_files(const cn_spool_id *id, int *answered, int *errors);
 void jobs_expect_files(const cn_spool_id *id, int want_answered, int want_errors);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * A program that uses this is linked with --wrap=cn_backend_cpu_open (LATE_TESTS in the Makefile).
  * Thread: the test's. */
-#ifndef CN_TEST_LATE_DEVICE_H
-#define CN_TEST_LATE_DEVICE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ enum { N_LATE_ROUTES = 5 };
 /* Makes every CPU backend opened from now on a late device with this seed. One seed in four runs
  * ops only when the host waits. 0: backends are normal CPU backends again. */
 void late_device_choose(uint64_t seed);
-
-#endif

@@ -1,8 +1,7 @@
 /* linked_products.h - the CPU backend with products that compute the norm between them
  * (cn_norm_link), which it does not have itself. A readable version of what a GPU does, so that the
  * forward pass with links is tested without one. Thread: the test's. */
-#ifndef CN_TEST_LINKED_PRODUCTS_H
-#define CN_TEST_LINKED_PRODUCTS_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -12,5 +11,3 @@ void linked_products_open(cn_backend *linked, const cn_backend *cpu);
 
 /* Returns how many second products of a link have run since linked_products_open. */
 uint32_t linked_products_count(void);
-
-#endif

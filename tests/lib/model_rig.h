@@ -1,8 +1,7 @@
 /* model_rig.h - a checkpoint on a backend, by default the CPU's, with a pool and hand-built block
  * tables, so that a test can run forward passes without an engine. A failure prints a message and
  * aborts. Thread: the test's. */
-#ifndef CN_TEST_MODEL_RIG_H
-#define CN_TEST_MODEL_RIG_H
+#pragma once
 
 #include "engine/model/model.h"
 
@@ -69,5 +68,3 @@ void model_rig_forget(model_rig *r);
 /* Starts `seq` again with the first n_shared tokens (whole blocks) of `from`. */
 void model_rig_share(model_rig *r, uint32_t seq, uint32_t from, uint32_t n_shared);
 void model_rig_reset(model_rig *r, uint32_t seq);
-
-#endif

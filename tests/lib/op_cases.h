@@ -4,8 +4,7 @@
  * A test file has a table of cases and calls op_cases_main. Without a GPU or without cinch-cuda.so,
  * all cases are skipped and the reason is printed. Arguments: [PATTERN [N]], a pattern of case
  * names and the most seeds per case (sanitizers are slow). Thread: main. */
-#ifndef CN_TEST_OP_CASES_H
-#define CN_TEST_OP_CASES_H
+#pragma once
 
 #include "cuda/cuda_switches.h"
 #include "engine/ops.h"
@@ -108,5 +107,3 @@ void op_batch_free(op_env *e, op_batch *b);
 /* Fails the test with cn_last_error() unless the call returns CN_OK. */
 #define OP_OK(call) op_ok((call), #call)
 void op_ok(cn_status status, const char *call);
-
-#endif

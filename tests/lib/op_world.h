@@ -1,8 +1,7 @@
 /* op_world.h - steps of random sequences that test_op_select_cuda.c ranks on the CPU and on the
  * GPU. The forms of the stages are declared (cn_backend.select_route) in two worlds of three.
  * Stages without group rule max have no logits. */
-#ifndef CN_TEST_OP_WORLD_H
-#define CN_TEST_OP_WORLD_H
+#pragma once
 
 #include "tests/lib/op_cases.h"
 
@@ -67,5 +66,3 @@ size_t world_units(const world *w);
 /* Memory on both sides that is freed with the world: a copy of bytes, or poisoned words. */
 world_both world_keep_bytes(world *w, const void *from, size_t bytes);
 op_tensor world_poisoned_words(world *w, size_t bytes);
-
-#endif

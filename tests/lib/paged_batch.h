@@ -1,7 +1,6 @@
 /* paged_batch.h - seeded random numbers and random paged batches for tests of ops.
  * Thread: the test's. */
-#ifndef CN_TEST_PAGED_BATCH_H
-#define CN_TEST_PAGED_BATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ void paged_batch_free(paged_batch *b);
 /* Returns the stored row of resident slot `slot` of a sequence. */
 float *paged_batch_row(const paged_batch *b, uint32_t layer, uint32_t seq, uint32_t kv_head,
                        uint32_t slot, cn_kv_part part);
-
-#endif

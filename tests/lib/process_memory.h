@@ -1,6 +1,5 @@
 /* process_memory.h - how much memory this process takes. Thread: the test's. */
-#ifndef CN_TEST_PROCESS_MEMORY_H
-#define CN_TEST_PROCESS_MEMORY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ uint64_t process_reset_peak_kib(void);
 /* Returns by how much the peak since process_reset_peak_kib exceeds before, its result: 0 where it
  * does not, which free memory that was still resident can cause. */
 uint64_t process_growth_kib(uint64_t before);
-
-#endif

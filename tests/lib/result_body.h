@@ -1,6 +1,5 @@
 /* result_body.h - the body of a result as JSON. Thread: any. */
-#ifndef CN_TEST_RESULT_BODY_H
-#define CN_TEST_RESULT_BODY_H
+#pragma once
 
 #include "engine/api/api_response.h"
 
@@ -9,5 +8,3 @@ void result_body_text(const cn_api_result *r, const char *id, const char *model,
                       size_t n_bytes, cn_buf *out);
 /* The same, parsed. jansson reads no NUL in a key: it becomes U+FDD0. */
 json_t *result_body(const cn_api_result *r, const char *id, const char *model, int64_t created);
-
-#endif

@@ -1,7 +1,6 @@
 /* run_engine.h - runs requests through an engine made from option strings. Keeps the tokens, text
  * and usage of each sample, which the engine tests compare. */
-#ifndef CN_TEST_RUN_ENGINE_H
-#define CN_TEST_RUN_ENGINE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -77,5 +76,3 @@ void run_assert_start_refused(const char *const *options, const char *text);
 
 /* Loads the first `n` prompts of a task of the bundled checkpoint. The strings live until exit. */
 uint32_t run_load_prompts(const char *task, const char **prompts, const char **answers, uint32_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* sanitizer.h - sizes of a test by the sanitizer it is built with: under one it runs 3 to 30 times
  * longer. */
-#ifndef CN_TEST_SANITIZER_H
-#define CN_TEST_SANITIZER_H
+#pragma once
 
 /* A constant: the first argument without a sanitizer, the second under the address sanitizer, the
  * third under the thread sanitizer. */
@@ -11,6 +10,4 @@
 #define BY_SANITIZER(none, address, thread) (address)
 #else
 #define BY_SANITIZER(none, address, thread) (none)
-#endif
-
 #endif

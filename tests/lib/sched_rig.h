@@ -1,7 +1,6 @@
 /* sched_rig.h - drives a scheduler step by step, for tests of single decisions. Checks every
  * invariant before and after every step; a violation fails the test. */
-#ifndef CN_SCHED_RIG_H
-#define CN_SCHED_RIG_H
+#pragma once
 
 #include "scheduler/scheduler.h"
 
@@ -40,5 +39,3 @@ void rig_steps(rig *r, int n);
 
 /* Returns the row of a sequence in the last plan, or NULL. */
 const cn_plan_row *rig_row(const rig *r, const cn_seq *q);
-
-#endif

@@ -1,6 +1,5 @@
 /* score_value.h - f16 in double, and the values of scores (engine/select/select_math.h). */
-#ifndef CN_TEST_SCORE_VALUE_H
-#define CN_TEST_SCORE_VALUE_H
+#pragma once
 
 #include <math.h>
 
@@ -21,5 +20,3 @@ static inline float test_score_value(uint16_t score)
 {
     return cn_f16_value((uint16_t)(score & 0x8000u ? score & 0x7fffu : ~(uint32_t)score));
 }
-
-#endif

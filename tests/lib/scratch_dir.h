@@ -1,6 +1,5 @@
 /* scratch_dir.h - a temporary directory with files that a test writes. Thread: the test's. */
-#ifndef CN_TEST_SCRATCH_DIR_H
-#define CN_TEST_SCRATCH_DIR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@ void scratch_dir_open(scratch_dir *d);
 void scratch_dir_put(const scratch_dir *d, const char *name, const char *data, size_t n);
 /* Removes the directory and all that is in it. Aborts on failure. */
 void scratch_dir_close(scratch_dir *d);
-
-#endif

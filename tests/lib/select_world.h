@@ -1,7 +1,6 @@
 /* select_world.h - random steps of selection: pools with digests, stages, and the results of the
  * CPU's ops for them. */
-#ifndef CN_TEST_SELECT_WORLD_H
-#define CN_TEST_SELECT_WORLD_H
+#pragma once
 
 #include "engine/start/device_choice.h"
 #include "tests/lib/paged_batch.h"
@@ -58,5 +57,3 @@ int select_label_at(const cn_digest *g, size_t side, uint32_t c);
 select_unit select_unit_at(const select_world *w, uint32_t stage, size_t index);
 uint32_t select_position_of(const select_world *w, const select_results *x, const select_unit *u,
                             uint32_t c);
-
-#endif

@@ -1,7 +1,6 @@
 /* serve_ask.h - requests to a server in a test, besides those of http_client.h.
  * Thread: the test's. */
-#ifndef CN_TEST_SERVE_ASK_H
-#define CN_TEST_SERVE_ASK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ int serve_begin(uint16_t port, const char *key, int n, bool stream);
 /* Returns the status of a GET. */
 int serve_get_status(uint16_t port, const char *path, const char *key);
 void serve_pause_ms(long ms);
-
-#endif

@@ -1,7 +1,6 @@
 /* serve_rig.h - runs a server in this process, in its own thread, with the bundled checkpoint and a
  * free port of the loopback device. */
-#ifndef CN_TEST_SERVE_RIG_H
-#define CN_TEST_SERVE_RIG_H
+#pragma once
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -46,5 +45,3 @@ typedef struct serve_hang {
 /* Returns when the turn has begun. */
 void serve_hang_begin(serve_hang *h, serve_rig *r, uint32_t engine);
 void serve_hang_end(serve_hang *h);
-
-#endif

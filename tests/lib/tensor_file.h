@@ -1,7 +1,6 @@
 /* tensor_file.h - writes safetensors files for tests: valid files and, with a raw header, invalid
  * files. Aborts when it cannot write. */
-#ifndef CN_TENSOR_FILE_H
-#define CN_TENSOR_FILE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -31,5 +30,3 @@ void write_file(const char *path, const void *data, size_t n);
 void make_folder(char path[64]);
 void make_model_folder(char path[64], const char *config);
 void remove_folder(const char *path);
-
-#endif

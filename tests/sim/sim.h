@@ -26,8 +26,7 @@
  * Under first come, first served, each request becomes foremost after those before it have ended.
  * The two bounds together therefore bound every wait of the interactive class. The batch class also
  * waits for as long as interactive requests keep arriving, by the definition of the classes. */
-#ifndef CN_SIM_H
-#define CN_SIM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -92,5 +91,3 @@ typedef struct sim_result {
 
 /* Runs the simulation. True when every check passed. */
 bool sim_run(const sim_opts *o, sim_result *r);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Stream 0 runs at once. Stream 1 runs each event at some moment between enqueueing and report; a
  * host cannot observe more of two streams. sim_exchange.c runs the streams of the exchanges. */
-#ifndef CN_SIM_DEVICE_H
-#define CN_SIM_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -118,5 +117,3 @@ void sim_device_write_plane(sim_device *d, sim_home *h, const uint32_t *home_tab
 
 /* The tag in the query window for the position with this KV tag. */
 static inline uint64_t sim_query_tag(uint64_t kv_tag) { return ~kv_tag; }
-
-#endif

@@ -9,8 +9,7 @@
  *   sim_auto.c      requests with home `auto`
  *   sim_waits.c     progress and the bounds on waiting
  *   sim_fault.c     planted bugs */
-#ifndef CN_SIM_WORLD_H
-#define CN_SIM_WORLD_H
+#pragma once
 
 #include "scheduler/scheduler.h"
 #include "tests/sim/sim.h"
@@ -221,5 +220,3 @@ bool sim_strikes_digest(sim_world *w, const sim_seq *q);
 void sim_strike(sim_world *w);
 void sim_strike_event(sim_world *w);
 void sim_strike_source(sim_world *w);
-
-#endif

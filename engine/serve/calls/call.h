@@ -10,8 +10,7 @@
  * Each call collects its output in one cn_api_result. A slow reader gets one large piece instead of
  * many small ones, so its unread output is bounded by what the request may generate. At most one
  * update message of a call is in flight. */
-#ifndef CN_CALL_H
-#define CN_CALL_H
+#pragma once
 
 #include "engine/api/api_request.h"
 #include "engine/api/api_response.h"
@@ -72,5 +71,3 @@ cn_api_result *cn_call_lock(cn_call *call);
 void cn_call_unlock(cn_call *call);
 /* Moves the output of a call that is over to the caller. NULL when there is none. */
 cn_api_result *cn_call_take_result(cn_call *call);
-
-#endif

@@ -2,8 +2,7 @@
  * histograms, connections, replies by status.
  *
  * Owner: cn_service. Thread: any; each function holds the lock only briefly. */
-#ifndef CN_SERVE_STATS_H
-#define CN_SERVE_STATS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -70,5 +69,3 @@ void cn_serve_stats_observe_end(cn_serve_stats *s, cn_class klass, double second
  * n = 0: the number of such requests in the engine. */
 uint32_t cn_serve_stats_retry_s(cn_serve_stats *s, cn_class klass, uint32_t n);
 void cn_serve_stats_copy(cn_serve_stats *s, cn_serve_figures *out);
-
-#endif

@@ -8,8 +8,7 @@
  * step. Neither the HTTP loop nor decoding requests may wait for that. The intake thread has its
  * own tokenizer. It takes short interactive requests before batch requests, and starts a thread for
  * each long one (intake_long.c). */
-#ifndef CN_SERVICE_H
-#define CN_SERVICE_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/offline/time_forecast.h"
@@ -90,5 +89,3 @@ struct cn_token_job {
 };
 /* False when too many requests wait at the intake. The job must live until done() is called. */
 bool cn_service_try_tokens(cn_service *s, cn_token_job *job);
-
-#endif

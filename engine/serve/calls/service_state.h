@@ -4,8 +4,7 @@
  * A call has a reference count. Its owner, its way through the threads, and each cancel or update
  * message in flight hold one reference. `lock` protects the fields that threads share. Every other
  * field belongs to one thread at a time and passes to the receiver with the message. */
-#ifndef CN_SERVICE_STATE_H
-#define CN_SERVICE_STATE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -228,5 +227,3 @@ void cn_engine_thread_end_cancelled(cn_service_lane *at);
 void cn_engine_thread_cancel(cn_mail *mail);
 void cn_engine_thread_step(cn_lane *lane, double seconds);
 void cn_engine_thread_end(cn_lane *lane, cn_status status);
-
-#endif

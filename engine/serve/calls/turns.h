@@ -3,8 +3,7 @@
  * Owner: its creator. Thread: any. A thread that enters waits for its turn: those that entered with
  * `first` come before the others, and within these the one that has waited longest. A thread with
  * much work passes its turn now and then. */
-#ifndef CN_TURNS_H
-#define CN_TURNS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -17,5 +16,3 @@ void cn_turns_enter(cn_turns *t, bool first);
 /* Lets the others that wait go before; returns at the next turn of this thread. */
 void cn_turns_pass(cn_turns *t);
 void cn_turns_leave(cn_turns *t);
-
-#endif

@@ -6,8 +6,7 @@
  * reader of the name can test guesses of a short key. Blank lines and lines that begin with # are
  * skipped. The rights of a key follow it after a space: "admin" (it sees the files and batches of
  * all keys) and "priority=N" (the lowest number that its requests may set; default 0). */
-#ifndef CN_API_KEYS_H
-#define CN_API_KEYS_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -32,5 +31,3 @@ uint32_t cn_api_keys_find_name(const cn_api_keys *k, const char *name); /* or CN
  * for a name and a password. The time does not depend on which key matches or how much of it does.
  * NULL means that there is no header. */
 uint32_t cn_api_keys_find(const cn_api_keys *k, const char *authorization, bool allow_basic);
-
-#endif

@@ -9,8 +9,7 @@
  * Content-Length, Content-Length with Transfer-Encoding, any transfer coding except chunked, more
  * than CN_HTTP_MAX_HEADERS fields, HTTP/1.1 without exactly one Host, a target that is not a
  * path. */
-#ifndef CN_HTTP_PARSE_H
-#define CN_HTTP_PARSE_H
+#pragma once
 
 #include "engine/api/http_status.h"
 #include "engine/base/base.h"
@@ -83,5 +82,3 @@ typedef struct cn_http_chunks {
  * consumed, data included. *data points to *n_data bytes of body inside text. *bad: malformed. */
 size_t cn_http_chunks_next(cn_http_chunks *c, const char *text, size_t n, const char **data,
                            size_t *n_data, bool *bad);
-
-#endif

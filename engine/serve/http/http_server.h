@@ -14,8 +14,7 @@
  * CN_HTTP_SEND_HIGH bytes of a stream that its client has not read. When all connections are in
  * use, a new one replaces one that is slow to send a whole request or to read its reply. Requests
  * whose replies take long leave an eighth of the connections to others (http_accept.c). */
-#ifndef CN_HTTP_SERVER_H
-#define CN_HTTP_SERVER_H
+#pragma once
 
 #include <event2/event.h>
 #include <jansson.h>
@@ -190,5 +189,3 @@ void cn_exchange_abort(cn_exchange *x);
 
 /* Token counts for the access log. closed() may still set them. */
 void cn_exchange_note_tokens(cn_exchange *x, uint64_t prompt, uint64_t output);
-
-#endif

@@ -13,8 +13,7 @@
  * in the order of since_s. Only these have request deadlines. They can be closed to make room, and
  * so can those that linger or whose client does not read its reply. IDLE and HEAD connections of
  * which a request was answered are `kept`. */
-#ifndef CN_HTTP_STATE_H
-#define CN_HTTP_STATE_H
+#pragma once
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -175,5 +174,3 @@ bool http_cors_preflight(cn_exchange *x);
 
 /* ---- http_log.c ---- */
 void http_log(const cn_exchange *x, const char *why);
-
-#endif

@@ -1,8 +1,5 @@
 /* assets.h - files embedded in the program: the page at / and the route description at
  * /openapi.json. NUL-terminated. Thread: any. */
-#ifndef CN_ASSETS_H
-#define CN_ASSETS_H
+#pragma once
 
 extern const char cn_asset_page[], cn_asset_openapi[];
-
-#endif

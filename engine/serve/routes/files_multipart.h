@@ -4,8 +4,7 @@
  *
  * Owner: the caller. Thread: one at a time. Strict: refuses a part without a name, a header that
  * does not end, and a boundary followed by anything but blanks and a line end. */
-#ifndef CN_FILES_MULTIPART_H
-#define CN_FILES_MULTIPART_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -37,5 +36,3 @@ void cn_multipart_free(cn_multipart *m); /* NULL is fine */
 cn_status cn_multipart_feed(cn_multipart *m, const char *data, size_t n);
 /* Call it at the end of the body. CN_ERR_ARG: the last boundary is missing. */
 cn_status cn_multipart_finish(const cn_multipart *m);
-
-#endif

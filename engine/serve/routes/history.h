@@ -2,8 +2,7 @@
  * timer samples them into two rings.
  *
  * Owner: the status part. Thread: one. Memory: fixed at creation. */
-#ifndef CN_HISTORY_H
-#define CN_HISTORY_H
+#pragma once
 
 #include <jansson.h>
 
@@ -36,5 +35,3 @@ json_t *cn_history_json(const cn_history *h, cn_history_span span);
 
 /* Output tokens per second over the last n_samples samples. */
 double cn_history_rate(const cn_history *h, uint32_t n_samples);
-
-#endif

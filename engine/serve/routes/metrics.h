@@ -2,8 +2,7 @@
  * that vLLM's dashboards read; figures that vLLM does not have begin with "cinch_".
  *
  * Owner: the caller. Thread: any; works on copies, so that no thread waits for the formatting. */
-#ifndef CN_METRICS_H
-#define CN_METRICS_H
+#pragma once
 
 #include "engine/options/options.h"
 #include "engine/serve/calls/service.h"
@@ -32,5 +31,3 @@ double cn_histogram_quantile(const cn_histogram *h, cn_histogram_id id, double q
 
 /* Resident bytes of this process; 0 when /proc cannot be read. */
 uint64_t cn_resident_bytes(void);
-
-#endif

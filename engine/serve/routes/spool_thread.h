@@ -6,8 +6,7 @@
  *
  * Owner: cn_server. Thread: stated with each function. Why a thread: a file is synced to disk
  * before the reply reports it, and neither the HTTP loop nor the engine may wait for a disk. */
-#ifndef CN_SPOOL_THREAD_H
-#define CN_SPOOL_THREAD_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -70,5 +69,3 @@ enum { CN_FILE_ROUTES = 5, CN_BATCH_ROUTES = 4 };
 /* In files_routes.c and batch_jobs_routes.c. The user of the rows is the part. */
 void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes);
 void cn_batch_routes(cn_route routes[CN_BATCH_ROUTES]);
-
-#endif

@@ -2,8 +2,7 @@
  * and the server, and a history of the last minutes or the last day.
  *
  * Owner: the caller. Thread: any; works on copies. */
-#ifndef CN_STATUS_JSON_H
-#define CN_STATUS_JSON_H
+#pragma once
 
 #include "engine/serve/routes/history.h"
 #include "engine/serve/routes/metrics.h"
@@ -20,5 +19,3 @@ typedef struct cn_status_figures {
 
 /* Appends the object as compact JSON. CN_ERR_MEMORY. */
 cn_status cn_status_json(const cn_status_figures *f, cn_buf *out);
-
-#endif

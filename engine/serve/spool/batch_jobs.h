@@ -17,8 +17,7 @@
  *   3. At most max_inflight lines of all batches are in flight. Each batch gets the same share of
  *      them if it has enough lines.
  *   4. A failed write pauses its batch, records the cause, and is retried. */
-#ifndef CN_BATCH_JOBS_H
-#define CN_BATCH_JOBS_H
+#pragma once
 
 #include "engine/offline/batch_run.h"
 #include "engine/serve/spool/batch_jobs_record.h"
@@ -90,5 +89,3 @@ cn_status cn_batches_list(const cn_batches *b, const cn_viewer *v, const cn_spoo
                           uint32_t limit, json_t **list);
 /* The unfinished batch whose input is this file, or NULL. */
 const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_id *file);
-
-#endif

@@ -4,8 +4,7 @@
  * the line is checked later, when the line is submitted.
  *
  * Owner: cn_batch. Thread: the batch thread. Works in pieces, so that nothing else waits for it. */
-#ifndef CN_BATCH_JOBS_CHECK_H
-#define CN_BATCH_JOBS_CHECK_H
+#pragma once
 
 #include "engine/offline/batch_input.h"
 
@@ -25,5 +24,3 @@ cn_status cn_batch_check_open(cn_batch_check *c, const char *path, cn_api_endpoi
 /* Checks at most the next n lines. *done: all lines were checked, or the file has too many. */
 cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done);
 void cn_batch_check_close(cn_batch_check *c); /* a zeroed one is fine */
-
-#endif

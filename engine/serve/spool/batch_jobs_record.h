@@ -6,8 +6,7 @@
  *       `-----------------+--> CANCELLING --> CANCELLED
  *
  * Owner: cn_batches. Thread: the batch thread. The record has the start time of each status. */
-#ifndef CN_BATCH_JOBS_RECORD_H
-#define CN_BATCH_JOBS_RECORD_H
+#pragma once
 
 #include "engine/api/api_request.h"
 #include "engine/serve/spool/spool.h"
@@ -65,5 +64,3 @@ cn_status cn_batch_record_read(cn_batch_record *r, const cn_spool_id *id, const 
 /* Reads a time such as "24h", "90m", "7d" or "30s" as seconds. False when text is not such a time,
  * is zero, or exceeds 30 days. */
 bool cn_batch_window_read(const char *text, int64_t *seconds);
-
-#endif

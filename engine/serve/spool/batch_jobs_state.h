@@ -1,7 +1,6 @@
 /* batch_jobs_state.h - the internals of cn_batches, shared by batch_jobs.c (the list and client
  * requests) and batch_jobs_run.c (the progress of one batch). Internal to these. */
-#ifndef CN_BATCH_JOBS_STATE_H
-#define CN_BATCH_JOBS_STATE_H
+#pragma once
 
 #include "engine/serve/spool/batch_jobs.h"
 #include "engine/serve/spool/batch_jobs_check.h"
@@ -65,5 +64,3 @@ void cn_batch_measure(cn_batch *b);
 json_t *cn_batch_progress_json(const cn_batch *b);
 /* Bytes of the batch's two files while they are not yet in /v1/files. */
 uint64_t cn_batch_bytes(const cn_batch *b);
-
-#endif

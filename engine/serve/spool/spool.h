@@ -13,8 +13,7 @@
  *      whole. The directory is synced before the call returns. Exception: the files that a running
  *      batch writes (batch_jobs.h) grow in files/ without a record.
  *   2. No name comes from a client: ids are generated here, and checked before use as a name. */
-#ifndef CN_SPOOL_H
-#define CN_SPOOL_H
+#pragma once
 
 #include <jansson.h>
 
@@ -90,5 +89,3 @@ cn_status cn_spool_temp_keep(cn_spool *s, const cn_spool_id *name, int fd, cn_sp
 /* {object: "list", data, first_id, last_id, has_more}; each object in data has an id. NULL: out of
  * memory. */
 json_t *cn_spool_list_json(json_t *data, bool has_more);
-
-#endif

@@ -7,8 +7,7 @@
  *
  * A file exists when its record exists. Content without a record belongs to an unfinished batch, or
  * is removed at start. */
-#ifndef CN_SPOOL_FILES_H
-#define CN_SPOOL_FILES_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -102,5 +101,3 @@ bool cn_files_have_room(const cn_files *f, uint64_t bytes);
 
 /* The time on the clock of the limits. */
 double cn_files_now_s(const cn_file_limits *l);
-
-#endif

@@ -17,8 +17,7 @@
  * Not supported: inheritance, includes, imports, `block`, `autoescape`, and the filters that make
  * HTML. Integers have 64 bits; a larger result is an error. upper() and lower() map each character
  * to one character. */
-#ifndef CN_JINJA_H
-#define CN_JINJA_H
+#pragma once
 
 #include <jansson.h>
 
@@ -50,5 +49,3 @@ bool cn_jinja_loops_over(const cn_jinja *t, const char *name);
 
 /* True if the template has a variable of this name, also where it does not read it. */
 bool cn_jinja_has_variable(const cn_jinja *t, const char *name);
-
-#endif

@@ -36,8 +36,7 @@
  *   PARAM         name     default
  * A target is a NAME, a TUPLE of targets, or a MEMBER of a NAME (namespace).
  * The operand of a filter of a block is NULL: it takes the text of the block. */
-#ifndef CN_JINJA_AST_H
-#define CN_JINJA_AST_H
+#pragma once
 
 #include "engine/text/jinja/jinja_builtin.h"
 #include "engine/text/jinja/jinja_lex.h"
@@ -143,5 +142,3 @@ cn_status cn_jparse_filters(cn_jparser *p, cn_jnode *operand, cn_jnode **out);
 
 /* The whole template, as a list of statements. */
 cn_status cn_jparse(cn_jparser *p, cn_jnode **out);
-
-#endif

@@ -1,8 +1,7 @@
 /* jinja_builtin.h - functions that a template calls: filters, tests, methods, globals. Each is a
  * row of a table.
  * Private to engine/text/jinja/. Owner: none. Thread: any. */
-#ifndef CN_JINJA_BUILTIN_H
-#define CN_JINJA_BUILTIN_H
+#pragma once
 
 #include "engine/text/jinja/jinja_value.h"
 
@@ -62,5 +61,3 @@ static inline bool cn_jflag(cn_jvalue v, bool otherwise)
 }
 /* The values that a loop over v would visit, as a sequence. */
 cn_status cn_jiterate(cn_jrun *run, cn_jvalue v, cn_jlist **out);
-
-#endif

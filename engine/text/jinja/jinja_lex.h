@@ -1,7 +1,6 @@
 /* jinja_lex.h - the tokens of a template.
  * Private to engine/text/jinja/. Owner: the parser. */
-#ifndef CN_JINJA_LEX_H
-#define CN_JINJA_LEX_H
+#pragma once
 
 #include "engine/text/jinja/jinja_value.h"
 
@@ -40,5 +39,3 @@ typedef struct cn_jlex {
 cn_status cn_jlex_open(cn_jlex *l, cn_jarena *arena, const char *source, size_t n);
 /* CN_ERR_MODEL names the line. */
 cn_status cn_jlex_next(cn_jlex *l, cn_jtoken *out);
-
-#endif

@@ -1,8 +1,7 @@
 /* jinja_pystring.h - Python's string functions over UTF-8. Positions and lengths count characters
  * where the name says so, else bytes. An invalid byte counts as one character.
  * Private to engine/text/jinja/. No state. */
-#ifndef CN_JINJA_PYSTRING_H
-#define CN_JINJA_PYSTRING_H
+#pragma once
 
 #include "engine/text/jinja/jinja_value.h"
 
@@ -31,5 +30,3 @@ bool cn_pyends(cn_jtext t, cn_jtext suffix);
 /* Cuts the first line off *rest, without its line end, as splitlines() does. False: *rest is
  * empty. */
 bool cn_pyline(cn_jtext *rest, cn_jtext *line);
-
-#endif

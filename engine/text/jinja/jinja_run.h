@@ -1,7 +1,6 @@
 /* jinja_run.h - one rendering: output, variables, limits.
  * Private to engine/text/jinja/. Owner: cn_jinja_render. Thread: that of the caller. */
-#ifndef CN_JINJA_RUN_H
-#define CN_JINJA_RUN_H
+#pragma once
 
 #include <jansson.h>
 
@@ -97,5 +96,3 @@ cn_status cn_jmacro_call(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args,
 cn_status cn_jloop_call(cn_jrun *run, const cn_jloop *loop, const cn_jargs *args, cn_jvalue *out);
 cn_jvalue cn_jloop_member(cn_jvalue loop, cn_jtext name);
 cn_status cn_jscope_new(cn_jrun *run, cn_jscope *parent, cn_jscope **out);
-
-#endif

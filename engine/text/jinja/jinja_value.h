@@ -1,7 +1,6 @@
 /* jinja_value.h - the values of a template, and the memory of a tree or of one rendering.
  * Private to engine/text/jinja/. Owner: cn_jinja or cn_jrun. Thread: that of the owner. */
-#ifndef CN_JINJA_VALUE_H
-#define CN_JINJA_VALUE_H
+#pragma once
 
 #include "engine/base/base.h"
 
@@ -129,5 +128,3 @@ bool cn_jorder(cn_jvalue a, cn_jvalue b, int *out);
 const char *cn_jtype_name(cn_jvalue v);
 /* Units of work to compare or scan v; counting stops above `most`. */
 size_t cn_jsize(cn_jvalue v, size_t most);
-
-#endif
