@@ -141,8 +141,13 @@ for task in 3 5; do
     until_true 60 is_pending
     until_true 20 scontrol update jobid="${job}_$task" StartTime=now
 done
-is_over() { [ -z "$(squeue -h -j "$1" 2>/dev/null)" ]; }
-until_true 60 is_over "$job"
+# is_over JOB: every task has ended. A question that slurmctld does not answer says nothing.
+is_over() {
+    local states
+    states=$(scontrol show job "$1" | grep -o 'JobState=[A-Z_]*') || return 1
+    ! grep -qvE '=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)$' <<<"$states"
+}
+until_true 300 is_over "$job"
 grep -q "removed an incomplete\|done before" cinch-"${job}"_3.log || fail "task 3 did not go on"
 grep -q "interrupted; --resume continues" cinch-"${job}"_5.log || fail "task 5 did not drain"
 grep -q "done before" cinch-"${job}"_5.log || fail "task 5 did not go on"
@@ -151,7 +156,7 @@ grep -q "done before" cinch-"${job}"_5.log || fail "task 5 did not go on"
 merge() {
     local id code=0
     id=$(sbatch --parsable --dependency=afterany:"$job" "$recipe/merge.sbatch")
-    until_true 30 is_over "$id"
+    until_true 120 is_over "$id"
     grep -qF "$2" cinch-merge-"$id".log || fail "merge: no '$2'"
     scontrol show job "$id" | grep -q "ExitCode=$1:0" || code=1
     [ $code = 0 ] || fail "merge: exit code is not $1"
@@ -160,7 +165,7 @@ rm out/part-00002-of-00008.jsonl* out/part-00006-of-00008.jsonl*
 merge 3 "missing shards: 2,6"
 # shellcheck disable=SC2086
 job=$(sbatch --parsable --array=2,6 shards.sbatch $options)
-until_true 60 is_over "$job"
+until_true 300 is_over "$job"
 grep -q "shard 6 of 8 (SLURM_ARRAY_TASK_ID)" cinch-"${job}"_6.log || fail "a subset has other shards"
 merge 0 "64 lines: 64 answered, 0 errors"
 
