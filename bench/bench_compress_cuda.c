@@ -11,14 +11,15 @@
  * `window` only moves, `no redundancy` adds attention and selection, `fill` moves few rows. Values
  * are random, because zeros run faster. Every slot is then equally likely to be evicted, so rows
  * move from the first block on. Before each round, all blocks get their first contents again.
- * "fp8": K and V are in eight bits. "narrow": query slots have room for the window alone, as
- * without kv.observe; the rows that observe more are left out. */
+ * "fp8": K and V are in eight bits, rounded rows of such values. "narrow": query slots have room
+ * for the window alone, as without kv.observe; the rows that observe more are left out. */
 #include <stdio.h>
 #include <string.h>
 
 #include "bench/bench_util.h"
 #include "compress/rule.h"
 #include "cuda/cuda_switches.h"
+#include "paged/kv_fp8.h"
 
 enum {
     LAYERS = 36,
@@ -32,6 +33,8 @@ enum {
     RING = 256, /* queries that a slot has room for, unless "narrow" */
     REQUESTS = 8,
     POOL_BLOCKS = REQUESTS * N_BLOCKS, /* and as many with copies of their contents */
+    LOW = -4, /* values have sizes between 2^LOW and 2^HIGH */
+    HIGH = 1,
     ROUNDS = 9
 };
 
@@ -50,6 +53,42 @@ typedef struct bench {
     uint32_t *slots, *origin; /* P of the pool, on host and device */
 } bench;
 
+/* Rounds a random row. Values are those of bench_fill_bf16: each power of two is equally likely. */
+static void write_row8(uint8_t codes[DIM], uint16_t *scale, uint64_t *random)
+{
+    float x[DIM];
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < DIM; i++) {
+        const uint64_t r = bench_random(random);
+        const float size = 1 + (float)(r & 0x7f) / 128;
+        x[i] = ldexpf(r >> 63 ? -size : size, LOW + (int)((r >> 20) % (HIGH - LOW)));
+        largest = cn_max_u32(largest, cn_fp8_size(x[i]));
+    }
+    *scale = cn_fp8_scale(largest);
+    for (uint32_t i = 0; i < DIM; i++) codes[i] = cn_fp8_of(x[i] / cn_fp8_scale_value(*scale));
+}
+
+/* Fills all layers of the pool with the same rounded rows, more than a cache holds. */
+static void fill_rows8(bench *b)
+{
+    const cn_kv_layout *l = &b->pools.layout;
+    char *layer = cn_calloc(l->layer_stride, 1);
+    if (!layer) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for a layer of rows"));
+    uint64_t random = 1;
+    for (size_t i = 0; i < (size_t)l->n_blocks * KV_HEADS * BLOCK * 2; i++) {
+        const uint32_t row = (uint32_t)(i / 2), slot = row % BLOCK, head = row / BLOCK % KV_HEADS;
+        const uint32_t block = row / BLOCK / KV_HEADS, value = i % 2;
+        write_row8((uint8_t *)layer + cn_kv_at(l, 0, block, head, slot, CN_KV_K + value),
+                   (uint16_t *)(layer + cn_kv_at(l, 0, block, head, slot, CN_KV_K_SCALE + value)),
+                   &random);
+    }
+    for (uint32_t i = 0; i < LAYERS; i++)
+        bench_must(b->be->mem_write(b->stream, (char *)b->pools.kv + i * l->layer_stride, layer,
+                                    l->layer_stride));
+    bench_must(b->be->stream_sync(b->stream));
+    cn_free(layer);
+}
+
 static void pools_open(bench *b)
 {
     cn_pools *p = &b->pools;
@@ -63,8 +102,11 @@ static void pools_open(bench *b)
     p->kv = bench_alloc(b->be, b->pool_bytes);
     p->score = bench_alloc(b->be, cn_kv_side_elems(&p->layout) * sizeof(float));
     p->q_window = bench_alloc(b->be, query_bytes);
-    bench_fill_bf16(b->be, b->stream, p->kv, b->pool_bytes, 1, -4, 1);
-    bench_fill_bf16(b->be, b->stream, p->q_window, query_bytes, 2, -4, 1);
+    if (b->form == CN_KV_FP8)
+        fill_rows8(b);
+    else
+        bench_fill_bf16(b->be, b->stream, p->kv, b->pool_bytes, 1, LOW, HIGH);
+    bench_fill_bf16(b->be, b->stream, p->q_window, query_bytes, 2, LOW, HIGH);
     b->scratch_bytes = b->be->compress_scratch_bytes(b->be, p, N_BLOCKS * BLOCK);
     b->scratch = bench_alloc(b->be, b->scratch_bytes);
     const size_t n_slots = cn_kv_side_elems(&p->layout);
