@@ -108,7 +108,7 @@ class Model:
 
     def __init__(self, a):
         AttentionInterface.register("watched", self.attend)
-        dtype = torch.float32 if a.device == "cpu" else torch.bfloat16
+        dtype = torch.float32 if a.device == "cpu" and not a.bf16 else torch.bfloat16
         self.net = AutoModelForCausalLM.from_pretrained(
             a.model, dtype=dtype, attn_implementation="watched").to(a.device).eval()
         self.config, self.first = self.net.config, a.dense_layers
@@ -303,12 +303,18 @@ def options():
     p.add_argument("--pack", action="store_true", help="join the lines of .jsonl files")
     p.add_argument("--out", required=True, help="file to write; FILE.state is kept to resume")
     p.add_argument("--seconds", type=float, default=300, help="training time, all runs together")
-    p.add_argument("--length", type=int, default=4096, help="tokens of a piece: the head's context")
+    p.add_argument("--length", type=int, default=4096, help="tokens of a piece")
+    p.add_argument("--context", type=int, help="positions beyond which cinch scales the head's RoPE "
+                   "(YaRN); default: --length")
     p.add_argument("--rows", type=int, default=256, help="query positions of a piece in a step")
+    p.add_argument("--repeat", type=int, default=1, help="steps for each piece that the model runs; "
+                   "each takes this part of the rows of one of the --keep newest pieces")
+    p.add_argument("--keep", type=int, default=64)
+    p.add_argument("--bf16", action="store_true", help="run the model in bf16 on a CPU, too")
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--hidden-layers", type=int, nargs=3, default=[], metavar="LAYER",
-                   help="the head sees the states that enter these layers, in ascending order; cinch "
-                   "runs such a head on the CPU only; default: none")
+                   help="the head sees the states that enter these layers, in ascending order; "
+                   "default: none")
     p.add_argument("--group", type=int, help="query heads a kv head; default: the model's")
     p.add_argument("--head-dim", type=int, help="default: the model's")
     p.add_argument("--rope-theta", type=float, default=10000)
@@ -339,7 +345,7 @@ def draw_rows(a, length, generator):
 
 def save(a, head, report):
     metadata = {"hidden_layers": json.dumps(a.hidden_layers), "head_dim": str(head.d),
-                "rope_theta": repr(head.theta), "context": str(a.length),
+                "rope_theta": repr(head.theta), "context": str(a.context or a.length),
                 "base": f"{base_sum(a.model):016x}",
                 "recall": json.dumps({k: round(v["head"]["recall"], 4) for k, v in report.items()})}
     tensors = {n: t.detach().to(torch.bfloat16).cpu().contiguous()
@@ -373,12 +379,20 @@ def show(report, lost):
         print(f"k {k}: nats a token lost: " + ", ".join(f"{n} {v:.3f} ± {e:.3f}" for n, (v, e) in r.items()))
 
 
-def train_step(a, head, opt, model, ids, generator, rate):
+def watch(a, model, ids, generator):
+    """What the head is trained on for a piece: states that it reads, rows, and their target."""
     rows = draw_rows(a, len(ids), generator)
     states, _ = model.run(ids, rows)
+    return {i: states[i].bfloat16() for i in [0, *a.hidden_layers]}, rows, model.sum.half()
+
+
+def train_step(a, head, opt, piece, generator, rate):
+    states, rows, target = piece
+    some = torch.randperm(len(rows), generator=generator)[:-(-len(rows) // a.repeat)].to(a.device)
     for g in opt.param_groups:
         g["lr"] = a.lr * rate
-    loss = loss_of(head, states, rows, model.sum, candidates(a, rows, len(ids)))
+    rows, target = rows[some], target[:, some].float()
+    loss = loss_of(head, states, rows, target, candidates(a, rows, len(states[0])))
     opt.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -418,12 +432,16 @@ def main():
         os.replace(a.out + ".state.part", a.out + ".state")
 
     bar = tqdm(total=round(a.seconds), initial=round(spent), unit="s", smoothing=0)
-    mean, kept = None, spent
+    mean, kept, watched = None, spent, []
+    draw = lambda pieces: pieces[torch.randint(len(pieces), (1,), generator=generator).item()]
     while spent < a.seconds:
         began = time.time()
-        ids = train[torch.randint(len(train), (1,), generator=generator).item()]
+        if step % a.repeat == 0 or not watched:
+            ids = torch.tensor(draw(train), device=a.device)
+            watched = (watched + [watch(a, model, ids, generator)])[-a.keep:]
         rate = min(1.0, (step + 1) / 20) * (0.02 + 0.98 * max(0.0, 1 - spent / a.seconds))
-        loss = train_step(a, head, opt, model, torch.tensor(ids, device=a.device), generator, rate)
+        piece = watched[-1] if step % a.repeat == 0 else draw(watched)
+        loss = train_step(a, head, opt, piece, generator, rate)
         step += 1
         mean = loss if mean is None else 0.98 * mean + 0.02 * loss
         spent += time.time() - began
