@@ -59,6 +59,9 @@ static cn_status check_zip_params(const cn_kv_params *kv, uint32_t block_tokens,
     if ((unsigned)kv->rule >= CN_N_RULES)
         return cn_fail(CN_ERR_ARG, "kv rule %u: expected a value of cn_kv_rule",
                        (unsigned)kv->rule);
+    if ((unsigned)kv->head_rule >= CN_N_HEAD_RULES)
+        return cn_fail(CN_ERR_ARG, "kv head_rule %u: expected a value of cn_kv_head_rule",
+                       (unsigned)kv->head_rule);
     if (!lies_within(kv->alpha, 0.0f, 1.0f))
         return cn_fail(CN_ERR_ARG, "kv alpha %g: expected 0 to 1", (double)kv->alpha);
     if (!lies_within(kv->lambda, 0.0f, 1.0f))
@@ -99,6 +102,18 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv)
                    "kv sinks of %u tokens leave no room for the newest in a budget of %u; lower "
                    "the sinks or raise the budget",
                    kv->sink_tokens, kv->budget_tokens);
+}
+
+cn_status cn_policy_check_heads(const cn_kv_params *kv, uint32_t group, uint32_t head_rules)
+{
+    if (!cn_policy_ranks(kv->policy) || kv->head_rule == CN_HEADS_MAX) return CN_OK;
+    if (group == 1)
+        return cn_fail(CN_ERR_ARG, "kv head_rule mean: each kv head of this model has one query "
+                                   "head, so it has no effect: leave it out");
+    if (!(head_rules >> kv->head_rule & 1))
+        return cn_fail(CN_ERR_ARG, "kv head_rule mean: this device does not support it: leave it "
+                                   "out, or start with --device cpu");
+    return CN_OK;
 }
 
 static cn_status check_window(const cn_kv_params *kv, uint32_t block_tokens,

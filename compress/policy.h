@@ -52,6 +52,10 @@ cn_policy_needs cn_policies_need(uint32_t policies);
  * CN_ERR_ARG names field, value and limit. max_window_tokens: rows of the engine's query ring. */
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
 
+/* Checks kv against the model and the device. group: query heads of a kv head, all heads with
+ * latent attention; head_rules: as in cn_backend. CN_ERR_ARG names the field. */
+cn_status cn_policy_check_heads(const cn_kv_params *kv, uint32_t group, uint32_t head_rules);
+
 /* Returns the most queries that a request may let count, if `engine` has the parameters of the
  * options: rows of the ring for a policy that observes queries. */
 uint32_t cn_policy_most_queries(const cn_kv_params *engine);

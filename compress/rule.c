@@ -14,8 +14,8 @@ enum { SMALL_WINDOW = 16 };
 static const cn_rule table[CN_N_RULES] = {
     [CN_RULE_ZIPAGE] = {.name = "zipage",
                         .defaults = PAPER_DEFAULTS,
-                        .params = "budget window rule global alpha pooling redundancy p tau lambda "
-                                  "combine move"},
+                        .params = "budget window rule head_rule global alpha pooling redundancy p "
+                                  "tau lambda combine move"},
     [CN_RULE_SCALED] = {.name = "scaled",
                         .defaults = PAPER_DEFAULTS,
                         .params = CN_RULE_PARAMS,
@@ -34,7 +34,7 @@ static const cn_rule table[CN_N_RULES] = {
                       .observes = true},
     [CN_RULE_FOLLOW] = {.name = "follow",
                         .defaults = {.window_tokens = SMALL_WINDOW, .recent = 0.5f},
-                        .params = "budget window rule sinks recent move",
+                        .params = "budget window rule head_rule sinks recent move",
                         .form = CN_FORM_FOLLOW,
                         .keeps_ends = true},
 };

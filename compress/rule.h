@@ -13,9 +13,13 @@
 #define CN_RULE_NAMES "zipage|scaled|peak|follow"
 enum { CN_N_RULES = 4 };
 
+/* Names in the order of cn_kv_head_rule. */
+#define CN_HEAD_RULE_NAMES "max|mean"
+enum { CN_N_HEAD_RULES = 2 };
+
 /* The members of a kv object that zip reads with some rule, except "policy". */
-#define CN_RULE_PARAMS                                                      \
-    "budget window rule observe sinks recent global alpha pooling redundancy " \
+#define CN_RULE_PARAMS                                                                \
+    "budget window rule head_rule observe sinks recent global alpha pooling redundancy " \
     "p tau lambda combine move"
 
 /* How the probabilities that the window's queries give a slot become S. */

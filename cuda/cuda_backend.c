@@ -161,6 +161,7 @@ static const cn_backend CUDA_TABLE = {
     .scores = 1U << CN_SCORE_ATTENTION | 1U << CN_SCORE_GLOBAL | 1U << CN_SCORE_POOLING |
               1U << CN_SCORE_FOLLOW | 1U << CN_SCORE_SCALE | 1U << CN_SCORE_LIGHTNING |
               1U << CN_SCORE_FLASH | 1U << CN_SCORE_COMBINE,
+    .head_rules = 1U << CN_HEADS_MAX,
     .close = close_backend,
     .enter = enter,
     .mem_alloc = mem_alloc,

@@ -65,6 +65,10 @@ typedef enum cn_kv_rule {
                      * that follow; keeps the same ends */
 } cn_kv_rule;
 
+/* Which probability counts for `zip`, of those that the query heads of a kv head give a token. With
+ * latent attention all heads have one kv head. */
+typedef enum cn_kv_head_rule { CN_HEADS_MAX, CN_HEADS_MEAN } cn_kv_head_rule;
+
 /* At which compressions of a request the scores are max-pooled. */
 typedef enum cn_kv_pooling { CN_POOLING_FIRST, CN_POOLING_NEVER, CN_POOLING_ALWAYS } cn_kv_pooling;
 
@@ -141,6 +145,7 @@ typedef struct cn_kv_params {
     float recent; /* newest tokens that every rule but `zipage` always keeps, at least
                    * window_tokens: a share of the budget if below 1, else a whole number */
     cn_kv_rule rule;        /* of `zip` */
+    cn_kv_head_rule head_rule; /* not max requires several query heads for each kv head */
     /* Rules `scaled` and `peak`: queries before the first compression that count, and all that
      * follow; at most the engine's --kv-observe or --kv-window, whichever is larger. 0: those of
      * the window. */

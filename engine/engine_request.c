@@ -242,6 +242,8 @@ static cn_status check_request_kv(const cn_engine *e, const cn_kv_params *given)
                        cn_kv_select_name(kv->select));
     if ((unsigned)kv->policy >= CN_N_POLICIES || (unsigned)kv->select >= CN_N_SELECTORS)
         return CN_OK; /* the scheduler refuses it */
+    const cn_model_config *m = &e->model_config;
+    CN_TRY(cn_policy_check_heads(kv, m->n_heads / m->n_kv_heads, e->backend->head_rules));
     return cn_home_check_kv(c, kv, e->plan.kv.block_tokens, cn_policy_most_queries(&c->kv));
 }
 

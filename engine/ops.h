@@ -596,6 +596,7 @@ struct cn_backend {
     size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
     uint32_t scores;  /* of CN_KEEP_BEST that `compress` computes: bit i is cn_score_kind i */
+    uint32_t head_rules; /* of cn_kv_head_rule that CN_KEEP_BEST supports: bit i is value i */
     uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
     void *ctx;  /* private to the backend */
 

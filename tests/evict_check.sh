@@ -32,7 +32,7 @@ print(json.dumps({"id": "text", "prompt": text[:1200], "continuation": text[1200
 P
 same $prose 32 full,window:128,zip:128:rule=zipage,zip:128,zip:128:observe=128:recent=0.25:pooling=never,\
 zip:128:rule=peak,zip:128:rule=peak:observe=100:alpha=0.9:redundancy=flash,\
-zip:128:rule=follow,zip:192:rule=follow:window=5:sinks=0:recent=0.25,\
+zip:128:head_rule=mean:redundancy=none,zip:128:rule=follow,zip:192:rule=follow:window=5:sinks=0:recent=0.25,\
 zip:128:rule=zipage:window=48:alpha=0.5:pooling=always:combine=subtract
 
 # The reasoner, with its prompts as texts.
@@ -44,5 +44,5 @@ P
 same $reasoner 16 full,zip:64,zip:64:rule=peak:move=fill,zip:64:rule=zipage:move=fill,\
 zip:96:rule=scaled:no-global:sinks=0:recent=40,zip:64:redundancy=none:observe=48,\
 zip:64:rule=follow:sinks=11:recent=20,zip:64:rule=follow:recent=16:move=fill,\
-zip:64:rule=peak:observe=200:p=0.9:tau=0.1:lambda=0.6
+zip:64:rule=peak:observe=200:p=0.9:tau=0.1:lambda=0.6,zip:64:rule=peak:head_rule=mean
 echo "evict: ok"

@@ -42,7 +42,7 @@ answer() {
 
 small="--block-size 16 --kv-window 16"
 options='alpha=0.2 pooling=always pooling=never redundancy=flash redundancy=none p=0.95 tau=9
-    lambda=0.8 combine=subtract move=fill window=3 rule=zipage rule=peak rule=follow
+    lambda=0.8 combine=subtract move=fill window=3 head_rule=mean rule=zipage rule=peak rule=follow
     global=false budget=96 sinks=20'
 base='"policy": "zip", "budget": 64'
 {
@@ -63,7 +63,7 @@ base='"policy": "zip", "budget": 64'
 # shellcheck disable=SC2086
 run $small
 cp "$dir/out" "$dir/fields"
-[ "$(wc -l <"$dir/fields")" = 20 ]
+[ "$(wc -l <"$dir/fields")" = 21 ]
 
 # same ID ARGUMENTS...: the answer with these flags must equal the answer of line ID with fields.
 # $tokens is its length, if not 120.
@@ -83,7 +83,7 @@ same default --kv-policy zip --kv-budget 64
 same window --kv-policy window --kv-budget 64
 same full --kv-policy full
 for option in $options; do
-    key=${option%%=*}
+    key=$(echo "${option%%=*}" | tr _ -)
     policy=zip
     budget=64
     plain=default
@@ -289,6 +289,7 @@ field '{"policy": "zip", "window": 33}' 'window of 33 tokens: expected 1 to 32'
 field '{"policy": "zip", "window": 0}' 'kv.window 0'
 field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
 field '{"policy": "zip", "rule": "best"}' 'kv.rule "best": expected one of zipage|scaled|peak|follow'
+field '{"policy": "zip", "head_rule": "sum"}' 'kv.head_rule "sum": expected one of max|mean'
 field '{"policy": "zip", "observe": -1}' 'kv.observe -1'
 field '{"policy": "zip", "rule": "peak", "observe": 33}' 'kv observe of 33 queries: expected at most 32'
 field '{"policy": "zip", "recent": -1}' 'kv.recent -1'
@@ -371,6 +372,8 @@ flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
     --kv-budget 64 --kv-sinks 64
 flag 'kv-rule best: expected one of zipage|scaled|peak|follow' --kv-rule best
+flag 'kv-head-rule mean: each kv head of this Qwen2ForCausalLM has one query head' \
+    --model tests/golden/models/qwen2-tied-bf16 --tokenizer $model --kv-policy zip --kv-head-rule mean
 flag 'kv recent of 61 tokens and kv sinks of 4' --kv-policy zip --kv-rule peak --kv-budget 64 \
     --kv-recent 61
 # A percentage is a share of the budget: 95 % of 64 are 60 tokens, which leave no room for five sinks.

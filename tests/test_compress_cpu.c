@@ -68,6 +68,7 @@ static cn_kv_params params_read(const json_t *o)
                 : get_is(o, "rule", "follow") ? CN_RULE_FOLLOW
                 : get_is(o, "rule", "scaled") ? CN_RULE_SCALED
                                               : CN_RULE_ZIPAGE,
+        .head_rule = get_is(o, "head_rule", "mean") ? CN_HEADS_MEAN : CN_HEADS_MAX,
         .global_score = get_bool(o, "global"),
         .alpha = get_f32(o, "alpha"),
         .pooling = get_is(o, "pooling", "first")    ? CN_POOLING_FIRST

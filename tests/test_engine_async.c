@@ -78,7 +78,7 @@ typedef struct scenario {
     uint32_t homes; /* bit 1 << cn_kv_home: those that requests may have besides the device */
     ask asks[MAX_REQUESTS];
     uint32_t n_asks;
-    bool swaps, selects, is_ample;
+    bool swaps, selects, is_ample, groups_heads;
 } scenario;
 
 /* Totals over all seeds, so that the test fails when nothing was tested. */
@@ -124,6 +124,7 @@ static void draw_model(scenario *x)
 {
     static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {6, 2}, {3, 3}, {8, 1}};
     const uint32_t *h = heads[below(x, sizeof heads / sizeof *heads)];
+    x->groups_heads = h[0] > h[1];
     x->vocab = between(x, 60, 200);
     x->n_layers = between(x, 1, 3);
     const uint32_t head_dim = 16 * between(x, 1, 4);
@@ -290,6 +291,7 @@ static cn_kv_params draw_kv(scenario *x)
         .combine = (cn_kv_combine)below(x, 2),
         .move = move,
     };
+    if (x->groups_heads && !on_gpu) kv.head_rule = (cn_kv_head_rule)below(x, CN_N_HEAD_RULES);
     if (!draw_home(x, &kv)) draw_select(x, &kv);
     note_scores(&kv);
     return kv;

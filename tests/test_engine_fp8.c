@@ -226,6 +226,13 @@ static void backends_without_the_ops_are_refused_by_name(void **state)
     lacking.kv_forms = 1U << CN_KV_PLAIN;
     run_set_option(c, "kv-cache-dtype", "auto");
     assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK);
+    run_set_option(c, "kv-head-rule", "mean");
+    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK); /* no policy reads it */
+    run_set_option(c, "kv-policies", "zip");
+    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK);
+    lacking.head_rules = 1U << CN_HEADS_MAX;
+    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "--kv-head-rule mean: the cpu backend"));
     assert_int_equal(cn_config_set(c, "kv-cache-dtype", "fp8_e5m2"), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "fp8_e5m2: expected one of auto|fp8|fp8_e4m3"));
     cn_config_free(c);

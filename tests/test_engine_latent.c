@@ -175,6 +175,27 @@ static void a_token_takes_one_row_of_each_layer(void **state)
     assert_true(cn_engine_row_bytes(reference->engine, &full, 10) == 10 * 3 * (64 + 16) * 4);
 }
 
+/* Two requests that differ in it alone. */
+static void the_mean_of_all_heads_is_another_choice(void **state)
+{
+    (void)state;
+    run *r = run_new(options, NULL);
+    for (uint32_t i = 0; i < 4; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[3], &m, MAX_TOKENS);
+        p.kv.policy = CN_KV_ZIP;
+        p.kv.head_rule = i % 2 ? CN_HEADS_MEAN : CN_HEADS_MAX;
+        p.sampling.ignore_eos = true;
+        p.sampling.temperature = 0;
+        p.sampling.logprobs = 0;
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    assert_true(r->samples[1][0].logprob_hash != r->samples[0][0].logprob_hash);
+    for (uint32_t i = 0; i < 2; i++) run_assert_same_bits(r, i, r, i + 2, 0);
+    run_free(r);
+}
+
 static void check_refused(const char *option, const char *value, const char *text)
 {
     const char *const some[] = {"model", folder, "tokenizer", "examples/tiny-reasoner",
@@ -200,6 +221,7 @@ int main(void)
         cmocka_unit_test(swap_changes_no_bit),
         cmocka_unit_test(a_prefix_hit_changes_no_bit),
         cmocka_unit_test(a_fork_changes_no_bit),
+        cmocka_unit_test(the_mean_of_all_heads_is_another_choice),
         cmocka_unit_test(a_token_takes_one_row_of_each_layer),
         cmocka_unit_test(options_without_support_are_refused_by_name),
     };

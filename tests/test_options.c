@@ -161,6 +161,7 @@ static void enum_names_match_their_enums(void **state)
         {"kv-policy", cn_kv_policy_name(last_policy), last_policy},
         {"kv-policies", cn_kv_policy_name(last_policy), last_policy},
         {"kv-rule", "follow", CN_RULE_FOLLOW},
+        {"kv-head-rule", "mean", CN_HEADS_MEAN},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},

@@ -59,6 +59,9 @@ static void errors_carry_the_numbers(void **state)
     kv.rule = (cn_kv_rule)CN_N_RULES;
     refused(kv, "4", "rule");
     kv = zip(64);
+    kv.head_rule = (cn_kv_head_rule)CN_N_HEAD_RULES;
+    refused(kv, "2", "head_rule");
+    kv = zip(64);
     kv.alpha = 1.5f;
     refused(kv, "1.5", "alpha");
     kv = zip(64);
@@ -127,6 +130,23 @@ static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
     assert_int_equal(cn_policy_first_trigger(3, 48, 16), 48);
     assert_int_equal(cn_policy_first_trigger(3, 49, 16), 64);
     assert_int_equal(cn_policy_first_trigger(3, 64, 16), 64);
+}
+
+/* The mean over one head, or on a device without it, is refused by name. */
+static void a_head_rule_needs_a_group_and_a_device(void **state)
+{
+    (void)state;
+    const uint32_t max = 1U << CN_HEADS_MAX, both = max | 1U << CN_HEADS_MEAN;
+    cn_kv_params kv = zip(64);
+    assert_int_equal(cn_policy_check_heads(&kv, 1, max), CN_OK);
+    kv.head_rule = CN_HEADS_MEAN;
+    assert_int_equal(cn_policy_check_heads(&kv, 2, both), CN_OK);
+    assert_int_equal(cn_policy_check_heads(&kv, 1, both), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "head_rule mean: each kv head of this model has one"));
+    assert_int_equal(cn_policy_check_heads(&kv, 2, max), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "head_rule mean: this device does not support it"));
+    kv.policy = CN_KV_WINDOW;
+    assert_int_equal(cn_policy_check_heads(&kv, 1, max), CN_OK);
 }
 
 /* A policy reads with a rule only what its row names for any rule. */
@@ -317,6 +337,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_policy_is_one_row),
+        cmocka_unit_test(a_head_rule_needs_a_group_and_a_device),
         cmocka_unit_test(a_rule_is_one_row),
         cmocka_unit_test(peak_keeps_both_ends),
         cmocka_unit_test(observed_queries_count_once),

@@ -252,6 +252,8 @@ static void random_rule(soak *s, cn_kv_params *kv)
     kv->recent = one_in(s, 2) ? (float)below(s, 4) / 4 : (float)below(s, BUDGET - 8);
     kv->observe_tokens = one_in(s, 3) ? 0 : below(s, OBSERVE + 1);
     kv->pooling = (cn_kv_pooling)below(s, CN_POOLING_ALWAYS + 1);
+    kv->head_rule = (cn_kv_head_rule)below(s, CN_N_HEAD_RULES);
+    if (strncmp(device, "cuda", 4) == 0) kv->head_rule = CN_HEADS_MAX;
     kv->redundancy = (cn_kv_redundancy)below(s, CN_REDUNDANCY_NONE + 1);
     kv->global_score = !one_in(s, 3);
     s->observing += cn_rule_queries(kv) > kv->window_tokens;

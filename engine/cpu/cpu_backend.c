@@ -206,6 +206,7 @@ static const cn_backend CPU_TABLE = {
     .logit_bytes = sizeof(float),
     .keeps = CN_CPU_KEEPS,
     .scores = (1U << CN_N_SCORES) - 1, /* the table has a row for each */
+    .head_rules = 1U << CN_HEADS_MAX | 1U << CN_HEADS_MEAN,
     .close = close_cpu_backend,
     .mem_alloc = cpu_mem_alloc,
     .mem_free = cpu_mem_free,

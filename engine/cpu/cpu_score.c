@@ -78,18 +78,26 @@ static float softmax2(float *x, uint32_t n)
     return 1.0f / sum;
 }
 
-/* Computes the largest probability that one query, which sees the first n_visible of n slots, gives
- * a slot: logits[v] = max over the group of softmax(logits[g])[v]. Overwrites logits[group, n]. */
-static void weigh_query(float *logits, uint32_t n, uint32_t group, uint32_t n_visible)
+/* Combines the probabilities that the heads of a query, which sees the first n_visible of n slots,
+ * give a slot: logits[v] = max over the group of softmax(logits[g])[v], or the mean. Overwrites
+ * logits[group, n]. */
+static void weigh_query(float *logits, uint32_t n, uint32_t group, uint32_t n_visible,
+                        cn_kv_head_rule rule)
 {
+    const bool mean = rule == CN_HEADS_MEAN;
     float *best = logits;
     for (uint32_t g = 0; g < group; g++) {
         float *row = logits + (size_t)g * n;
         for (uint32_t v = n_visible; v < n; v++) row[v] = -INFINITY;
-        const float inv = softmax2(row, n);
+        const float inv = softmax2(row, n) / (mean ? (float)group : 1.0f);
         if (g == 0) {
 #pragma omp simd
             for (uint32_t v = 0; v < n; v++) best[v] *= inv;
+            continue;
+        }
+        if (mean) {
+#pragma omp simd
+            for (uint32_t v = 0; v < n; v++) best[v] += row[v] * inv;
             continue;
         }
 #pragma omp simd
@@ -159,9 +167,9 @@ static void window_queries(const cn_score_job *job, uint32_t ring_row, float *ou
 }
 
 /* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
- * group's query heads. Causal inside the last w slots. With CN_FORM_PEAK (compress/rule.h) the
- * largest of them instead, each times 2^(cn_rule_decay_log2 * age), where the newest query has age
- * 0. */
+ * group's query heads, or of the mean of the heads (cn_kv_head_rule). Causal inside the last w
+ * slots. With CN_FORM_PEAK (compress/rule.h) the largest over the queries instead, each times
+ * 2^(cn_rule_decay_log2 * age), where the newest query has age 0. */
 static void score_attention(const cn_score_job *job)
 {
     const cn_pools *p = job->pools;
@@ -187,7 +195,7 @@ static void score_attention(const cn_score_job *job)
         for (uint32_t u = 0; u < n_u; u++) {
             float *own = logits + (size_t)u * group * n;
             const uint32_t age = w - 1 - (u0 + u);
-            weigh_query(own, n, group, n - age);
+            weigh_query(own, n, group, n - age, req->params.head_rule);
             count_query(job->score, own, n, peak, exp2f(decay_log2 * (float)age));
         }
     }

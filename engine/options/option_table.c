@@ -159,6 +159,10 @@ static const cn_option options[] = {
                 "the largest attention of any query, decayed, and has other defaults of "
                 "--kv-window, --kv-alpha and --kv-pooling; with follow, attention also counts for "
                 "the 128 tokens that come next, without redundancy or earlier scores"),
+    ROW(KV, "kv-head-rule", ENUM, kv.head_rule, "max", .values = CN_HEAD_RULE_NAMES,
+        .flags = RESULT, .json = "kv.head_rule",
+        .help = "probability that counts for zip among those of the query heads of a kv head, or "
+                "of all heads with latent attention: the largest, or the mean; mean on a CPU only"),
     ROW(KV, "kv-observe", U32, kv.observe_tokens, "0", .min = 0, .max = 4096, .flags = RESULT,
         .json = "kv.observe",
         .help = "queries before the first compression that count, and all that follow; memory for "

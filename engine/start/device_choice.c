@@ -212,6 +212,11 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
 
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
 {
+    if (cn_policies_need(cn_config_policies(c)).slots && !(be->head_rules >> c->kv.head_rule & 1))
+        return cn_fail(CN_ERR_DEVICE,
+                       "--kv-head-rule mean: the %s backend does not support it: leave it out, or "
+                       "set --device cpu",
+                       be->name);
     const cn_sel_forms forms = cn_selectors_forms(cn_config_selectors(c));
     const struct {
         bool there, wanted;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/start/host_memory.h"
 
@@ -55,9 +56,20 @@ static cn_status check_latent(const cn_config *c, const cn_model_config *m)
     return CN_OK;
 }
 
+static cn_status check_head_rule(const cn_config *c, const cn_model_config *m)
+{
+    const bool read = cn_policies_need(cn_config_policies(c)).slots;
+    if (!read || c->kv.head_rule == CN_HEADS_MAX || m->n_heads > m->n_kv_heads) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--kv-head-rule mean: each kv head of this %s has one query head, so it has no "
+                   "effect: leave it out",
+                   m->architecture);
+}
+
 cn_status cn_start_check_model(const cn_config *c, const cn_model_config *m)
 {
     CN_TRY(check_latent(c, m));
+    CN_TRY(check_head_rule(c, m));
     const uint32_t most = cn_start_max_model_len(c, m), wanted = c->sampling.max_tokens;
     if (c->max_model_len <= m->max_position && wanted < most) return CN_OK;
     if (c->max_model_len <= m->max_position)

@@ -42,7 +42,7 @@ def parse_arm(text, block):
     budget = int(given.pop("budget"))
     rule = given.get("rule", "scaled")
     arm = {"rule": rule, "observe": 0, "sinks": 4, "recent": 0.125, "redundancy": "lightning",
-           "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex", "global": "true",
+           "head_rule": "max", "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex", "global": "true",
            "move": "order", "sum": 0}
     arm.update(RULES[rule])
     arm["window"] = min(arm["window"], max(budget // 4, 16))
@@ -67,13 +67,14 @@ class Event:
         return min(observe, n) if kept == 0 else min(observe, max(w, n - kept))
 
     def attention(self, q, k):
-        """a(u, v): q [w, group, d] are the newest queries, k [n, d]. Largest over the group."""
+        """a(u, v): q [w, group, d] are the newest queries, k [n, d]. Over the group the largest."""
         w, n = q.shape[0], k.shape[0]
         x = np.einsum("ugd,vd->ugv", q, k) / F32(np.sqrt(k.shape[1]))
         last = (n - w + np.arange(w))[:, None, None]
         x = np.where(np.arange(n)[None, None, :] > last, F32(-np.inf), x)
         x = np.exp(x - x.max(-1, keepdims=True))
-        return (x / x.sum(-1, keepdims=True)).max(1)
+        x = x / x.sum(-1, keepdims=True)
+        return x.mean(1) if self.arm["head_rule"] == "mean" else x.max(1)
 
     def redundancy(self, k):
         n, b = k.shape[0], self.block

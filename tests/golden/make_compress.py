@@ -53,8 +53,9 @@ def history_of(c, layer, head, n):
     return (draw(c["seed"], 5, (layer * c["kv_heads"] + head) * n + np.arange(n)) + 1) / 128
 
 
-def attention(q, k, peak_alpha=None):
-    """The mean over the queries, or, with peak_alpha, the largest decayed probability."""
+def attention(q, k, peak_alpha=None, head_rule="max"):
+    """The mean over the queries, or, with peak_alpha, the largest decayed probability. Of the heads
+    of a query the largest probability counts, or their mean."""
     w, group, d = q.shape
     n = len(k)
     s = np.zeros(n)
@@ -64,7 +65,8 @@ def attention(q, k, peak_alpha=None):
             seen = n - w + u + 1
             a = k[:seen] @ q[u, g] / np.sqrt(d)
             e = np.exp(a - a.max())
-            best[:seen] = np.maximum(best[:seen], e / e.sum())
+            p = e / e.sum()
+            best[:seen] = np.maximum(best[:seen], p) if head_rule == "max" else best[:seen] + p / group
         if peak_alpha is None:
             s += best
         else:
@@ -154,7 +156,7 @@ def event(c, layer, head):
     b, n = c["block"], c["block"] * c["n_blocks"]
     k, q = keys_of(c, layer, head, n), queries_of(c, layer, head)
     peak = c["rule"] == "peak"
-    s_att = s = attention(q, k, c["alpha"] if peak else None)
+    s_att = s = attention(q, k, c["alpha"] if peak else None, c["head_rule"])
     if c["global"]:
         factor = c["alpha"] ** ((n - c["n_history"]) / 64) if peak else c["alpha"]
         s = global_score(s, history_of(c, layer, head, n), factor, c["first"], c["n_history"])
@@ -190,7 +192,7 @@ DEFAULTS = {"layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "block": 64,
             "n_history": 0, "global": True, "alpha": 0.8, "pooling": "first",
             "redundancy": "lightning", "p": 0.5, "tau": 0.4, "lambda": 0.2, "combine": "convex",
             "query_scale": 2.0, "rule": "zipage", "sinks": 4, "recent": 0.125,
-            "observe": 0}
+            "observe": 0, "head_rule": "max"}
 
 CASES = {
     "bundled first event": {"first": True, "n_history": 384},
@@ -281,6 +283,15 @@ CASES = {
                                       "n_target": 3, "n_history": 192},
     "follow, group of 3, head 80": {"rule": "follow", "heads": 6, "head_dim": 80, "block": 32,
                                     "layers": 2, "n_history": 192, "recent": 0.5},
+    "mean of heads, first event": {"head_rule": "mean", "first": True, "n_blocks": 4,
+                                   "n_target": 3},
+    "mean of heads, group of 40": {"head_rule": "mean", "heads": 40, "kv_heads": 1, "head_dim": 16,
+                                   "n_blocks": 3, "n_target": 2, "n_history": 128},
+    "mean of heads, scaled": {"head_rule": "mean", "rule": "scaled", "n_history": 384},
+    "mean of heads, peak, observes": {"head_rule": "mean", "rule": "peak", "observe": 100,
+                                      "ring": 112, "n_history": 384},
+    "mean of heads, follow": {"head_rule": "mean", "rule": "follow", "n_history": 384,
+                              "recent": 0.25},
 }
 
 
