@@ -201,7 +201,7 @@ static cn_status scan_outputs(merge *m)
     cn_cpu_pool_run(m->pool, m->n_files, scan_output, m);
     if (m->failed != CN_OK) return cn_fail(m->failed, "%s", m->why);
     CN_TRY(check_scanned(m));
-    cn_merge_table_sort(&m->table);
+    CN_TRY(cn_merge_table_sort(&m->table));
     m->report->n_foreign = m->table.len;
     return CN_OK;
 }
@@ -442,6 +442,16 @@ static bool guess_id(const cn_line *line, const cn_batch_format *format, cn_id *
     return true;
 }
 
+/* Whether the outputs have an error line for a line that is identified by its number and text. */
+static bool is_found_invalid(const input_batch *b, const cn_line *line)
+{
+    size_t n;
+    cn_batch_item invalid = {0};
+    if (b->table->n_errors == 0) return false;
+    cn_batch_item_use_line_id(&invalid, line);
+    return cn_merge_table_find(b->table, invalid.id, &n) != NULL;
+}
+
 /* The answer to a line that has one line in the outputs. It is not parsed: the answer shows that a
  * run found it valid, and there is no choice that the request could decide. */
 static cn_merge_entry *quick_answer(const input_batch *b, const cn_line *line)
@@ -450,9 +460,7 @@ static cn_merge_entry *quick_answer(const input_batch *b, const cn_line *line)
     size_t n;
     const bool compared = line->number % COMPARED_LINES == 1;
     if (compared || !guess_id(line, b->format, &id)) return NULL;
-    cn_batch_item invalid = {0};
-    cn_batch_item_use_line_id(&invalid, line);
-    if (cn_merge_table_find(b->table, invalid.id, &n)) return NULL;
+    if (is_found_invalid(b, line)) return NULL;
     cn_merge_entry *e = cn_merge_table_find(b->table, id, &n);
     return n == 1 && !cn_merge_entry_is_error(e) ? e : NULL;
 }

@@ -1,7 +1,7 @@
 /* merge_file.h - a file that is written beside its name and gets the name when it is complete. A
  * process that is killed before leaves the old file.
  *
- * Owner: merge.c. Thread: one. */
+ * Owner: merge.c. Thread: one; a thread of its own writes meanwhile. */
 #pragma once
 
 #include "engine/base/base.h"

@@ -1,8 +1,11 @@
-/* merge_table.c - heap sort, because qsort of the C library takes more memory for large arrays. See
- * merge_table.h. */
+/* merge_table.c - see merge_table.h. Ids are hashes, so their first bits part the table into
+ * buckets of about equal size. Each is sorted alone, and searched alone. Heap sort, because qsort
+ * of the C library takes more memory for large arrays. */
 #include "engine/offline/merge_table.h"
 
-enum { ERROR_BIT = 1 };
+#include <string.h>
+
+enum { ERROR_BIT = 1, BUCKET_BITS = 16, N_BUCKETS = 1 << BUCKET_BITS };
 
 bool cn_merge_entry_is_error(const cn_merge_entry *e) { return e->id.lo & ERROR_BIT; }
 
@@ -10,12 +13,14 @@ cn_status cn_merge_table_add(cn_merge_table *t, const cn_merge_entry *e)
 {
     CN_TRY(CN_ROOM(&t->at, t->len, "the places of the lines"));
     t->at[t->len++] = *e;
+    t->n_errors += cn_merge_entry_is_error(e);
     return CN_OK;
 }
 
 void cn_merge_table_free(cn_merge_table *t)
 {
     cn_free(t->at);
+    cn_free(t->bucket_at);
     *t = (cn_merge_table){0};
 }
 
@@ -55,23 +60,60 @@ static void sift(cn_merge_entry *at, size_t i, size_t n, order_fn order)
     at[i] = moved;
 }
 
-static void sort_table(cn_merge_table *t, order_fn order)
+static void heap_sort(cn_merge_entry *at, size_t n, order_fn order)
 {
-    for (size_t i = t->len / 2; i-- > 0;) sift(t->at, i, t->len, order);
-    for (size_t n = t->len; n-- > 1;) {
-        const cn_merge_entry last = t->at[n];
-        t->at[n] = t->at[0];
-        t->at[0] = last;
-        sift(t->at, 0, n, order);
+    for (size_t i = n / 2; i-- > 0;) sift(at, i, n, order);
+    while (n-- > 1) {
+        const cn_merge_entry last = at[n];
+        at[n] = at[0];
+        at[0] = last;
+        sift(at, 0, n, order);
     }
 }
 
-void cn_merge_table_sort(cn_merge_table *t) { sort_table(t, by_id); }
-void cn_merge_table_sort_by_place(cn_merge_table *t) { sort_table(t, by_place); }
+static size_t id_bucket(cn_id id) { return (size_t)(id.hi >> (64 - BUCKET_BITS)); }
+
+/* Moves every entry to its bucket. free_at[b], the first place of bucket b without its own entry,
+ * begins as bucket_at[b]. */
+static void fill_buckets(cn_merge_table *t, size_t *free_at)
+{
+    for (size_t b = 0; b < N_BUCKETS; b++)
+        while (free_at[b] < t->bucket_at[b + 1]) {
+            cn_merge_entry moved = t->at[free_at[b]];
+            for (size_t own; (own = id_bucket(moved.id)) != b;) {
+                cn_merge_entry *place = &t->at[free_at[own]++];
+                const cn_merge_entry other = *place;
+                *place = moved;
+                moved = other;
+            }
+            t->at[free_at[b]++] = moved;
+        }
+}
+
+cn_status cn_merge_table_sort(cn_merge_table *t)
+{
+    size_t *free_at = cn_calloc(N_BUCKETS, sizeof *free_at);
+    t->bucket_at = cn_calloc(N_BUCKETS + 1, sizeof *t->bucket_at);
+    if (!free_at || !t->bucket_at) {
+        cn_free(free_at);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the places of the lines");
+    }
+    for (size_t i = 0; i < t->len; i++) t->bucket_at[id_bucket(t->at[i].id) + 1]++;
+    for (size_t b = 0; b < N_BUCKETS; b++) t->bucket_at[b + 1] += t->bucket_at[b];
+    memcpy(free_at, t->bucket_at, N_BUCKETS * sizeof *free_at);
+    fill_buckets(t, free_at);
+    cn_free(free_at);
+    for (size_t b = 0; b < N_BUCKETS; b++)
+        heap_sort(t->at + t->bucket_at[b], t->bucket_at[b + 1] - t->bucket_at[b], by_id);
+    return CN_OK;
+}
+
+void cn_merge_table_sort_by_place(cn_merge_table *t) { heap_sort(t->at, t->len, by_place); }
 
 cn_merge_entry *cn_merge_table_find(const cn_merge_table *t, cn_id id, size_t *n)
 {
-    size_t from = 0, to = t->len;
+    size_t from = t->bucket_at[id_bucket(id)], to = t->bucket_at[id_bucket(id) + 1];
+    const size_t end = to;
     while (from < to) {
         const size_t middle = from + (to - from) / 2;
         if (compare_ids(t->at[middle].id, id) < 0)
@@ -79,6 +121,6 @@ cn_merge_entry *cn_merge_table_find(const cn_merge_table *t, cn_id id, size_t *n
         else
             to = middle;
     }
-    for (*n = 0; from + *n < t->len && compare_ids(t->at[from + *n].id, id) == 0;) ++*n;
+    for (*n = 0; from + *n < end && compare_ids(t->at[from + *n].id, id) == 0;) ++*n;
     return *n ? &t->at[from] : NULL;
 }

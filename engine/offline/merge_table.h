@@ -17,14 +17,15 @@ typedef struct cn_merge_entry {
 
 typedef struct cn_merge_table {
     cn_merge_entry *at; /* [len] */
-    size_t len;
+    size_t len, n_errors;
+    size_t *bucket_at; /* sorted: where the ids begin that have the same first bits */
 } cn_merge_table; /* zero-initialise */
 
 bool cn_merge_entry_is_error(const cn_merge_entry *e);
 
 cn_status cn_merge_table_add(cn_merge_table *t, const cn_merge_entry *e);
-/* Sorts by id; lines of one id in the order of their files and offsets. */
-void cn_merge_table_sort(cn_merge_table *t);
+/* Sorts by id, once; lines of one id in the order of their files and offsets. */
+cn_status cn_merge_table_sort(cn_merge_table *t);
 /* Sorts by file and offset. Ends the use of _find. */
 void cn_merge_table_sort_by_place(cn_merge_table *t);
 /* The first entry of an id and, in *n, how many there are; NULL: none. The table must be sorted. */
