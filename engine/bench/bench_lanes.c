@@ -1,7 +1,8 @@
 /* bench_lanes.c - the dataset of `cinch bench throughput` on several engines (engine/lanes/lane.h).
  *
- * An engine takes the next request when it has a free seat, so all have work until the end. The
- * clock starts when all engines are loaded. A failed engine ends the measurement. */
+ * Of n engines, engine i has every nth request from i on, whatever their speed, so that each run
+ * measures the same. The clock starts when all engines are loaded. A failed engine ends the
+ * measurement. */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -11,7 +12,6 @@
 #include "engine/lanes/lane_engines.h"
 
 enum {
-    LEAST_WAITING = 8, /* requests beyond the seats of an engine, so that no seat is empty */
     OUTBOX_MAILS = 1 << 10,
     LOOK_MS = 100 /* between looks at signals and the progress */
 };
@@ -23,9 +23,10 @@ typedef struct part {
     cn_lane lane;
     parts *all;
     cn_bench b; /* its counters; of the lane's thread until that has ended */
+    uint32_t next;        /* of the dataset, to submit */
     uint64_t n_submitted;
-    atomic_ullong n_taken, n_done; /* requests, for the others and the progress */
-    bool has_ended;       /* it has none, and gets none */
+    atomic_ullong n_done; /* requests, for the progress */
+    bool has_ended;       /* all its requests have */
     cn_status status;     /* why it could not submit */
     cn_mail feed_mail, ended_mail, failed_mail;
 } part;
@@ -37,31 +38,22 @@ struct parts {
     cn_mailbox *outbox;
     part at[CN_MAX_DEVICES];
     uint32_t n_opened, n_loaded, n_ended;
-    atomic_uint next; /* of the dataset */
     cn_status status; /* of the first engine that failed */
     const cn_lane *failed;
 };
 
 /* ---- on the thread of a lane ---- */
 
-/* The requests that the engine may have: as many as its seats, and more when all have so many. */
-static uint64_t most_requests(const part *p)
-{
-    const uint32_t seats = p->b.config->max_num_seqs;
-    for (uint32_t i = 0; i < p->all->n_opened; i++)
-        if (atomic_load(&p->all->at[i].n_taken) - atomic_load(&p->all->at[i].n_done) < seats)
-            return seats;
-    return seats + LEAST_WAITING;
-}
-
-static cn_status take_requests(part *p)
+/* Submits what the engine's queue has room for. */
+static cn_status submit_requests(part *p)
 {
     const cn_bench_dataset *d = p->all->dataset;
-    while (p->n_submitted - p->b.done < most_requests(p)) {
-        const uint32_t i = atomic_fetch_add(&p->all->next, 1);
-        if (i >= d->n) break;
-        CN_TRY(cn_bench_submit(&p->b, &d->prompts[i].tokens, d->prompts[i].output_len, NULL));
-        atomic_store(&p->n_taken, ++p->n_submitted);
+    for (; p->next < d->n; p->next += p->all->n_opened) {
+        const cn_bench_prompt *prompt = &d->prompts[p->next];
+        const cn_status status = cn_bench_submit(&p->b, &prompt->tokens, prompt->output_len, NULL);
+        if (status == CN_ERR_BUSY) break;
+        CN_TRY(status);
+        p->n_submitted++;
         cn_lane_wake(&p->lane, 1);
     }
     return CN_OK;
@@ -71,10 +63,11 @@ static void feed(part *p)
 {
     if (p->has_ended) return;
     atomic_store(&p->n_done, p->b.done);
-    cn_status status = take_requests(p);
+    cn_status status = submit_requests(p);
     if (status == CN_OK && p->b.failed)
         status = cn_fail(CN_ERR_DEVICE, "%llu requests failed", (unsigned long long)p->b.failed);
-    p->has_ended = status != CN_OK || p->b.done == p->n_submitted;
+    const bool has_submitted = p->next >= p->all->dataset->n;
+    p->has_ended = status != CN_OK || (has_submitted && p->b.done == p->n_submitted);
     if (!p->has_ended) return;
     p->status = status;
     if (status != CN_OK) snprintf(p->lane.why, sizeof p->lane.why, "%s", cn_last_error());
@@ -127,6 +120,7 @@ static cn_status open_engine_part(parts *all, uint32_t i)
                  .on_loaded = take_loaded, .on_failed = take_failed, .on_step = feed_after_step,
                  .owner = p},
         .all = all,
+        .next = i,
         .b = {.engine = engine, .config = all->b->config},
         .feed_mail.open = open_feed,
         .ended_mail.open = open_ended,
