@@ -588,6 +588,7 @@ static void errors_do_not_end_a_run_before_its_first_line(bool is_lost)
                           .fault = show_no_fault,
                           .shared = true,
                           .borrows = true,
+                          .loses = true,
                           .defaults.config = c};
     cn_engine_default_sampling(NULL, &port.defaults.sampling);
     cn_engine_default_kv(NULL, &port.defaults.kv);

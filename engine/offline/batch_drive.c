@@ -51,6 +51,7 @@ static void open_port(cn_batch_drive *d, const cn_config *c)
     d->port = (cn_batch_port){.user = d,
                               .shared = several,
                               .borrows = several,
+                              .loses = several,
                               .submit = submit,
                               .cancel = cancel,
                               .n_tokens = n_job_tokens,

@@ -556,7 +556,7 @@ static void take_line(cn_batch_run *run, cn_line *line)
         cn_batch_job_free(job);
         return;
     }
-    if (status == CN_OK && run->port->borrows) status = cn_buf_add(&job->text, line->text, line->n);
+    if (status == CN_OK && run->port->loses) status = cn_buf_add(&job->text, line->text, line->n);
     if (status == CN_OK) status = prepare(run, job, &code);
     if (status == CN_OK) {
         submit_line(run, job);

@@ -80,6 +80,7 @@ typedef struct cn_batch_port {
     /* true: the engine reads the job's request until the job is returned; false: only during
      * submit. */
     bool borrows;
+    bool loses; /* it calls cn_batch_job_lose: jobs keep the text of their lines */
     /* Submits job->attempt to the engine. CN_ERR_ARG: the line is invalid. CN_ERR_BUSY: try again
      * later. The port makes job->result, before the end. */
     cn_status (*submit)(void *user, cn_batch_job *job);
@@ -98,7 +99,7 @@ struct cn_batch_job {
     cn_batch_run *run;
     cn_list_node node; /* in inflight, finished or again */
     cn_batch_item item;
-    cn_buf text;   /* of the line, with port->borrows: another job may have to parse it */
+    cn_buf text;   /* of the line, with port->loses: another job may have to parse it */
     bool numbered; /* item.line counts from the beginning of the input, not of a part */
     cn_api_request attempt; /* the item's request, as changed for this attempt; owns nothing */
     cn_api_result *result; /* of this attempt */
@@ -198,7 +199,7 @@ void cn_batch_job_end(cn_batch_job *job, cn_status status);
 void cn_batch_job_end_lost(cn_batch_job *job, const char *text);
 /* Takes a job out of the run, because its engine is lost, which may still use the job: the port
  * frees it with cn_batch_job_free (batch_job.h). Its line is submitted again in another job, or
- * gets an error line. Needs port->borrows. */
+ * gets an error line. Needs port->borrows and port->loses. */
 void cn_batch_job_lose(cn_batch_job *job, const char *why);
 
 /* What the whole file has done and has to do. unread: lines of the input that were not read yet;
