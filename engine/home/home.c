@@ -200,14 +200,15 @@ static cn_status make_tiles(cn_home *h)
 }
 
 /* The first exchange of a request brings in all that it selects. */
-static cn_status check_chosen(const cn_homes *hs, const cn_home *h, uint32_t chosen)
+static cn_status check_chosen(const cn_homes *hs, const cn_home *h, bool ahead, uint32_t chosen)
 {
-    if (h->be->most_chosen == 0 || chosen <= h->be->most_chosen) return CN_OK;
+    const uint32_t most = (ahead ? hs->o.model_be : h->be)->most_chosen;
+    if (most == 0 || chosen <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "--select-tokens %u: kv home %s supports at most %u selected entries on this "
                    "device, and this makes %u: lower --select-tokens",
                    hs->o.config->kv.select_tokens, cn_kv_home_name(kind_of(hs, h)),
-                   h->be->most_chosen, chosen);
+                   most, chosen);
 }
 
 cn_status cn_home_create_fills(const cn_homes *hs, const cn_home *h, bool ahead,
@@ -217,7 +218,7 @@ cn_status cn_home_create_fills(const cn_homes *hs, const cn_home *h, bool ahead,
     const cn_exchange_sizes z =
         cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true, ahead);
     if (z.max_rows == 0) return CN_OK;
-    CN_TRY(check_chosen(hs, h, z.move_stride));
+    CN_TRY(check_chosen(hs, h, ahead, z.move_stride));
     CN_TRY(cn_exchange_rows_init(rows, &z, b));
     rows->ahead = ahead;
     *arrays = cn_calloc_aligned(n * cn_exchange_bytes(&z), 1);

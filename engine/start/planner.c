@@ -129,10 +129,11 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home
     if (in->home_bytes[home] == 0 || in->n_blocks_override) return CN_OK;
     if (h->device_bytes >= in->avail_bytes)
         return cn_fail(CN_ERR_MEMORY,
-                       "%llu bytes of KV cache: the %u dense layers and the digests of %u home "
+                       "%llu bytes of KV cache: the %u dense layers and the digests%s of %u home "
                        "blocks need %llu; raise --kv-cache-memory-bytes, or lower --home-space "
                        "or --select-dense-layers",
-                       (unsigned long long)in->avail_bytes, in->dense_layers, h->n_blocks,
+                       (unsigned long long)in->avail_bytes, in->dense_layers,
+                       h->draft_bytes ? " and retrieval-head keys" : "", h->n_blocks,
                        (unsigned long long)h->device_bytes);
     in->avail_bytes -= h->device_bytes;
     return CN_OK;
