@@ -508,6 +508,41 @@ static void a_line_that_fails_three_engines_is_an_error(void **state)
     assert_int_equal(system(text), 0);
 }
 
+/* It is not given to the last engine before the other lines have ended. Each run that is resumed
+ * gives it to an engine with half as many. */
+static void a_line_does_not_fail_the_last_engine_of(uint32_t n_engines)
+{
+    enum { N = 200, MOST_RUNS = 6 };
+    uint64_t n_answered = 0, n_errors = 0;
+    add_line("p", "poison", 1);
+    add_lines(N);
+    for (int i = 0; i < MOST_RUNS && n_errors == 0; i++) {
+        const outcome o = run_on(n_engines, 0, 0);
+        n_answered += o.n_answered;
+        n_errors += o.n_errors;
+        assert_int_equal(o.n_lost, n_engines);
+        assert_non_null(strstr(o.why, "no engine is left"));
+        assert_true(i > 0 || n_answered >= N - (n_engines - 1) * (SEATS + 8));
+    }
+    assert_int_equal(n_errors, 1);
+    const outcome o = run_on(n_engines, 0, 0);
+    assert_int_equal(o.n_lost, 0);
+    assert_int_equal(n_answered + o.n_answered, N);
+    expect_answers(N);
+}
+
+static void a_line_does_not_fail_the_last_engine_early(void **state)
+{
+    (void)state;
+    a_line_does_not_fail_the_last_engine_of(2);
+}
+
+static void a_line_does_not_fail_the_third_engine_early(void **state)
+{
+    (void)state;
+    a_line_does_not_fail_the_last_engine_of(3);
+}
+
 static void lines_of_an_engine_that_hangs_go_to_others(void **state)
 {
     (void)state;
@@ -601,7 +636,7 @@ static void errors_do_not_end_a_run_before_its_first_line(bool is_lost)
     for (uint32_t i = 1; i < 150; i++)
         cn_batch_job_end(kept[i], cn_fail(CN_ERR_ARG, "too long"));
     if (is_lost) {
-        cn_batch_job_lose(kept[0], "it hangs");
+        cn_batch_job_lose(kept[0], "it hangs", false);
         cn_batch_job_free(kept[0]);
     } else {
         cn_batch_job_end(kept[0], cn_fail(CN_ERR_BUSY, "the queue is full"));
@@ -739,6 +774,8 @@ int main(void)
         TEST(a_lost_line_keeps_its_request),
         TEST(a_run_without_engines_can_be_resumed),
         TEST(a_line_that_fails_three_engines_is_an_error),
+        TEST(a_line_does_not_fail_the_last_engine_early),
+        TEST(a_line_does_not_fail_the_third_engine_early),
         TEST(lines_of_an_engine_that_hangs_go_to_others),
         TEST(late_results_are_dropped),
         TEST(a_signal_drains_all_engines),

@@ -148,7 +148,7 @@ static cn_batch_job *copy(cn_batch_job *job)
     return NULL;
 }
 
-void cn_batch_job_lose(cn_batch_job *job, const char *why)
+void cn_batch_job_lose(cn_batch_job *job, const char *why, bool is_cause)
 {
     cn_batch_run *run = job->run;
     cn_list_remove(&run->inflight, &job->node);
@@ -162,12 +162,12 @@ void cn_batch_job_lose(cn_batch_job *job, const char *why)
         run->n_put_back++;
         cn_batch_run_drain(run, true, "out of memory for line %llu, which a failed engine had",
                            (unsigned long long)job->item.line);
-    } else if (next->n_lost < CN_BATCH_MOST_LOST) {
+    } else if (!is_cause && next->n_lost < CN_BATCH_MOST_LOST) {
         cn_list_append(&run->again, &next->node);
     } else {
-        cn_batch_job_fail(next, cn_fail(CN_ERR_ARG, "%d engines failed while they had this line, "
+        cn_batch_job_fail(next, cn_fail(CN_ERR_ARG, "%u engines failed while they had this line, "
                                                     "the last because: %s",
-                                        (int)CN_BATCH_MOST_LOST, why),
+                                        next->n_lost, why),
                           CN_BATCH_ENGINE_FAILED);
         cn_list_append(&run->finished, &next->node);
     }

@@ -199,8 +199,9 @@ void cn_batch_job_end(cn_batch_job *job, cn_status status);
 void cn_batch_job_end_lost(cn_batch_job *job, const char *text);
 /* Takes a job out of the run, because its engine is lost, which may still use the job: the port
  * frees it with cn_batch_job_free (batch_job.h). Its line is submitted again in another job, or
- * gets an error line. Needs port->borrows and port->loses. */
-void cn_batch_job_lose(cn_batch_job *job, const char *why);
+ * gets an error line: after CN_BATCH_MOST_LOST engines, or if it is the cause. Needs port->borrows
+ * and port->loses. */
+void cn_batch_job_lose(cn_batch_job *job, const char *why, bool is_cause);
 
 /* What the whole file has done and has to do. unread: lines of the input that were not read yet;
  * context: most tokens of a request; most_kv: as in cn_step_cost. */

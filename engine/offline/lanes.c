@@ -41,6 +41,7 @@ struct cn_lanes {
     cn_list ready;      /* calls without a lane */
     cn_list ended;      /* calls that are cancelled, and whose mail is on its way */
     uint32_t n_loaded, n_lost;
+    uint32_t n_fresh; /* calls, ready or of a lane, of lines that no engine failed with */
     uint32_t next; /* of equal lanes, the first to look at */
     double looked_s, awake_s; /* cn_now_s: the last look at the steps; the process is not stopped */
 };
@@ -56,7 +57,7 @@ typedef struct lane_call {
     uint32_t n_samples, n_ended; /* ended: the lane's thread's until the call returns */
     /* If one more engine fails with this line, the line is an error. An engine has one of these at
      * a time, so that not all lines of a failed engine follow the one that made it fail. */
-    bool is_suspect;
+    bool is_suspect, is_fresh;
     atomic_ullong n_tokens;
     bool ended, cancel_posted; /* the run's thread's */
     bool begun, over;          /* the lane's thread's */
@@ -170,15 +171,22 @@ static lane_state *choose(const cn_lanes *l, const lane_call *call)
     return best && n_running(best) > 0 && seats && !has_seats(best, call) ? NULL : best;
 }
 
-/* The call that is next: the oldest, or the oldest of the first priority. Suspects that have to
- * wait are passed over. */
+/* A line that an engine failed with may make the last one fail, too. So it waits until the others
+ * have ended. */
+static bool has_to_wait(const cn_lanes *l, const lane_call *call)
+{
+    return !call->is_fresh && l->n_lost + 1 == l->opts.n && l->n_fresh > 0;
+}
+
+/* The call that is next: the oldest, or the oldest of the first priority. Lines that engines failed
+ * with are passed over while they have to wait. */
 static lane_call *first_ready(const cn_lanes *l)
 {
     lane_call *first = NULL;
     for (cn_list_node *at = l->ready.head; at; at = at->next) {
         lane_call *call = CN_CONTAINER_OF(at, lane_call, node);
         const int32_t mine = call->job->attempt.params.priority;
-        if (call->is_suspect && !choose(l, call)) continue;
+        if (has_to_wait(l, call) || (call->is_suspect && !choose(l, call))) continue;
         if (!first || mine < first->job->attempt.params.priority) first = call;
         if (!l->opts.by_priority) break;
     }
@@ -212,6 +220,7 @@ static void dispatch(cn_lanes *l)
 static void end_lane_call(lane_call *call)
 {
     call->ended = true;
+    call->all->n_fresh -= call->is_fresh;
     if (call->cancel_posted)
         cn_list_append(&call->all->ended, &call->node);
     else
@@ -304,8 +313,10 @@ cn_status cn_lanes_submit(cn_lanes *l, cn_batch_job *job)
     call->job = job;
     call->n_samples = job->attempt.n_prompts * (n ? n : 1);
     call->is_suspect = job->n_lost + 1 == CN_BATCH_MOST_LOST;
+    call->is_fresh = l->outbox && job->n_lost == 0;
     job->call = call;
     if (l->outbox) {
+        l->n_fresh += call->is_fresh;
         cn_list_append(&l->ready, &call->node);
         dispatch(l);
         return CN_OK;
@@ -357,10 +368,12 @@ static void lose(lane_state *s, const char *why)
                              ? "engine %u: %s; its %llu requests go to the other engines"
                              : "engine %u: %s; it had %llu requests, and no engine is left",
            s->lane.index, why, (unsigned long long)s->calls.n);
+    const bool is_alone = s->calls.n == 1 && l->n_lost == l->opts.n;
     for (cn_list_node *node; (node = cn_list_pop(&s->calls));) {
         lane_call *call = CN_CONTAINER_OF(node, lane_call, node);
         cn_list_append(&s->lost_calls, node);
-        cn_batch_job_lose(call->job, s->why);
+        l->n_fresh -= call->is_fresh;
+        cn_batch_job_lose(call->job, s->why, is_alone && !call->is_fresh);
     }
     s->n_samples = 0;
 }

@@ -11,7 +11,9 @@
  * engine.
  *
  * An engine is lost if a step fails, or does not end for stall_s seconds. Then its jobs are
- * submitted again, to any engine, and what it still says of them is dropped. */
+ * submitted again, to any engine, and what it still says of them is dropped. When one engine is
+ * left, they wait until the other lines have ended: one of them may be the cause. A line that is
+ * alone in the last engine when that fails is an error line. */
 #pragma once
 
 #include "engine/lanes/lane.h"
