@@ -333,13 +333,15 @@ static bool is_last_chance(const cn_call *call)
     return call->n_lost + 1 >= CN_CALL_MOST_LOST;
 }
 
-/* Ends a call whose last engine hangs as well. It waits for that while no engine works. */
+/* Ends a call whose last engine hangs as well. While no engine works, the line of a batch waits for
+ * the end of the step: its error would end the batch. */
 static bool try_end_suspect(cn_service_lane *at, cn_call *call)
 {
-    if (!others_work(call)) return false;
+    const bool others = others_work(call);
+    if (!others && call->klass == CN_CLASS_BATCH) return false;
     unlink_call(call);
     leave_submission(at, call);
-    call->is_suspect = true;
+    call->is_suspect = others;
     fail_suspect(CN_ERR_DEVICE, "a step has not ended (--health-stall)");
     end_call(call, CN_ERR_DEVICE);
     return true;
