@@ -324,7 +324,8 @@ nightly-soak: $(BUILD)/tests/test_soak
 nightly-chaos: programs
 	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
 nightly-shards: programs
-	@SHARD_ROUNDS=30 SHARD_SEED=$(SEED) $(RUN) tests/shard_kill_check.sh
+	@SHARD_ROUNDS=30 SHARD_SEED=$(SEED) LANES_ROUNDS=30 LANES_SEED=$(SEED) $(RUN) \
+	  tests/shard_kill_check.sh tests/lanes_check.sh
 nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
 nightly-tokenizer: programs

@@ -9,7 +9,8 @@ server at a random moment: while it starts, receives an upload, or answers lines
     the same place;
   * each custom_id of a finished batch has one line of valid JSON, in the output or the error file;
   * chats that run at the same time and preempt batch requests change none of this;
-  * each line equals that of `cinch run-batch` for the same input, except for the time.
+  * each line equals that of `cinch run-batch` for the same input, except for the time, whether one
+    engine or four share the lines.
 
 Usage: serve_chaos.py [--cinch build/cinch] [--rounds 50] [--seed 1]
 """
@@ -78,16 +79,28 @@ def run_offline(cinch, folder, text):
     return {line["custom_id"]: line for line in lines}
 
 
+class Connection(http.client.HTTPConnection):
+    """Over the socket of a server: a port that was free may be taken meanwhile."""
+
+    def __init__(self, path):
+        super().__init__("localhost", timeout=900)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
 class Server:
     """One server process."""
 
-    def __init__(self, cinch, spool, log):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+    def __init__(self, cinch, spool, log, n_engines):
+        self.socket = spool + ".socket"
         self.process = subprocess.Popen(
-            [cinch, "serve", "--port", str(self.port), "--spool", spool, "--access-log", "off",
-             "--max-batch-inflight", "12", "--max-num-seqs", "5",
+            [cinch, "serve", "--uds", self.socket, "--spool", spool, "--access-log", "off",
+             "--max-batch-inflight", "12", "--max-num-seqs", "5", "--device", "cpu",
+             "--data-parallel-size", str(n_engines),
              "--kv-cache-memory-bytes", "24M", *SHARED],
             stdout=log, stderr=log)
 
@@ -96,7 +109,7 @@ class Server:
         self.process.wait()
 
     def request(self, method, path, body=None, content_type="application/json"):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        c = Connection(self.socket)
         try:
             headers = {"Content-Type": content_type} if body is not None else {}
             c.request(method, path, body=body, headers=headers)
@@ -114,7 +127,7 @@ class Server:
     def ask_json(self, *args):
         return json.loads(self.ask(*args))
 
-    def wait_until_up(self, seconds=300):
+    def wait_until_up(self, seconds=900):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -221,7 +234,7 @@ class Chaos:
         self.n_checked = 0
 
     def start(self):
-        return Server(self.cinch, self.spool, self.log)
+        return Server(self.cinch, self.spool, self.log, self.rng.choice((1, 4)))
 
     def statuses(self, server):
         return {b: server.ask_json("GET", "/v1/batches/" + b)["status"] for b in self.batches}
@@ -247,7 +260,8 @@ class Chaos:
             server.wait_until_up()
             self.settle(server)
             if kind < 0.3:  # killed during an upload that gets no reply
-                with socket.create_connection(("127.0.0.1", server.port)) as s:
+                with socket.socket(socket.AF_UNIX) as s:
+                    s.connect(server.socket)
                     s.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n"
                               b"Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
                               b"Content-Disposition: form-data; name=\"file\"\r\n\r\nhalf")
@@ -263,16 +277,16 @@ class Chaos:
     def finish(self):
         server = self.start()
         server.wait_until_up()
-        end = time.monotonic() + 300
+        end = time.monotonic() + 900
         while any(s != "completed" for s in self.statuses(server).values()):
             if time.monotonic() > end:
-                fail("batches did not complete in 300 s: %s" % self.statuses(server))
+                fail("batches did not complete in 900 s: %s" % self.statuses(server))
             time.sleep(0.1)
         for batch_id, which in self.batches.items():
             check(server, batch_id, self.wants[which])
             self.n_checked += 1
         server.process.send_signal(signal.SIGTERM)
-        if server.process.wait(60) != 0:
+        if server.process.wait(600) != 0:
             fail("SIGTERM: expected exit code 0, got %d" % server.process.returncode)
         self.watch.look()
         if os.listdir(os.path.join(self.spool, "tmp")):

@@ -1,5 +1,5 @@
 #!/bin/bash
-# shard_kill_check.sh - kills shards of a run and merges at random moments, SHARD_ROUNDS (1) times.
+# shard_kill_check.sh - kills one of 8 shards, and merges, at random moments, SHARD_ROUNDS (1) times.
 # After --resume and a merge the output has every line of the input once, with the answers of one
 # run. SHARD_SEED (1) seeds the moments. BUILD is the build directory.
 set -eu
@@ -50,10 +50,10 @@ for round in $(seq 1 "${SHARD_ROUNDS:-1}"); do
     [ $((RANDOM % 2)) = 0 ] && by=line || by=bytes
     rm -rf "$dir/out" "$dir/all"*
     mkdir "$dir/out"
-    shards 4
-    shards 4
-    for i in 0 1 2 3; do
-        (run "$dir/out" --shard $i/4 --shard-by $by --resume >"$dir/log$i" 2>&1) ||
+    shards 8
+    shards 8
+    for i in 0 1 2 3 4 5 6 7; do
+        (run "$dir/out" --shard $i/8 --shard-by $by --resume >"$dir/log$i" 2>&1) ||
             fail "shard $i does not go on"
     done
     "$cinch" merge -i "$dir/in.jsonl" -o "$dir/all" "$dir"/out/* >"$dir/log" 2>&1 &
