@@ -99,8 +99,10 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     if (!out->option && !out->removed) return refuse_unknown(arg, copy, sections);
     if (out->option && !(out->option->section & sections) &&
         out->option->section == CN_SECTION_LANES)
-        return cn_fail(CN_ERR_ARG, "%s is for run-batch, serve and bench throughput; this command "
-                       "has one engine", arg);
+        return cn_fail(CN_ERR_ARG, "%s is for run-batch, serve and bench throughput; compare "
+                       "measures the speed, batch and memory of one engine, and other commands "
+                       "have one: on several GPUs run a process for each file (--device cuda:1)",
+                       arg);
     if (out->option && !(out->option->section & sections))
         return cn_fail(CN_ERR_ARG, "%s is an option of the %s section, which this command does not "
                        "accept", arg, cn_section_name(out->option->section));
