@@ -35,6 +35,16 @@ until_ok() {
     done
 }
 
+# until_state PATTERN: waits until the check of haproxy has this state.
+until_state() {
+    tries=0
+    until check_state | grep -qE "^$1"; do
+        tries=$((tries + 1))
+        [ $tries -lt 300 ] || { check_state; cat "$dir/haproxy.log"; exit 1; }
+        sleep 0.1
+    done
+}
+
 # end_proxy: ends the proxy.
 end_proxy() {
     kill "$proxy"
@@ -176,14 +186,12 @@ for check in "GET /health" ""; do
     proxy=$!
     until_ok "http://127.0.0.1:$port/health" "$dir/haproxy.log"
     is_prompt "http://127.0.0.1:$port"
-    sleep 0.5
-    [ "$(check_state)" = "UP L7OK" ] || { check_state; cat "$dir/haproxy.log"; exit 1; }
+    until_state "UP L7OK$"
     [ -n "$check" ] || break
     end_proxy
 done
 # A server that has stopped is down.
 stop
-sleep 1
-case $(check_state) in DOWN*) ;; *) check_state; exit 1 ;; esac
+until_state DOWN
 end_proxy
 echo "deploy: ok"

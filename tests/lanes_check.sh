@@ -115,7 +115,7 @@ for command in "run-batch -i $dir/in.jsonl -o $dir/no" "serve --port 0" \
     for call in $(seq 1 20); do
         got=0
         # shellcheck disable=SC2086 # options
-        timeout 60 env LD_PRELOAD="$dir/thread.so" FAIL_THREAD="$call" "$cinch" $command \
+        timeout 600 env LD_PRELOAD="$dir/thread.so" FAIL_THREAD="$call" "$cinch" $command \
             --model examples/tiny-reasoner --device cpu --threads 2 --max-num-seqs 4 \
             --kv-cache-memory-bytes 32M --data-parallel-size 2 --kv-homes host --home-space 0.02 \
             --kv-selectors spade >"$dir/log" 2>&1 || got=$?

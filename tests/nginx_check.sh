@@ -67,7 +67,7 @@ class Call(threading.Thread):
 
 def wait_until(open_, at):
     """Until the port takes connections, or does not."""
-    for i in range(300):
+    for i in range(1200):
         try:
             socket.create_connection(("127.0.0.1", at), 5).close()
             if open_:
@@ -105,7 +105,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 wait_until(True, port)
 for i in range(4):
     assert files_at() == one, "files are on two servers"
-calls = [Call(400) for i in range(8)]
+calls = [Call(800) for i in range(8)] # none ends before the kill
 for c in calls:
     c.begun.wait()
 had = [c for c in calls if c.at == one]
@@ -126,7 +126,7 @@ assert all(c.ok for c in again), "a second try fails"
 http.server.ThreadingHTTPServer.allow_reuse_address = True
 refusing = http.server.ThreadingHTTPServer(("127.0.0.1", int(one.split(":")[1])), Refusing)
 threading.Thread(target=refusing.serve_forever, daemon=True).start()
-until = time.time() + 30
+until = time.time() + 120
 while Refusing.n_refused < 2 and time.time() < until:
     later = [Call(2) for i in range(4)]
     for c in later:

@@ -55,7 +55,7 @@ twice() {
     kill -s "$1" "$child" || fail "$what: ended before the signals"
     sleep 0.3
     kill -s "$2" "$child" 2>/dev/null || true
-    within 20
+    within 100
     case " $3 " in *" $code "*) ;; *) fail "$what: exit code $code, expected $3" ;; esac
 }
 
@@ -95,17 +95,17 @@ until_true grep -q "info: serving" "$dir/log"
 ask '{"model": "slow", "prompt": "a", "max_tokens": 1}'
 grep -q '"choices"' "$dir/reply" || fail "$what: no answer"
 ask "{\"model\": \"slow\", \"prompt\": \"$(cat "$dir/words")\"}" &
-sleep 1
+sleep 3 # nothing tells that the step has begun
 kill -s TERM "$child"
 until_true grep -q "stopping: 1 requests in flight" "$dir/log"
 kill -s TERM "$child"
-within 20
+within 100
 [ $code = 143 ] || fail "$what: exit code $code"
 what="serve after a killed one"
 serve
 until_true grep -q "info: serving" "$dir/log"
 kill -s TERM "$child"
-within 40
+within 100
 [ $code = 0 ] || fail "serve without requests: exit code $code"
 
 # While weights are made. The first signal ends the command unless they are made already.
@@ -141,7 +141,7 @@ if unshare -Urpf true 2>/dev/null; then
     until_true grep -q . "/proc/$child/task/$child/children"
     sleep 0.5
     kill -s TERM "$(tr -d ' ' <"/proc/$child/task/$child/children")"
-    within 20
+    within 100
     [ $code = 143 ] || fail "$what: exit code $code"
 fi
 echo "stop: ok"
