@@ -207,40 +207,49 @@ static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
     e->select.room = sizes.room;
     e->select.list_stride = sizes.list_stride;
     e->select.tile_stride = sizes.tile_stride;
-    e->pools.digest.n_channels = cn_label_channels(e->model_config.head_dim);
+    e->pools.digest.n_channels = cn_select_channels_each(&e->model_config);
 }
 
 /* The channels of labels and their offsets: select.safetensors, or the first channels with dummy
  * weights. */
-static cn_status read_channels(const cn_engine *e, uint8_t *channels, float *offsets)
+static cn_status read_channels(const cn_engine *e, uint16_t *channels, float *offsets)
 {
     const cn_model_config *m = &e->model_config;
     if (e->config->load_format != CN_OPT_LOAD_DUMMY)
         return cn_select_channels_load(e->config->model, m, channels, offsets);
     for (size_t i = 0; i < cn_select_channels_n(m); i++)
-        channels[i] = (uint8_t)(i % cn_label_channels(m->head_dim));
+        channels[i] = (uint16_t)(i % cn_select_channels_each(m));
     return CN_OK;
 }
 
-/* Writes the channels and offsets to a digest, if it has labels. */
+/* Where a digest has its channels; NULL: it has no labels. */
+static void *channels_of(const cn_digest *g)
+{
+    const void *at = g->wide_channels ? (const void *)g->wide_channels : g->channels;
+    return (void *)(uintptr_t)at;
+}
+
+/* Writes channels, as packed bytes, and offsets to a digest, if it has labels. */
 static cn_status write_channels(const cn_engine *e, cn_backend *be, cn_stream *s,
-                                const cn_digest *to, const uint8_t *channels, const float *offsets)
+                                const cn_digest *to, const void *channels, size_t n_bytes,
+                                const float *offsets)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
-    if (!to->channels) return CN_OK;
-    CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->channels, channels, n));
+    if (!channels_of(to)) return CN_OK;
+    CN_TRY(be->mem_write(s, channels_of(to), channels, n_bytes));
     CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->offsets, offsets, n * sizeof *offsets));
     return be->stream_sync(s);
 }
 
 /* Writes them to the digests of the pools and of homes. */
-static cn_status write_all_channels(const cn_engine *e, const uint8_t *channels,
-                                    const float *offsets)
+static cn_status write_all_channels(const cn_engine *e, uint16_t *channels, const float *offsets)
 {
-    CN_TRY(write_channels(e, e->backend, e->stream, &e->pools.digest, channels, offsets));
+    const size_t n_bytes = cn_select_channels_pack(&e->model_config, channels, channels);
+    CN_TRY(write_channels(e, e->backend, e->stream, &e->pools.digest, channels, n_bytes, offsets));
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home *h = &e->homes.at[i];
-        CN_TRY(write_channels(e, h->be, h->stream, &h->env.home.digest, channels, offsets));
+        CN_TRY(write_channels(e, h->be, h->stream, &h->env.home.digest, channels, n_bytes,
+                              offsets));
     }
     return CN_OK;
 }
@@ -248,10 +257,11 @@ static cn_status write_all_channels(const cn_engine *e, const uint8_t *channels,
 static cn_status load_channels(cn_engine *e)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
-    bool any = e->pools.digest.channels;
-    for (int h = 0; h < CN_N_HOMES; h++) any |= e->homes.at[h].env.home.digest.channels != NULL;
+    bool any = channels_of(&e->pools.digest) != NULL;
+    for (int h = 0; h < CN_N_HOMES; h++)
+        any |= channels_of(&e->homes.at[h].env.home.digest) != NULL;
     if (!any) return CN_OK;
-    uint8_t *channels = cn_calloc(n, 1);
+    uint16_t *channels = cn_calloc(n, sizeof *channels);
     float *offsets = cn_calloc(n, sizeof *offsets);
     cn_status status = channels && offsets
                            ? read_channels(e, channels, offsets)

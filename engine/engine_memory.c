@@ -159,7 +159,7 @@ static cn_status check_backend(const void *ctx, const cn_backend *be)
 {
     const start_sizes *s = ctx;
     CN_TRY(cn_backend_check_model(be, s->model));
-    return cn_backend_check_kv(be, s->config);
+    return cn_backend_check_kv(be, s->config, s->model);
 }
 
 static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)

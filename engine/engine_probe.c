@@ -85,6 +85,7 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
                                    .n_kv_heads = l->n_kv_heads,
                                    .head_dim = l->head_dim,
                                    .value_dim = is_shared ? l->part[CN_KV_V].width : 0,
+                                   .query_dim = l->query_dim,
                                    .block_tokens = l->block_tokens,
                                    .draft_dim = l->draft_dim,
                                    .draft_state = l->draft_state,

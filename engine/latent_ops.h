@@ -39,6 +39,7 @@ typedef struct cn_heads_gemm_args {
     const void *x;      /* [T, hq, k + n_copied] act */
     const void *weight; /* of head 0 */
     uint32_t weight_stride; /* elements from the matrix of one head to that of the next */
+    size_t out_stride;      /* elements from a token to the next; 0: the heads alone */
     uint32_t n_tokens, n_heads, n, k, n_copied;
     bool by_rows;
 } cn_heads_gemm_args;

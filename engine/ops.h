@@ -212,9 +212,10 @@ typedef struct cn_count_reset_args {
 } cn_count_reset_args;
 
 /* What selectors rank instead of keys: by pool block, for complete tiles. Planes that no declared
- * selector needs are NULL. n_channels is cn_label_channels(d), at most 64. */
+ * selector needs are NULL. n_channels is that of cn_layout_label_channels, at most 128. */
 typedef struct cn_digest {
     const uint8_t *channels; /* [L, hk, n_channels] the channels of K that a label holds */
+    const uint16_t *wide_channels; /* instead of them, of keys with more than 256 elements */
     const float *offsets;    /* [L, hk, n_channels] subtracted from these channels; NULL: 0 */
     uint32_t n_channels;
     uint8_t *labels;   /* CN_PLANE_LABELS [L, n_blocks, hk, b, n_channels / 2] */
@@ -320,6 +321,7 @@ typedef struct cn_digest_args {
 typedef struct cn_predict_args {
     const void *ring;          /* [L, n_query_slots, rows, hq, d] act, after RoPE */
     uint32_t n_query_slots, rows, n_heads, head_dim;
+    uint32_t n_fixed; /* first elements that RoPE leaves alone: those of latent attention */
     const uint32_t *slots;     /* [S]; CN_NO_SLOT: the sequence predicts nothing */
     const uint32_t *newest;    /* [S] position of the newest query to use */
     const uint32_t *modulus;   /* [S] position p is in row p % modulus */
@@ -330,7 +332,7 @@ typedef struct cn_predict_args {
     /* Ridge, times the mean diagonal of the Gram matrix of the largest window; all windows have the
      * same ridge. */
     float eps;
-    const float *cos, *sin;    /* [max_position, d/2] as in rope_store */
+    const float *cos, *sin; /* [max_position, (d - n_fixed)/2] as in rope_store */
     void *out; /* [S, n_layers, hq, d] act; out_stride elements from a sequence to the next */
     size_t out_stride;
 } cn_predict_args;
@@ -393,9 +395,9 @@ static inline uint32_t cn_sel_form(const cn_sel_stage *st)
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
  *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
  * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select/select_math.h),
- * scaled by 1/sqrt(d); under group rule max log2 of the largest share (cn_share_score). Candidates
- * in tiles that lie below position `base` get 0, the lowest value, and count in no softmax. Labels
- * are ranked alike, bit by bit, on every backend.
+ * scaled as pools.scale says; under group rule max log2 of the largest share (cn_share_score).
+ * Candidates in tiles that lie below position `base` get 0, the lowest value, and count in no
+ * softmax. Labels are ranked alike, bit by bit, on every backend.
  *
  * What the op reads, except q and tiles, must be complete before the op before it starts: a device
  * may read it early. */
@@ -463,6 +465,7 @@ typedef struct cn_select_scratch {
     uint32_t *list;  /* [rows, hk, list_stride]; the lists, after the op */
     uint32_t *tiles; /* [rows, hk, tile_stride]; NULL without stages over tiles */
     void *predicted; /* act [rows, layers that select, hq, d]; NULL if no row predicts */
+    void *raw_predicted; /* act [rows, hq, query_dim] of latent attention, before its product */
     uint32_t room;   /* candidates of one launch, all its sequences */
     uint32_t list_stride, tile_stride;
 } cn_select_scratch;
@@ -592,6 +595,7 @@ struct cn_backend {
     uint32_t fp8_columns; /* K of these products is a multiple of this */
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
+    bool ranks_latent; /* selection and homes support latent attention */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */
     size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */

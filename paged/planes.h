@@ -19,7 +19,7 @@ typedef enum cn_block_plane {
     CN_PLANE_SCORE,  /* F, f32 [h_kv, b] */
     CN_PLANE_ORIGIN, /* P, u32 [h_kv, b] */
     /* Digests: what selectors rank instead of keys (SELECTION.md §3). */
-    CN_PLANE_LABELS,    /* [h_kv, b, d/8]: two 4-bit channels a byte, the even channel low */
+    CN_PLANE_LABELS,    /* [h_kv, b, n/2] of n channels: 4 bits each, the even one low */
     CN_PLANE_SCALES,    /* f16 [h_kv, b], of the labels */
     CN_PLANE_BOUNDS_16, /* act dtype [h_kv, b/16, min|max, d] */
     CN_PLANE_BOUNDS_64, /* act dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
@@ -55,6 +55,21 @@ enum { CN_DIGEST_TILE = 64, CN_DIGEST_PAGE = 16, CN_DIGEST_TILE_LOG2 = 6 };
 /* Channels of a label: a quarter of a key. */
 static inline uint32_t cn_label_channels(uint32_t head_dim) { return head_dim / 4; }
 
+/* The same of a row of latent attention: 2/9 of it, as the nearest multiple of 16, from 16 to 128.
+ * Source: AsyncTLS §5, 128 of 576. */
+static inline uint32_t cn_latent_label_channels(uint32_t width)
+{
+    const uint32_t n = (2 * width / 9 + 8) / 16 * 16;
+    return n < 16 ? 16 : n > 128 ? 128 : n;
+}
+
+/* The same of the rows of a pool. */
+static inline uint32_t cn_layout_label_channels(const cn_kv_layout *l)
+{
+    return cn_kv_layout_is_shared(l) ? cn_latent_label_channels(l->head_dim)
+                                     : cn_label_channels(l->head_dim);
+}
+
 /* Bytes of an item of a block plane, in one layer. */
 static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane plane)
 {
@@ -62,7 +77,7 @@ static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane 
     const size_t bounds_bytes = (size_t)2 * l->head_dim * cn_dtype_bytes(l->act_dtype);
     switch (plane) {
     case CN_PLANE_KV: return l->block_bytes;
-    case CN_PLANE_LABELS: return slots * cn_label_channels(l->head_dim) / 2;
+    case CN_PLANE_LABELS: return slots * cn_layout_label_channels(l) / 2;
     case CN_PLANE_SCALES: return slots * sizeof(uint16_t);
     case CN_PLANE_BOUNDS_16: return slots / CN_DIGEST_PAGE * bounds_bytes;
     case CN_PLANE_BOUNDS_64: return slots / CN_DIGEST_TILE * bounds_bytes;

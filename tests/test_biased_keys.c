@@ -65,7 +65,7 @@ static void open_model(scratch_dir *d, bool is_biased)
     }
 }
 
-static void write_channels(const scratch_dir *d, const uint8_t *channels, const float *offsets)
+static void write_channels(const scratch_dir *d, const uint16_t *channels, const float *offsets)
 {
     cn_model_config m;
     char path[128];
@@ -75,7 +75,7 @@ static void write_channels(const scratch_dir *d, const uint8_t *channels, const 
     assert_int_equal(cn_select_channels_write(path, &m, channels, offsets, 1), CN_OK);
 }
 
-static void calibrate(const scratch_dir *d, uint8_t *channels, float *offsets)
+static void calibrate(const scratch_dir *d, uint16_t *channels, float *offsets)
 {
     cn_calibrator *c;
     assert_int_equal(cn_calibrator_create(&c, d->path, WINDOW), CN_OK);
@@ -134,7 +134,7 @@ static void calibrated_channels_rank_as_well_with_biases(void **state)
     finding found[2];
     for (int i = 0; i < 2; i++) {
         scratch_dir d;
-        uint8_t channels[N];
+        uint16_t channels[N];
         float offsets[N];
         open_model(&d, i == 1);
         calibrate(&d, channels, offsets);
@@ -152,7 +152,7 @@ static void calibrated_channels_rank_as_well_with_biases(void **state)
 static void an_offset_undoes_a_bias(void **state)
 {
     (void)state;
-    static const uint8_t channels[N] = {3, 7, 11, 15, 3, 7, 11, 15};
+    static const uint16_t channels[N] = {3, 7, 11, 15, 3, 7, 11, 15};
     static const float biases[N] = {0, LARGE_BIAS, 0, -LARGE_BIAS, 0, LARGE_BIAS, 0, -LARGE_BIAS};
     static const float zeros[N] = {0};
     scratch_dir plain, biased;

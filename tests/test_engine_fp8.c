@@ -201,11 +201,12 @@ static void backends_without_the_ops_are_refused_by_name(void **state)
 {
     (void)state;
     cn_backend lacking = *reference->engine->backend;
+    const cn_model_config *m = &reference->engine->model_config;
     cn_config *c = cn_config_create();
     run_set_option(c, "kv-cache-dtype", "fp8_e4m3");
     run_set_option(c, "kv-selectors", "spade");
     run_set_option(c, "kv-homes", "device,host");
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK);
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK);
     const struct {
         uint32_t *forms;
         const char *text;
@@ -215,23 +216,23 @@ static void backends_without_the_ops_are_refused_by_name(void **state)
                  {&lacking.kv_forms, "does not support it: set --kv-cache-dtype auto"}};
     for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++) {
         *lacks[i].forms = 1U << CN_KV_PLAIN;
-        assert_int_equal(cn_backend_check_kv(&lacking, c), CN_ERR_DEVICE);
+        assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_ERR_DEVICE);
         assert_non_null(strstr(cn_last_error(), lacks[i].text));
     }
     lacking.kv_forms |= 1U << CN_KV_FP8;
     lacking.select_kv_forms |= 1U << CN_KV_FP8;
     run_set_option(c, "kv-selectors", "ds,tls,quest,random");
     run_set_option(c, "kv-homes", "device");
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK); /* they rank labels and bounds */
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK); /* they rank labels and bounds */
     lacking.kv_forms = 1U << CN_KV_PLAIN;
     run_set_option(c, "kv-cache-dtype", "auto");
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK);
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK);
     run_set_option(c, "kv-head-rule", "mean");
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK); /* no policy reads it */
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK); /* no policy reads it */
     run_set_option(c, "kv-policies", "zip");
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_OK);
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK);
     lacking.head_rules = 1U << CN_HEADS_MAX;
-    assert_int_equal(cn_backend_check_kv(&lacking, c), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "--kv-head-rule mean: the cpu backend"));
     assert_int_equal(cn_config_set(c, "kv-cache-dtype", "fp8_e5m2"), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "fp8_e5m2: expected one of auto|fp8|fp8_e4m3"));

@@ -11,6 +11,8 @@
 #include <cmocka.h>
 
 #include "engine/engine_probe.h"
+#include "engine/engine_state.h"
+#include "engine/start/device_choice.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/tensor_file.h"
 
@@ -206,10 +208,28 @@ static void check_refused(const char *option, const char *value, const char *tex
 static void options_without_support_are_refused_by_name(void **state)
 {
     (void)state;
-    check_refused("kv-select", "ds", "latent attention, which does not support selectors yet");
-    check_refused("kv-selectors", "quest,spade", "does not support selectors yet");
+    check_refused("kv-homes", "device,host", "latent attention, which does not support homes yet");
     check_refused("kv-cache-dtype", "fp8", "does not support eight bits yet");
     check_refused("quantization", "fp8", "--quantization fp8: DeepseekV3ForCausalLM has experts");
+}
+
+static void backends_without_selection_are_refused_by_name(void **state)
+{
+    (void)state;
+    const cn_model_config *m = &reference->engine->model_config;
+    cn_backend lacking = *reference->engine->backend;
+    cn_config *c = cn_config_create();
+    lacking.ranks_latent = false;
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_OK);
+    run_set_option(c, "kv-select", "ds");
+    assert_int_equal(cn_backend_check_kv(reference->engine->backend, c, m), CN_OK);
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "the cpu backend does not support selectors yet"));
+    run_set_option(c, "kv-select", "none");
+    run_set_option(c, "kv-homes", "device,host");
+    assert_int_equal(cn_backend_check_kv(&lacking, c, m), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "the cpu backend does not support homes yet"));
+    cn_config_free(c);
 }
 
 int main(void)
@@ -224,6 +244,7 @@ int main(void)
         cmocka_unit_test(the_mean_of_all_heads_is_another_choice),
         cmocka_unit_test(a_token_takes_one_row_of_each_layer),
         cmocka_unit_test(options_without_support_are_refused_by_name),
+        cmocka_unit_test(backends_without_selection_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "engine/base/base.h"
-#include "engine/ops.h"
+#include "engine/select/select_step.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 
@@ -172,9 +172,10 @@ static void expected_row(const world *w, uint32_t t, double *out)
 }
 
 /* out[value] = attention of a head of token t, whose keys and values are computed here. Queries
- * [len, hq, nope + rope] are those before RoPE. */
+ * [len, hq, nope + rope] are those before RoPE. It attends to the tokens s up to t with sees[s];
+ * NULL: to all. */
 static void expected_out(const world *w, const float *queries, const double *rows, uint32_t t,
-                         uint32_t h, double *out)
+                         uint32_t h, const bool *sees, double *out)
 {
     const size_t d = w->nope + w->rope, width = w->rank + w->rope;
     const float *q = queries + ((size_t)t * w->n_heads + h) * d;
@@ -191,7 +192,7 @@ static void expected_out(const world *w, const float *queries, const double *row
             p[s] += q[i] * key;
         }
         for (uint32_t i = 0; i < w->rope; i++) p[s] += turned[i] * row[w->rank + i];
-        p[s] /= sqrt((double)d);
+        p[s] = sees && !sees[s] ? -INFINITY : p[s] / sqrt((double)d);
         most = fmax(most, p[s]);
     }
     for (uint32_t s = 0; s <= t; s++) sum += p[s] = exp(p[s] - most);
@@ -226,7 +227,7 @@ static void check_world(cn_backend *be, world *w, test_rng *r)
     for (uint32_t i = 0; i < 6; i++) {
         const uint32_t t = first + test_rng_below(r, w->n_q), h = test_rng_below(r, w->n_heads);
         double want[512];
-        expected_out(w, queries, rows, t, h, want);
+        expected_out(w, queries, rows, t, h, NULL, want);
         const float *got = w->out + ((size_t)t * w->n_heads + h) * w->value;
         for (uint32_t j = 0; j < w->value; j++)
             if (fabs(got[j] - want[j]) > 2e-4 * fmax(1, fabs(want[j])))
@@ -276,6 +277,196 @@ static void decode_rows_have_the_bits_of_a_prompt(void **state)
         cn_free(whole);
         free_world(w);
     }
+    backend_rig_close(be);
+}
+
+/* ---- selection ---- */
+
+enum { N_FORCED = 3, N_LISTED = 20, TAIL = 9 };
+
+/* The newest token attends to the list that `oracle` chooses, and to the tail. */
+static void attend_to_list(cn_backend *be, world *w, uint32_t *list)
+{
+    const uint32_t t = w->len - 1, first = 0, base = N_FORCED, tail = w->len - TAIL, k = N_LISTED;
+    const uint32_t n = tail - base, list_len = base + k, length = list_len + TAIL, none = 0;
+    const cn_sel_stage idle = {0},
+                       oracle = {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX};
+    const cn_batch_view b = batch_of(w, t, 1);
+    static uint16_t score[MAX_LEN];
+    float *logits = cn_calloc((size_t)n * cn_logit_row(w->n_heads), sizeof *logits);
+    const float scale = 1 / sqrtf((float)(w->nope + w->rope));
+    const cn_attend_selected_args a = {
+        .attn = {.out = w->attn + (size_t)t * w->n_heads * w->rank,
+                 .q = w->absorbed + (size_t)t * w->n_heads * (w->rank + w->rope),
+                 .kv = w->kv,
+                 .batch = &b,
+                 .layout = w->layout,
+                 .n_heads = w->n_heads,
+                 .scale = scale},
+        .pools = {.layout = w->layout, .kv = w->kv, .n_heads = w->n_heads, .scale = scale},
+        .rows = {.stage = {{&idle, &first, &none, &none, &none},
+                           {&oracle, &first, &n, &base, &k}},
+                 .n_forced = &base,
+                 .seed = &none,
+                 .list_len = &list_len,
+                 .tail = &tail,
+                 .lengths = &length},
+        .scratch = {.score = score,
+                    .logits = logits,
+                    .list = list,
+                    .room = MAX_LEN,
+                    .list_stride = MAX_LEN},
+        .n_rows = 1};
+    multiply(be, w, t, 1, false);
+    if (be->attend_selected(backend_rig_stream(be), &a) != CN_OK) fail_msg("%s", cn_last_error());
+    multiply(be, w, t, 1, true);
+    cn_free(logits);
+}
+
+/* best[s] = the larger of itself and the share of token s of the attention of a head to the
+ * candidates, as a logarithm. */
+static void add_shares(const world *w, const float *queries, const double *rows, uint32_t h,
+                       double *best)
+{
+    const uint32_t t = w->len - 1;
+    const size_t d = w->nope + w->rope, width = w->rank + w->rope;
+    const float *q = queries + ((size_t)t * w->n_heads + h) * d;
+    const float *keys = w->weight + (size_t)h * (w->nope + w->value) * w->rank;
+    double turned[64], logit[MAX_LEN], sum = 0;
+    turn(w, t, q + w->nope, turned);
+    for (uint32_t s = N_FORCED; s < w->len - TAIL; s++) {
+        logit[s] = 0;
+        for (uint32_t i = 0; i < w->nope; i++)
+            for (uint32_t j = 0; j < w->rank; j++)
+                logit[s] += q[i] * (double)keys[(size_t)i * w->rank + j] * rows[s * width + j];
+        for (uint32_t i = 0; i < w->rope; i++)
+            logit[s] += turned[i] * rows[s * width + w->rank + i];
+        logit[s] /= sqrt((double)d);
+        sum += exp(logit[s]);
+    }
+    for (uint32_t s = N_FORCED; s < w->len - TAIL; s++)
+        best[s] = fmax(best[s], logit[s] - log(sum));
+}
+
+/* No candidate outside the list has a larger share than one in it. Scores are f16. */
+static void check_ranks(const world *w, const double *best, const bool *sees)
+{
+    double least = INFINITY, most = -INFINITY;
+    for (uint32_t s = N_FORCED; s < w->len - TAIL; s++)
+        if (sees[s])
+            least = fmin(least, best[s]);
+        else
+            most = fmax(most, best[s]);
+    assert_true(most <= least + 2e-2);
+}
+
+static void check_list(cn_backend *be, test_rng *r, uint32_t n_heads)
+{
+    world *w = new_world(r, n_heads, 24, 16, 64, 8);
+    while (w->len < N_FORCED + N_LISTED + TAIL + 20) {
+        free_world(w);
+        w = new_world(r, n_heads, 24, 16, 64, 8);
+    }
+    const size_t width = w->rank + w->rope, n_q = (size_t)w->len * n_heads * (24 + 16);
+    const uint32_t t = w->len - 1;
+    float *queries = cn_calloc(n_q, sizeof *queries);
+    double *rows = cn_calloc(w->len * width, sizeof *rows), want[512];
+    uint32_t list[MAX_LEN];
+    double best[MAX_LEN];
+    bool sees[MAX_LEN] = {false};
+    for (uint32_t s = 0; s < MAX_LEN; s++) best[s] = -INFINITY;
+    memcpy(queries, w->q, n_q * sizeof *queries);
+    store(be, w);
+    for (uint32_t s = 0; s < w->len; s++) expected_row(w, s, rows + s * width);
+    attend_to_list(be, w, list);
+    for (uint32_t i = 0; i < N_FORCED + N_LISTED; i++) {
+        assert_true(i < N_FORCED ? list[i] == i : list[i] > list[i - 1]);
+        sees[list[i]] = true;
+    }
+    for (uint32_t s = w->len - TAIL; s < w->len; s++) sees[s] = true;
+    for (uint32_t h = 0; h < n_heads; h++) {
+        const float *got = w->out + ((size_t)t * n_heads + h) * w->value;
+        expected_out(w, queries, rows, t, h, sees, want);
+        for (uint32_t j = 0; j < w->value; j++)
+            assert_true(fabs(got[j] - want[j]) < 2e-4 * fmax(1, fabs(want[j])));
+        add_shares(w, queries, rows, h, best);
+    }
+    check_ranks(w, best, sees);
+    cn_free(queries);
+    cn_free(rows);
+    free_world(w);
+}
+
+/* One list for all heads: of the tokens with the largest share of any head. */
+static void a_step_attends_to_its_list_and_tail(void **state)
+{
+    (void)state;
+    static const uint32_t heads[] = {1, 16, 20};
+    cn_backend *be = backend_rig_open(2);
+    for (uint32_t i = 0; i < 12; i++) {
+        test_rng r = {i + 70};
+        check_list(be, &r, heads[i % 3]);
+    }
+    backend_rig_close(be);
+}
+
+/* Predicted queries are multiplied by the key matrices: the newest, rotated by one position. */
+static void predicted_queries_are_those_of_rows(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(2);
+    test_rng r = {3};
+    world *w = new_world(&r, 20, 24, 16, 64, 8);
+    while (w->len < 12) w->len++;
+    enum { SEQS = 2, LAYERS = 2, WIDTH = 64 + 16, RAW_DIM = 24 + 16, ROWS = 4 };
+    cn_kv_layout l = cn_kv_layout_make(LAYERS, 1, 1, BLOCK, WIDTH, CN_F32);
+    cn_kv_layout_share(&l, 64, RAW_DIM);
+    float *ring = random_floats(&r, (size_t)LAYERS * SEQS * ROWS * 20 * RAW_DIM);
+    float *out = random_floats(&r, (size_t)SEQS * LAYERS * 20 * WIDTH + 8);
+    float *raw = random_floats(&r, (size_t)SEQS * 20 * RAW_DIM);
+    float *other = random_floats(&r, (size_t)20 * (24 + 8) * 64);
+    const void *weights[LAYERS] = {w->weight, other};
+    const cn_pools pools = {.layout = l,
+                            .n_heads = 20,
+                            .act_dtype = CN_F32,
+                            .latent = {weights, (24 + 8) * 64}};
+    const uint32_t slots[SEQS] = {1, 0}, newest[SEQS] = {6, 9}, modulus[SEQS] = {4, 3};
+    const uint32_t window[SEQS] = {1, 1};
+    const uint8_t soft[SEQS] = {0}, rotated[SEQS] = {1, 0};
+    float cos[2 * 8], sin[2 * 8];
+    for (uint32_t i = 0; i < 16; i++) {
+        cos[i] = i < 8 ? 1 : cosf(0.3F * (float)i);
+        sin[i] = i < 8 ? 0 : sinf(0.3F * (float)i);
+    }
+    const cn_predict_args a = {.ring = ring, .n_query_slots = SEQS, .rows = ROWS, .n_heads = 20,
+                               .slots = slots, .newest = newest, .modulus = modulus,
+                               .n_window = window, .weights = soft, .rotate = rotated,
+                               .n_seqs = SEQS, .n_layers = LAYERS, .eps = 0.01F, .cos = cos,
+                               .sin = sin, .out = out, .out_stride = LAYERS * 20 * WIDTH + 4};
+    assert_int_equal(cn_select_predict_keys(be, backend_rig_stream(be), &pools, a, raw), CN_OK);
+    for (uint32_t i = 0; i < SEQS * LAYERS * 20; i++) {
+        const uint32_t h = i % 20, layer = i / 20 % LAYERS, s = i / 20 / LAYERS;
+        const float *q = ring + cn_query_row(SEQS, ROWS, 20, RAW_DIM, layer, slots[s],
+                                             newest[s] % modulus[s], h);
+        const float *keys = (const float *)weights[layer] + (size_t)h * (24 + 8) * 64;
+        const float *got = out + s * a.out_stride + ((size_t)layer * 20 + h) * WIDTH;
+        for (uint32_t c = 0; c < WIDTH; c++) {
+            double want = 0;
+            for (uint32_t k = 0; c < 64 && k < 24; k++) want += (double)q[k] * keys[k * 64 + c];
+            const uint32_t e = c - 64, pair = e % 8;
+            const float *x = q + 24;
+            if (c >= 64 && !rotated[s]) want = x[e];
+            if (c >= 64 && rotated[s])
+                want = e < 8 ? x[pair] * cos[8 + pair] - x[8 + pair] * sin[8 + pair]
+                             : x[8 + pair] * cos[8 + pair] + x[pair] * sin[8 + pair];
+            assert_true(fabs(got[c] - want) < 1e-4);
+        }
+    }
+    cn_free(ring);
+    cn_free(out);
+    cn_free(raw);
+    cn_free(other);
+    free_world(w);
     backend_rig_close(be);
 }
 
@@ -428,6 +619,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_agree_with_expanded_keys_and_values),
         cmocka_unit_test(decode_rows_have_the_bits_of_a_prompt),
+        cmocka_unit_test(a_step_attends_to_its_list_and_tail),
+        cmocka_unit_test(predicted_queries_are_those_of_rows),
         cmocka_unit_test(other_shapes_are_refused),
         cmocka_unit_test(an_event_multiplies_the_queries_of_its_window),
         cmocka_unit_test(a_layout_has_one_part),

@@ -18,7 +18,7 @@ enum { MAX_SEQS = 6, MAX_D = 256, LAYERS = 3, FIRST_LAYER = 1, N_LAYERS = 2, N_P
 static const double EPS = 0.01, ATTENTION_FACTOR = 1.25;
 
 typedef struct ring_case {
-    uint32_t d, n_heads, n_seqs, n_slots, rows;
+    uint32_t d, n_fixed, n_heads, n_seqs, n_slots, rows;
     uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
     uint8_t weights[MAX_SEQS], rotate[MAX_SEQS];
     size_t out_stride;
@@ -28,13 +28,17 @@ typedef struct ring_case {
 
 static double angle(const ring_case *c, uint32_t position, uint32_t pair)
 {
-    return position * pow(10000, -2.0 * pair / c->d);
+    return position * pow(10000, -2.0 * pair / (c->d - c->n_fixed));
 }
 
-/* out = the query at `bare` rotated to a position, times the attention factor. */
+/* out = the query at `bare` rotated to a position, times the attention factor. Its first n_fixed
+ * elements stay as they are. */
 static void rotate_to(const ring_case *c, const double *bare, uint32_t position, double *out)
 {
-    const uint32_t half = c->d / 2;
+    const uint32_t half = (c->d - c->n_fixed) / 2;
+    memcpy(out, bare, c->n_fixed * sizeof *out);
+    out += c->n_fixed;
+    bare += c->n_fixed;
     for (uint32_t i = 0; i < half; i++) {
         const double x = angle(c, position, i);
         out[i] = ATTENTION_FACTOR * (bare[i] * cos(x) - bare[half + i] * sin(x));
@@ -78,20 +82,25 @@ static void fill_ring(ring_case *c, uint32_t s)
 
 static ring_case draw_case(uint64_t seed)
 {
-    static const uint32_t dims[] = {64, 80, 96, 128, 256, 16};
+    static const uint32_t dims[] = {64, 80, 96, 128, 256, 16, 256, 40, 192};
+    static const uint32_t fixed[] = {0, 0, 0, 0, 0, 0, 192, 24, 128};
     test_rng r = {seed + 31};
-    ring_case c = {.d = dims[seed % 6], .n_heads = 1 + test_rng_below(&r, 5), .n_slots = MAX_SEQS};
+    ring_case c = {.d = dims[seed % 9],
+                   .n_fixed = fixed[seed % 9],
+                   .n_heads = 1 + test_rng_below(&r, 5),
+                   .n_slots = MAX_SEQS};
+    const uint32_t half = (c.d - c.n_fixed) / 2;
     c.n_seqs = 1 + test_rng_below(&r, MAX_SEQS);
     c.rows = 2 + test_rng_below(&r, seed % 3 == 0 ? 64 : 17);
     const size_t row = (size_t)c.n_heads * c.d;
     c.ring = cn_calloc((size_t)LAYERS * c.n_slots * c.rows * row, sizeof *c.ring);
     for (size_t i = 0; i < (size_t)LAYERS * c.n_slots * c.rows * row; i++) c.ring[i] = NAN;
-    c.cos = cn_calloc((size_t)N_POSITIONS * c.d / 2, sizeof *c.cos);
-    c.sin = cn_calloc((size_t)N_POSITIONS * c.d / 2, sizeof *c.sin);
+    c.cos = cn_calloc((size_t)N_POSITIONS * half, sizeof *c.cos);
+    c.sin = cn_calloc((size_t)N_POSITIONS * half, sizeof *c.sin);
     for (uint32_t p = 0; p < N_POSITIONS; p++)
-        for (uint32_t i = 0; i < c.d / 2; i++) {
-            c.cos[p * c.d / 2 + i] = (float)(ATTENTION_FACTOR * cos(angle(&c, p, i)));
-            c.sin[p * c.d / 2 + i] = (float)(ATTENTION_FACTOR * sin(angle(&c, p, i)));
+        for (uint32_t i = 0; i < half; i++) {
+            c.cos[p * half + i] = (float)(ATTENTION_FACTOR * cos(angle(&c, p, i)));
+            c.sin[p * half + i] = (float)(ATTENTION_FACTOR * sin(angle(&c, p, i)));
         }
     draw_queries(&c, &r);
     for (uint32_t s = 0; s < c.n_seqs; s++) {
@@ -125,6 +134,7 @@ static void run(cn_backend *be, const ring_case *c)
                                .rows = c->rows,
                                .n_heads = c->n_heads,
                                .head_dim = c->d,
+                               .n_fixed = c->n_fixed,
                                .slots = c->slots,
                                .newest = c->newest,
                                .modulus = c->modulus,

@@ -20,7 +20,7 @@
 #include "tests/lib/select_world.h"
 
 /* The reference is slow under the thread sanitizer. */
-enum { N_DRAWN = BY_SANITIZER(80, 80, 4) };
+enum { N_DRAWN = BY_SANITIZER(80, 80, 4), N_LATENT = BY_SANITIZER(24, 12, 2) };
 
 /* ---- digest against plain loops ---- */
 
@@ -29,10 +29,12 @@ static void check_label(const select_world *w, uint32_t layer, uint32_t s, uint3
 {
     const cn_digest *g = &w->pools.digest;
     const float *key = select_key_of(w, layer, s, head, p);
-    const uint8_t *channels = select_channels_of(w, layer, head);
     const size_t side = select_side_of(w, layer, s, head, p);
-    const float *offsets = g->offsets ? g->offsets + (channels - g->channels) : NULL;
-    double largest = 0, rest[64];
+    const size_t unit = (size_t)layer * w->pools.layout.n_kv_heads + head;
+    const float *offsets = g->offsets ? g->offsets + unit * g->n_channels : NULL;
+    uint16_t channels[SELECT_MAX_CHANNELS];
+    double largest = 0, rest[SELECT_MAX_CHANNELS];
+    select_channels_of(w, layer, head, channels);
     for (uint32_t c = 0; c < g->n_channels; c++) {
         rest[c] = (double)(key[channels[c]] - (offsets ? offsets[c] : 0));
         largest = fmax(largest, fabs(rest[c]));
@@ -75,32 +77,49 @@ static size_t poison_left(const select_world *w)
     return count;
 }
 
+static void check_digests(cn_backend *be, select_world w)
+{
+    const cn_kv_layout *l = &w.pools.layout;
+    const cn_digest *g = &w.pools.digest;
+    const size_t heads = (size_t)l->n_layers * l->n_kv_heads, all = poison_left(&w);
+    size_t written = 0;
+    select_run_digest(be, &w);
+    for (uint32_t s = 0; s < w.n_seqs; s++) {
+        const uint32_t complete = w.b->kv_len[s] / l->tile_tokens * l->tile_tokens;
+        written += complete * heads;
+        for (uint32_t p = 0; p < complete; p++) {
+            const uint32_t layer = (p + s) % SELECT_LAYERS, head = p % l->n_kv_heads;
+            check_label(&w, layer, s, head, p);
+            if (p % 16 == 0) check_bounds(&w, g->bounds_16, 16, layer, s, head, p);
+            if (g->bounds_64 && p % 64 == 0) check_bounds(&w, g->bounds_64, 64, layer, s, head, p);
+        }
+    }
+    assert_int_equal(poison_left(&w), all - written);
+    select_world_free(&w);
+}
+
 static void digests_hold_labels_and_bounds_of_complete_tiles(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
-    for (uint64_t seed = 0; seed < N_DRAWN / 2; seed++) {
-        select_world w = select_world_draw(seed);
-        const cn_kv_layout *l = &w.pools.layout;
-        const cn_digest *g = &w.pools.digest;
-        const size_t heads = (size_t)l->n_layers * l->n_kv_heads, all = poison_left(&w);
-        size_t written = 0;
-        select_run_digest(be, &w);
-        for (uint32_t s = 0; s < w.n_seqs; s++) {
-            const uint32_t complete = w.b->kv_len[s] / l->tile_tokens * l->tile_tokens;
-            written += complete * heads;
-            for (uint32_t p = 0; p < complete; p++) {
-                const uint32_t layer = (p + s) % SELECT_LAYERS, head = p % l->n_kv_heads;
-                check_label(&w, layer, s, head, p);
-                if (p % 16 == 0) check_bounds(&w, g->bounds_16, 16, layer, s, head, p);
-                if (g->bounds_64 && p % 64 == 0)
-                    check_bounds(&w, g->bounds_64, 64, layer, s, head, p);
-            }
-        }
-        assert_int_equal(poison_left(&w), all - written);
-        select_world_free(&w);
-    }
+    for (uint64_t seed = 0; seed < N_DRAWN / 2; seed++) check_digests(be, select_world_draw(seed));
+    for (uint64_t seed = 0; seed < N_LATENT; seed++)
+        check_digests(be, select_world_draw_latent(seed));
     backend_rig_close(be);
+}
+
+/* 2/9 of a row, a multiple of 16. */
+static void latent_rows_have_labels_of_two_ninths(void **state)
+{
+    (void)state;
+    static const uint32_t channels[][2] = {{576, 128}, {320, 64}, {160, 32},
+                                           {80, 16},   {48, 16},  {1152, 128}};
+    for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
+        cn_kv_layout l = cn_kv_layout_make(1, 1, 1, 64, channels[i][0], CN_BF16);
+        cn_kv_layout_share(&l, channels[i][0] / 2, 64);
+        assert_int_equal(cn_layout_label_channels(&l), channels[i][1]);
+        assert_int_equal(cn_block_plane_bytes(&l, CN_PLANE_LABELS), 64 * channels[i][1] / 2);
+    }
 }
 
 /* ---- scores against plain loops ---- */
@@ -125,9 +144,10 @@ static double label_product(const select_world *w, const select_unit *u, uint32_
 {
     const cn_digest *g = &w->pools.digest;
     const uint32_t layer = SELECT_FIRST_LAYER + u->layer;
-    const uint8_t *channels = select_channels_of(w, layer, u->head);
+    uint16_t channels[SELECT_MAX_CHANNELS];
     const size_t side = select_side_of(w, layer, u->seq, u->head, p);
     double largest = 0, sum = 0;
+    select_channels_of(w, layer, u->head, channels);
     for (uint32_t c = 0; c < g->n_channels; c++) largest = fmax(largest, fabs(q[channels[c]]));
     for (uint32_t c = 0; c < g->n_channels; c++)
         sum += rint(q[channels[c]] / largest * 127) * select_label_at(g, side, c);
@@ -154,11 +174,10 @@ static double largest_product(const select_world *w, const select_unit *u, uint3
 static double logit_of(const select_world *w, const select_unit *u, uint32_t p, const double *q)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
-    const uint32_t d = w->pools.layout.head_dim;
     switch ((cn_sel_key)st->key) { /* the compiler asks for each key */
-    case CN_KEY_LABELS: return label_product(w, u, p, q) / sqrt(d);
+    case CN_KEY_LABELS: return label_product(w, u, p, q) * select_scale_of(w);
     case CN_KEY_ROWS:
-    case CN_KEY_BOUNDS: return largest_product(w, u, p, q) / sqrt(d);
+    case CN_KEY_BOUNDS: return largest_product(w, u, p, q) * select_scale_of(w);
     case CN_KEY_HASH:
     case CN_N_SEL_KEYS: break;
     }
@@ -282,23 +301,34 @@ static void check_list(const select_world *w, const select_results *x, const sel
     cn_free(all);
 }
 
+static void check_step(cn_backend *be, select_world w)
+{
+    select_run_digest(be, &w);
+    select_results x = select_run_stages(be, &w);
+    for (uint32_t i = 0; i < 2; i++)
+        for (size_t index = 0; index < select_units(&w); index++) {
+            const select_unit u = select_unit_at(&w, i, index);
+            check_scores(&w, &x, &u);
+            check_list(&w, &x, &u);
+        }
+    select_results_free(&x);
+    select_world_free(&w);
+}
+
 static void random_steps_agree_with_plain_loops_and_sorting(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
-    for (uint64_t seed = 0; seed < N_DRAWN; seed++) {
-        select_world w = select_world_draw(seed);
-        select_run_digest(be, &w);
-        select_results x = select_run_stages(be, &w);
-        for (uint32_t i = 0; i < 2; i++)
-            for (size_t index = 0; index < select_units(&w); index++) {
-                const select_unit u = select_unit_at(&w, i, index);
-                check_scores(&w, &x, &u);
-                check_list(&w, &x, &u);
-            }
-        select_results_free(&x);
-        select_world_free(&w);
-    }
+    for (uint64_t seed = 0; seed < N_DRAWN; seed++) check_step(be, select_world_draw(seed));
+    backend_rig_close(be);
+}
+
+static void steps_over_latent_rows_agree_with_plain_loops_and_sorting(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(2);
+    for (uint64_t seed = 0; seed < 2 * N_LATENT; seed++)
+        check_step(be, select_world_draw_latent(seed));
     backend_rig_close(be);
 }
 
@@ -425,7 +455,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(digests_hold_labels_and_bounds_of_complete_tiles),
+        cmocka_unit_test(latent_rows_have_labels_of_two_ninths),
         cmocka_unit_test(random_steps_agree_with_plain_loops_and_sorting),
+        cmocka_unit_test(steps_over_latent_rows_agree_with_plain_loops_and_sorting),
         cmocka_unit_test(results_do_not_depend_on_the_number_of_threads),
         cmocka_unit_test(equal_scores_select_the_newest),
         cmocka_unit_test(a_list_longer_than_its_room_is_refused),

@@ -33,11 +33,12 @@ static float exact_logit(const select_world *w, const select_unit *u, uint32_t p
 {
     const cn_digest *g = &w->pools.digest;
     const uint32_t layer = SELECT_FIRST_LAYER + u->layer;
-    const uint8_t *channels = select_channels_of(w, layer, u->head);
+    uint16_t channels[SELECT_MAX_CHANNELS];
     const size_t side = select_side_of(w, layer, u->seq, u->head, p);
     const float *q = head_query(w, u, h);
     float largest = 0;
     int32_t product = 0;
+    select_channels_of(w, layer, u->head, channels);
     for (uint32_t c = 0; c < g->n_channels; c++) largest = fmaxf(largest, fabsf(q[channels[c]]));
     const float scale = cn_query_scale(largest);
     for (uint32_t c = 0; c < g->n_channels; c++)

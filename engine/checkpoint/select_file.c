@@ -12,10 +12,10 @@
 
 enum { MAX_BYTES = 16 << 20, HEADER_BYTES = 512, HEADER_STEP = 8, TEXT_BYTES = 512 };
 
-static cn_status check_head(const char *path, const uint8_t *channels, const cn_model_config *m,
+static cn_status check_head(const char *path, const uint16_t *channels, const cn_model_config *m,
                             uint32_t layer, uint32_t head)
 {
-    for (uint32_t i = 0; i < cn_label_channels(m->head_dim); i++) {
+    for (uint32_t i = 0; i < cn_select_channels_each(m); i++) {
         if (channels[i] >= m->head_dim)
             return cn_fail(CN_ERR_MODEL,
                            "%s: layer %u, kv head %u: expected channels below head_dim %u, got %u",
@@ -31,7 +31,7 @@ static cn_status check_head(const char *path, const uint8_t *channels, const cn_
 static cn_status check_tensor(const char *path, const cn_st_tensor *t, const char *name,
                               cn_st_dtype dtype, const cn_model_config *m)
 {
-    const uint32_t n = cn_label_channels(m->head_dim);
+    const uint32_t n = cn_select_channels_each(m);
     char shape[64];
     if (t->dtype != dtype || t->n_dims != 3 || t->shape[0] != m->n_layers ||
         t->shape[1] != m->n_kv_heads || t->shape[2] != n)
@@ -42,13 +42,16 @@ static cn_status check_tensor(const char *path, const cn_st_tensor *t, const cha
 }
 
 static cn_status read_select_channels(const char *path, const cn_safetensors *file,
-                                      const cn_model_config *m, uint8_t *channels)
+                                      const cn_model_config *m, uint16_t *channels)
 {
     const cn_st_tensor *t = cn_safetensors_find(file, "channels");
-    const uint32_t n = cn_label_channels(m->head_dim);
+    const uint32_t n = cn_select_channels_each(m);
+    const bool wide = cn_select_channels_are_wide(m);
     if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor channels, got none", path);
-    CN_TRY(check_tensor(path, t, "channels", CN_ST_U8, m));
-    memcpy(channels, t->data, t->n_bytes);
+    CN_TRY(check_tensor(path, t, "channels", wide ? CN_ST_U16 : CN_ST_U8, m));
+    const uint8_t *bytes = t->data;
+    for (size_t i = 0; i < cn_select_channels_n(m); i++)
+        channels[i] = wide ? (uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8) : bytes[i];
     for (uint32_t l = 0; l < m->n_layers; l++)
         for (uint32_t h = 0; h < m->n_kv_heads; h++)
             CN_TRY(check_head(path, channels + ((size_t)l * m->n_kv_heads + h) * n, m, l, h));
@@ -70,7 +73,7 @@ static cn_status read_offsets(const char *path, const cn_safetensors *file,
     return CN_OK;
 }
 
-static cn_status read_select_file(const char *path, const cn_model_config *m, uint8_t *channels,
+static cn_status read_select_file(const char *path, const cn_model_config *m, uint16_t *channels,
                                   float *offsets)
 {
     cn_buf image = {0};
@@ -85,7 +88,7 @@ static cn_status read_select_file(const char *path, const cn_model_config *m, ui
     return status;
 }
 
-cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels,
+cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint16_t *channels,
                                   float *offsets)
 {
     char why[TEXT_BYTES];
@@ -98,21 +101,36 @@ cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uin
     return cn_fail(CN_ERR_MODEL, "%s: run cinch calibrate --model %s --text FILES", why, dir);
 }
 
+size_t cn_select_channels_pack(const cn_model_config *m, const uint16_t *channels, void *out)
+{
+    const size_t n = cn_select_channels_n(m);
+    uint8_t *bytes = out;
+    if (cn_select_channels_are_wide(m)) {
+        memmove(out, channels, n * sizeof *channels);
+        return n * sizeof *channels;
+    }
+    for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)channels[i];
+    return n;
+}
+
 cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
-                                   const uint8_t *channels, const float *offsets,
+                                   const uint16_t *channels, const float *offsets,
                                    uint64_t n_tokens)
 {
     char header[HEADER_BYTES];
     const size_t n_elems = cn_select_channels_n(m), n_offsets = n_elems * sizeof *offsets;
-    const uint32_t n_each = cn_label_channels(m->head_dim);
+    const uint32_t n_each = cn_select_channels_each(m);
+    uint16_t *packed = cn_calloc(n_elems, sizeof *packed);
+    if (!packed) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for the channels", path);
+    const size_t n_bytes = cn_select_channels_pack(m, channels, packed);
     /* The offsets come first, so that they are aligned. */
     size_t n = (size_t)snprintf(
         header, sizeof header,
         "{\"__metadata__\":{\"importance\":\"max\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
-        "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[%zu,%zu]},\"offsets\":{"
+        "\"dtype\":\"%s\",\"shape\":[%u,%u,%u],\"data_offsets\":[%zu,%zu]},\"offsets\":{"
         "\"dtype\":\"F32\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
-        n_tokens, m->n_layers, m->n_kv_heads, n_each, n_offsets, n_offsets + n_elems, m->n_layers,
-        m->n_kv_heads, n_each, n_offsets);
+        n_tokens, cn_select_channels_are_wide(m) ? "U16" : "U8", m->n_layers, m->n_kv_heads, n_each,
+        n_offsets, n_offsets + n_bytes, m->n_layers, m->n_kv_heads, n_each, n_offsets);
     CN_ASSERT(n + HEADER_STEP <= sizeof header);
     while (n % HEADER_STEP) header[n++] = ' ';
     const uint64_t length = n;
@@ -120,8 +138,9 @@ cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
     cn_status status = cn_buf_add(&image, &length, sizeof length);
     if (status == CN_OK) status = cn_buf_add(&image, header, n);
     if (status == CN_OK) status = cn_buf_add(&image, offsets, n_offsets);
-    if (status == CN_OK) status = cn_buf_add(&image, channels, n_elems);
+    if (status == CN_OK) status = cn_buf_add(&image, packed, n_bytes);
     if (status == CN_OK) status = cn_replace_file(path, image.data, image.len);
     cn_buf_free(&image);
+    cn_free(packed);
     return status;
 }

@@ -54,7 +54,7 @@ static cn_status write_calibrate_channels(const job *j)
 {
     const cn_model_config *m = cn_calibrator_config(j->calibrator);
     cn_buf path = {0};
-    uint8_t *channels = cn_calloc(cn_select_channels_n(m), 1);
+    uint16_t *channels = cn_calloc(cn_select_channels_n(m), sizeof *channels);
     float *offsets = cn_calloc(cn_select_channels_n(m), sizeof *offsets);
     cn_status status =
         channels && offsets ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the channels");
@@ -67,7 +67,7 @@ static cn_status write_calibrate_channels(const job *j)
                                           cn_calibrator_tokens(j->calibrator));
     if (status == CN_OK)
         cn_log(CN_LOG_INFO, "%s: %u of %u channels for each of %u kv heads in %u layers",
-               path.data, cn_label_channels(m->head_dim), m->head_dim, m->n_kv_heads, m->n_layers);
+               path.data, cn_select_channels_each(m), m->head_dim, m->n_kv_heads, m->n_layers);
     cn_buf_free(&path);
     cn_free(channels);
     cn_free(offsets);

@@ -376,7 +376,7 @@ static cn_status plan_elsewhere(plan_report *r)
              "driver; not measured",
              cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, cache,
              CN_PLAN_CONTEXT_MIB);
-    CN_TRY(cn_backend_check_kv(&gpu.backend, c));
+    CN_TRY(cn_backend_check_kv(&gpu.backend, c, &r->model));
     CN_TRY(cn_backend_check_fp8(&gpu.backend, &r->model));
     CN_TRY(cn_backend_check_latent(&gpu.backend, &r->model));
     return fill_plan(r, &gpu.backend, NULL);

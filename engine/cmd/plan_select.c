@@ -35,6 +35,7 @@ void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn
                   .n_kv_heads = m->n_kv_heads,
                   .head_dim = m->head_dim,
                   .value_dim = m->latent.rank,
+                  .query_dim = m->latent.nope + m->latent.rope,
                   .draft_dim = m->draft.head_dim,
                   .draft_state = cn_draft_state_width(m),
                   .block_tokens = memory->block_tokens,

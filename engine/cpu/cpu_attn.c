@@ -446,16 +446,16 @@ typedef struct sparse_job {
     const cn_list_attn_args *args;
 } sparse_job;
 
-/* Gathers entries [start, start + n) into keys[tile, d] and the values after them. The slots of
- * the tail are consecutive, so they are copied as far as they share a tile. */
+/* Gathers entries [start, start + n) into keys[tile, d] and, unless they are a part of the keys,
+ * the values after them. The slots of the tail are consecutive, so they are copied as far as they
+ * share a tile. */
 static void gather_tile(const cn_list_attn_args *s, const query_block *b, float *keys,
-                        uint32_t start, uint32_t n)
+                        float *values, uint32_t start, uint32_t n)
 {
     const cn_attn_args *a = &s->attn;
     const uint32_t d = a->layout.head_dim, tile = a->layout.tile_tokens;
     const size_t unit = (size_t)b->seq * a->layout.n_kv_heads + b->kv_head;
     const uint32_t *list = s->index + unit * s->index_stride, list_len = s->list_len[b->seq];
-    float *values = keys + (size_t)tile * d;
     for (uint32_t i = 0; i < n;) {
         const uint32_t entry = start + i;
         const bool is_listed = entry < list_len;
@@ -463,7 +463,8 @@ static void gather_tile(const cn_list_attn_args *s, const query_block *b, float 
         const uint32_t run = is_listed ? 1 : cn_min_u32(n - i, tile - slot % tile);
         const cn_cpu_place at = place_of(a, b, slot);
         cn_cpu_read_rows(&a->layout, a->kv, at, CN_KV_K, run, keys + (size_t)i * d);
-        cn_cpu_read_rows(&a->layout, a->kv, at, CN_KV_V, run, values + (size_t)i * d);
+        if (values)
+            cn_cpu_read_rows(&a->layout, a->kv, at, CN_KV_V, run, values + (size_t)i * d);
         i += run;
     }
 }
@@ -481,16 +482,18 @@ static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
         return;
     }
     attn_pass p = load_cpu_queries(a, &b, w);
-    start_rows(w->out, w->max, w->sum, p.heads, p.d);
+    float *values = w->gathered + (size_t)p.tile * p.d;
+    if (cn_kv_layout_is_shared(&a->layout)) values = NULL;
+    start_rows(w->out, w->max, w->sum, p.heads, p.v);
     for (uint32_t start = 0; start < p.limit; start += SPLIT) {
         const uint32_t end = cn_min_u32(p.limit, start + SPLIT);
-        start_rows(w->split_out, w->split_max, w->split_sum, p.heads, p.d);
+        start_rows(w->split_out, w->split_max, w->split_sum, p.heads, p.v);
         for (uint32_t t = start; t < end; t += p.tile) {
-            gather_tile(job->args, &b, w->gathered, t, cn_min_u32(p.tile, end - t));
-            const attn_tile tile = {w->gathered, w->gathered + (size_t)p.tile * p.d};
+            gather_tile(job->args, &b, w->gathered, values, t, cn_min_u32(p.tile, end - t));
+            const attn_tile tile = {w->gathered, values ? values : w->gathered};
             add_tile(&p, w, tile, (attn_tile){0}, t);
         }
-        merge_split(w, p.heads, p.d);
+        merge_split(w, p.heads, p.v);
     }
     finish_block(a, &b, w);
 }
@@ -511,8 +514,6 @@ static cn_status check_lists(const cn_list_attn_args *a)
 cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a)
 {
     CN_TRY(check_cpu_shape(&a->attn));
-    if (cn_kv_layout_is_shared(&a->attn.layout))
-        return cn_fail(CN_ERR_SHAPE, "attend_selected: rows of K that hold V are not supported");
     CN_TRY(check_lists(a));
     sparse_job job = {make_job(s, &a->attn), a};
     uint32_t n_tasks = a->attn.batch->n_decode * a->attn.layout.n_kv_heads * job.attn.head_parts;

@@ -250,6 +250,7 @@ static const cn_backend CPU_TABLE = {
     .expert_sum = enqueue_expert_sum,
     .latent_store = enqueue_latent_store,
     .heads_gemm = enqueue_heads_gemm,
+    .ranks_latent = true,
     .sample_scratch_bytes = sample_scratch_bytes,
     .sample = enqueue_sample,
     .count_reset = enqueue_count_reset,

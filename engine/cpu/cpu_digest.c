@@ -17,9 +17,10 @@ typedef struct digest_tile {
 static void write_labels(const cn_digest *g, const digest_tile *t, size_t unit)
 {
     const uint32_t n_channels = g->n_channels;
-    const uint8_t *channels = g->channels + unit * n_channels;
+    uint16_t channels[CN_CPU_MAX_CHANNELS];
+    cn_cpu_read_channels(g, unit, channels);
     const float *offsets = g->offsets ? g->offsets + unit * n_channels : NULL;
-    float rest[CN_CPU_MAX_HEAD_DIM / 4];
+    float rest[CN_CPU_MAX_CHANNELS];
     for (uint32_t i = 0; i < t->n; i++) {
         const float *key = t->keys + (size_t)i * t->d;
         uint8_t *label = g->labels + (t->side + i) * (n_channels / 2);

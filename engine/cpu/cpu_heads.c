@@ -29,7 +29,8 @@ static void heads_task(void *ctx, uint32_t task, uint32_t worker)
     const uint32_t head = task % a->n_heads, first = task / a->n_heads * TASK_TOKENS;
     const uint32_t rows = cn_min_u32(TASK_TOKENS, a->n_tokens - first);
     const size_t x_row = a->k + a->n_copied, out_row = a->n + a->n_copied;
-    const size_t x_stride = a->n_heads * x_row, out_stride = a->n_heads * out_row;
+    const size_t x_stride = a->n_heads * x_row;
+    const size_t out_stride = a->out_stride ? a->out_stride : a->n_heads * out_row;
     const float *x = (const float *)a->x + first * x_stride + head * x_row;
     const float *w = (const float *)a->weight + (size_t)head * a->weight_stride;
     float *out = (float *)a->out + first * out_stride + head * out_row;

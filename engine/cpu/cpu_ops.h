@@ -15,6 +15,7 @@
 enum {
     CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */
     CN_CPU_MAX_HEAD_DIM = 576,
+    CN_CPU_MAX_CHANNELS = CN_CPU_MAX_HEAD_DIM / 4, /* of a label */
     CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
     CN_CPU_MARKED = 1 << 15, /* candidates that exchange marks at once */
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
@@ -37,6 +38,7 @@ typedef struct cn_cpu_attn_scratch {
  * exchange (a bit for each of some candidates). */
 typedef struct cn_cpu_select_scratch {
     float rows[(CN_MAX_SELECT_WINDOW + 1) * CN_CPU_MAX_HEAD_DIM];
+    float sum[CN_CPU_MAX_HEAD_DIM];
     double factor[CN_MAX_SELECT_WINDOW * CN_MAX_SELECT_WINDOW];
     uint64_t held[CN_CPU_MARKED / 64], chosen[CN_CPU_MARKED / 64];
 } cn_cpu_select_scratch;
@@ -108,6 +110,9 @@ cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
 /* Checks the shape of pools that digest and score read; `op` names the op in the error. */
 cn_status cn_cpu_check_selection(const cn_pools *p, const char *op);
+
+/* out[n_channels] = the channels of a (layer, kv head), counted in this order. */
+void cn_cpu_read_channels(const cn_digest *g, size_t unit, uint16_t *out);
 
 /* out[n] = x[n] / rms(x) * weight[n], with the sum of squares in a fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);

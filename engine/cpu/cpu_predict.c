@@ -101,14 +101,17 @@ static void coefficients_cpu(float *c, uint32_t n, const float *rows, uint32_t d
     for (uint32_t i = 0; i < n; i++) c[i] = (float)(g.sum[i] / n);
 }
 
-/* Rotates a query by `distance` positions. The table's attention factor, its first cosine, is
- * already in the query. */
+/* Rotates the elements of a query after its fixed ones by `distance` positions. The table's
+ * attention factor, its first cosine, is already in the query. */
 static void rotate(float *out, const float *q, const cn_predict_args *a, uint32_t distance)
 {
-    const uint32_t half = a->head_dim / 2;
+    const uint32_t half = (a->head_dim - a->n_fixed) / 2;
     const float *cos_row = a->cos + (size_t)distance * half;
     const float *sin_row = a->sin + (size_t)distance * half;
     const float inverse = 1.0f / a->cos[0];
+    memcpy(out, q, a->n_fixed * sizeof *out);
+    out += a->n_fixed;
+    q += a->n_fixed;
     for (uint32_t i = 0; i < half; i++) {
         const float c = cos_row[i] * inverse, s = sin_row[i] * inverse;
         out[i] = q[i] * c - q[half + i] * s;
@@ -121,20 +124,25 @@ typedef struct predict_job {
     cn_cpu *cpu;
 } predict_job;
 
-/* rows[n, d] = the n newest queries of a head, newest first. */
+/* Elements of a row of the scratch: the query, then zeros. */
+static uint32_t row_width(uint32_t d) { return (uint32_t)cn_round_up(d, 16); }
+
+/* rows[n, row_width] = the n newest queries of a head, newest first. */
 static void load_cpu_rows(const cn_predict_args *a, uint32_t seq, uint32_t layer, uint32_t head,
                           uint32_t n, float *rows)
 {
-    const uint32_t d = a->head_dim;
+    const uint32_t d = a->head_dim, width = row_width(d);
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t ring_row = (a->newest[seq] - i) % a->modulus[seq];
         const float *q =
             (const float *)a->ring + cn_query_row(a->n_query_slots, a->rows, a->n_heads, d, layer,
                                                   a->slots[seq], ring_row, head);
+        float *row = rows + (size_t)i * width;
         if (a->rotate[seq])
-            rotate(rows + (size_t)i * d, q, a, i + 1);
+            rotate(row, q, a, i + 1);
         else
-            memcpy(rows + (size_t)i * d, q, d * sizeof *q);
+            memcpy(row, q, d * sizeof *q);
+        memset(row + d, 0, (width - d) * sizeof *row);
     }
 }
 
@@ -143,31 +151,34 @@ static void predict_task(void *ctx, uint32_t task, uint32_t worker)
     const predict_job *job = ctx;
     const cn_predict_args *a = job->args;
     const uint32_t head = task % a->n_heads, layer = task / a->n_heads % a->n_layers;
-    const uint32_t seq = task / a->n_heads / a->n_layers, d = a->head_dim;
+    const uint32_t seq = task / a->n_heads / a->n_layers, d = a->head_dim, width = row_width(d);
     if (a->slots[seq] == CN_NO_SLOT) return;
     cn_cpu_select_scratch *w = &job->cpu->select[worker];
     const uint32_t n = cn_min_u32(a->n_window[seq], a->newest[seq]);
     float *out = (float *)a->out + seq * a->out_stride + ((size_t)layer * a->n_heads + head) * d;
     if (a->n_window[seq] == 1 || n == 0) {
-        load_cpu_rows(a, seq, a->first_layer + layer, head, 1, out);
+        load_cpu_rows(a, seq, a->first_layer + layer, head, 1, w->rows);
+        memcpy(out, w->rows, d * sizeof *out);
         return;
     }
     float c[MAX];
     load_cpu_rows(a, seq, a->first_layer + layer, head, n + 1, w->rows);
-    coefficients_cpu(c, n, w->rows, d, a->eps, (cn_select_weights)a->weights[seq], w->factor);
-    memset(out, 0, d * sizeof *out);
+    coefficients_cpu(c, n, w->rows, width, a->eps, (cn_select_weights)a->weights[seq], w->factor);
+    memset(w->sum, 0, width * sizeof *w->sum);
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < d; j += CN_VEC) {
-            const cn_vec q = cn_vec_load(w->rows + (size_t)i * d + j);
-            cn_vec_store(out + j, cn_vec_fma(q, cn_vec_set(c[i]), cn_vec_load(out + j)));
+        for (uint32_t j = 0; j < width; j += CN_VEC) {
+            const cn_vec q = cn_vec_load(w->rows + (size_t)i * width + j);
+            cn_vec_store(w->sum + j, cn_vec_fma(q, cn_vec_set(c[i]), cn_vec_load(w->sum + j)));
         }
+    memcpy(out, w->sum, d * sizeof *out);
 }
 
 static cn_status check_predict(const cn_predict_args *a)
 {
-    if (a->head_dim % 16 != 0 || a->head_dim > CN_CPU_MAX_HEAD_DIM)
-        return cn_fail(CN_ERR_SHAPE, "predict: head_dim %u: expected a multiple of 16, at most %d",
+    if (a->head_dim % 2 != 0 || a->head_dim > CN_CPU_MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "predict: head_dim %u: expected a multiple of 2, at most %d",
                        a->head_dim, CN_CPU_MAX_HEAD_DIM);
+    CN_ASSERT(a->n_fixed < a->head_dim && a->n_fixed % 2 == 0);
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         if (a->slots[s] == CN_NO_SLOT) continue;
         if (a->modulus[s] == 0 || a->modulus[s] > a->rows)

@@ -26,7 +26,6 @@ enum {
     ROWS = 8,     /* query heads, or queries, of a pass */
     DOTS = 4,     /* products computed side by side */
     MAX_WIDTH = 2 * CN_CPU_MAX_HEAD_DIM,
-    MAX_CHANNELS = CN_CPU_MAX_HEAD_DIM / 4,
     SAFE_CHANNELS = 32 /* 32 * 7 * 127 fits in 16 bits */
 };
 
@@ -39,9 +38,18 @@ cn_status cn_cpu_check_selection(const cn_pools *p, const char *op)
     if (p->n_heads == 0 || p->n_heads % l->n_kv_heads != 0)
         return cn_fail(CN_ERR_SHAPE, "%s: %u query heads: expected a multiple of the %u kv heads",
                        op, p->n_heads, l->n_kv_heads);
-    CN_ASSERT(!p->digest.labels || p->digest.n_channels == cn_label_channels(l->head_dim));
+    CN_ASSERT(!p->digest.labels || p->digest.n_channels == cn_layout_label_channels(l));
+    CN_ASSERT(p->digest.n_channels <= CN_CPU_MAX_CHANNELS);
     CN_ASSERT(!p->digest.bounds_64 || l->block_tokens >= CN_DIGEST_TILE);
     return CN_OK;
+}
+
+void cn_cpu_read_channels(const cn_digest *g, size_t unit, uint16_t *out)
+{
+    for (uint32_t i = 0; i < g->n_channels; i++) {
+        const size_t at = unit * g->n_channels + i;
+        out[i] = g->wide_channels ? g->wide_channels[at] : g->channels[at];
+    }
 }
 
 /* ---- units ---- */
@@ -117,7 +125,7 @@ static score_run run_at(const cn_kv_layout *l, const score_unit *u, uint32_t c, 
 typedef struct score_query {
     uint32_t rows, width;
     float values[ROWS * MAX_WIDTH];         /* [rows, width] */
-    int16_t quantised[ROWS * MAX_CHANNELS]; /* [rows, n_channels]; labels only */
+    int16_t quantised[ROWS * CN_CPU_MAX_CHANNELS]; /* [rows, n_channels]; labels only */
     float factor[ROWS];                     /* by which products are multiplied */
 } score_query;
 
@@ -135,7 +143,7 @@ static void add_head(float *row, const float *q, uint32_t d, bool is_bounds)
 }
 
 /* Replaces a row by the label channels of it, quantised. */
-static void quantise_row(score_query *query, uint32_t r, const uint8_t *channels, uint32_t n)
+static void quantise_row(score_query *query, uint32_t r, const uint16_t *channels, uint32_t n)
 {
     const float *row = query->values + (size_t)r * query->width;
     float largest = 0;
@@ -167,12 +175,14 @@ static void load_query(const score_job *job, const score_unit *u, uint32_t first
     }
     if (u->stage.group == CN_GROUP_MEAN)
         for (uint32_t i = 0; i < query->width; i++) query->values[i] /= (float)job->group;
-    for (uint32_t r = 0; r < query->rows; r++) query->factor[r] = cn_score_scale(d, is_max);
+    const float scaled = is_max ? p->scale * CN_LOG2_E : p->scale;
+    const float factor = p->scale > 0 ? scaled : cn_score_scale(d, is_max);
+    for (uint32_t r = 0; r < query->rows; r++) query->factor[r] = factor;
     if (u->stage.key != CN_KEY_LABELS) return;
     const cn_digest *g = &p->digest;
-    const size_t unit = (size_t)u->layer * p->layout.n_kv_heads + u->head;
-    for (uint32_t r = 0; r < query->rows; r++)
-        quantise_row(query, r, g->channels + unit * g->n_channels, g->n_channels);
+    uint16_t channels[CN_CPU_MAX_CHANNELS];
+    cn_cpu_read_channels(g, (size_t)u->layer * p->layout.n_kv_heads + u->head, channels);
+    for (uint32_t r = 0; r < query->rows; r++) quantise_row(query, r, channels, g->n_channels);
 }
 
 /* ---- logits [rows, RUN] of a run ---- */
@@ -248,7 +258,7 @@ static void label_logits(const score_query *query, const cn_digest *g, size_t si
                          float *logits)
 {
     const uint32_t n_channels = g->n_channels;
-    int16_t channels[MAX_CHANNELS * RUN];
+    int16_t channels[CN_CPU_MAX_CHANNELS * RUN];
     int32_t total[RUN];
     float scales[RUN] = {0};
     unpack_labels(channels, g->labels + side * (n_channels / 2), n, n_channels);

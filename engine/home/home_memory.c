@@ -172,7 +172,7 @@ typedef struct cache_sizes {
 static cn_status check_cache(const void *ctx, const cn_backend *be)
 {
     const cache_sizes *s = ctx;
-    return cn_backend_check_kv(be, s->config);
+    return cn_backend_check_kv(be, s->config, s->model);
 }
 
 static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)

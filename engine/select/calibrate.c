@@ -1,8 +1,8 @@
 /* calibrate.c - see calibrate.h.
  *
- * The op rope_store of the backend is replaced by a function that calls it and then reads the
- * queries and keys that it wrote. On a HIGH stream of the CPU the op has run when it returns, and
- * its memory is host memory. */
+ * The op attn_prefill of the backend is replaced by a function that reads its queries and keys and
+ * then calls it. On a HIGH stream of the CPU the ops before it have run, and their memory is host
+ * memory. With latent attention the queries have been multiplied by the key matrices. */
 #include "engine/select/calibrate.h"
 
 #include <math.h>
@@ -15,11 +15,11 @@
 #include "engine/start/start_line.h"
 
 struct cn_calibrator {
-    cn_batch_view batch; /* first: rope_store finds the calibrator by its batch */
+    cn_batch_view batch; /* first: attn_prefill finds the calibrator by its batch */
     cn_model_config config;
     uint32_t max_tokens;
     cn_backend *backend;
-    cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a); /* the backend's */
+    cn_status (*attend)(cn_stream *s, const cn_attn_args *a); /* the backend's */
     cn_stream *stream;
     void *weights_memory, *workspace;
     cn_weights *weights;
@@ -32,6 +32,7 @@ struct cn_calibrator {
     double *most;
     double *key_sum; /* [layer, kv head, channel] the sum of keys */
     double *mean;    /* [head_dim] of the window */
+    double *importance; /* [head_dim] of the channels of a kv head */
     uint64_t n_tokens;
 };
 
@@ -51,7 +52,7 @@ static bool are_finite(const float *p, uint32_t n)
     return true;
 }
 
-static const float *key_of(const cn_calibrator *c, const cn_rope_store_args *a, uint32_t t,
+static const float *key_of(const cn_calibrator *c, const cn_attn_args *a, uint32_t t,
                            uint32_t kv_head)
 {
     const uint32_t slot = c->batch.kv_slots[t], b = a->layout.block_tokens;
@@ -59,13 +60,13 @@ static const float *key_of(const cn_calibrator *c, const cn_rope_store_args *a, 
     return (const float *)(const void *)((const char *)a->kv + at);
 }
 
-static const float *query_of(const cn_rope_store_args *a, uint32_t t, uint32_t head)
+static const float *query_of(const cn_attn_args *a, uint32_t t, uint32_t head)
 {
     return (const float *)a->q + ((size_t)t * a->n_heads + head) * a->layout.head_dim;
 }
 
 /* Checks queries and keys of the window, adds the keys to their sum, and computes their mean. */
-static cn_status add_keys(cn_calibrator *c, const cn_rope_store_args *a, uint32_t kv_head)
+static cn_status add_keys(cn_calibrator *c, const cn_attn_args *a, uint32_t kv_head)
 {
     const uint32_t d = c->config.head_dim, n = a->batch->n_tokens;
     const uint32_t group = c->config.n_heads / c->config.n_kv_heads;
@@ -87,7 +88,7 @@ static cn_status add_keys(cn_calibrator *c, const cn_rope_store_args *a, uint32_
     return CN_OK;
 }
 
-static void add_products(cn_calibrator *c, const cn_rope_store_args *a, uint32_t t,
+static void add_products(cn_calibrator *c, const cn_attn_args *a, uint32_t t,
                          uint32_t kv_head)
 {
     const uint32_t d = c->config.head_dim, group = c->config.n_heads / c->config.n_kv_heads;
@@ -99,15 +100,14 @@ static void add_products(cn_calibrator *c, const cn_rope_store_args *a, uint32_t
     }
 }
 
-static cn_status observe(cn_stream *s, const cn_rope_store_args *a)
+static cn_status observe(cn_stream *s, const cn_attn_args *a)
 {
     cn_calibrator *c = (cn_calibrator *)a->batch;
-    CN_TRY(c->rope_store(s, a));
     for (uint32_t h = 0; h < c->config.n_kv_heads; h++) {
         CN_TRY(add_keys(c, a, h));
         for (uint32_t t = 0; t < a->batch->n_tokens; t++) add_products(c, a, t, h);
     }
-    return CN_OK;
+    return c->attend(s, a);
 }
 
 /* The sum of the maxima over the query heads of the group. */
@@ -122,23 +122,23 @@ static double importance_of(const cn_calibrator *c, uint32_t layer, uint32_t kv_
     return sum;
 }
 
-static void choose_calibrate(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uint8_t *out)
+static void choose_calibrate(const cn_calibrator *c, uint32_t layer, uint32_t kv_head,
+                             uint16_t *out)
 {
-    double value[UINT8_MAX + 1];
-    const uint32_t d = c->config.head_dim, n = cn_label_channels(c->config.head_dim);
-    CN_ASSERT(d <= UINT8_MAX + 1);
+    double *const value = c->importance;
+    const uint32_t d = c->config.head_dim, n = cn_select_channels_each(&c->config);
     for (uint32_t i = 0; i < d; i++) value[i] = importance_of(c, layer, kv_head, i);
     for (uint32_t i = 0, n_out = 0; i < d; i++) {
         uint32_t rank = 0;
         for (uint32_t j = 0; j < d; j++)
             rank += value[j] > value[i] || (value[j] == value[i] && j < i);
-        if (rank < n) out[n_out++] = (uint8_t)i;
+        if (rank < n) out[n_out++] = (uint16_t)i;
     }
 }
 
-void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets)
+void cn_calibrator_result(const cn_calibrator *c, uint16_t *channels, float *offsets)
 {
-    const uint32_t d = c->config.head_dim, n = cn_label_channels(d);
+    const uint32_t d = c->config.head_dim, n = cn_select_channels_each(&c->config);
     const double n_tokens = (double)c->n_tokens;
     for (uint32_t l = 0; l < c->config.n_layers; l++)
         for (uint32_t h = 0; h < c->config.n_kv_heads; h++, channels += n, offsets += n) {
@@ -206,6 +206,7 @@ static cn_status make_calibrate_batch(cn_calibrator *c)
     c->pools = (cn_pools){.n_heads = m->n_heads, .act_dtype = be->act_dtype};
     c->pools.layout = cn_kv_layout_make(m->n_layers, n_blocks, m->n_kv_heads, b, m->head_dim,
                                         be->act_dtype);
+    cn_kv_layout_share(&c->pools.layout, m->latent.rank, m->latent.nope + m->latent.rope);
     CN_ASSERT(be->act_dtype == CN_F32);
     CN_TRY(be->mem_alloc(be, cn_kv_pool_bytes(&c->pools.layout), &c->pools.kv));
     c->ids = cn_calloc((size_t)c->max_tokens + n_blocks, sizeof *c->ids);
@@ -213,7 +214,8 @@ static cn_status make_calibrate_batch(cn_calibrator *c)
     c->most = cn_calloc((size_t)m->n_layers * m->n_heads * m->head_dim, sizeof(double));
     c->key_sum = cn_calloc((size_t)m->n_layers * m->n_kv_heads * m->head_dim, sizeof(double));
     c->mean = cn_calloc(m->head_dim, sizeof(double));
-    if (!c->ids || !c->unobserved || !c->most || !c->key_sum || !c->mean)
+    c->importance = cn_calloc(m->head_dim, sizeof(double));
+    if (!c->ids || !c->unobserved || !c->most || !c->key_sum || !c->mean || !c->importance)
         return cn_fail(CN_ERR_MEMORY, "out of memory for windows of %u tokens", c->max_tokens);
     for (uint32_t t = 0; t < c->max_tokens; t++) {
         c->ids[t] = t;
@@ -230,17 +232,12 @@ static cn_status make_calibrate_batch(cn_calibrator *c)
 static cn_status build(cn_calibrator *c, const char *dir)
 {
     CN_TRY(cn_model_config_load(&c->config, dir));
-    if (c->config.latent.rank > 0)
-        return cn_fail(CN_ERR_MODEL,
-                       "%s has latent attention, which does not support selectors yet: it has no "
-                       "channels to calibrate",
-                       c->config.architecture);
     if (c->max_tokens > c->config.max_position)
         return cn_fail(CN_ERR_ARG, "--calibrate-len %u exceeds the context length of %u",
                        c->max_tokens, c->config.max_position);
     CN_TRY(cn_backend_cpu_open(&c->backend, &(cn_cpu_backend_opts){0}));
-    c->rope_store = c->backend->rope_store;
-    c->backend->rope_store = observe;
+    c->attend = c->backend->attn_prefill;
+    c->backend->attn_prefill = observe;
     const cn_device_choice choice = {.why = "cpu: calibration runs on the CPU"};
     cn_start_line_log(&(cn_start_facts){dir, &c->config, c->backend, &choice, NULL, NULL});
     CN_TRY(c->backend->stream_create(c->backend, CN_PRIORITY_HIGH, &c->stream));
@@ -280,6 +277,7 @@ void cn_calibrator_free(cn_calibrator *c)
     cn_free(c->most);
     cn_free(c->key_sum);
     cn_free(c->mean);
+    cn_free(c->importance);
     cn_free(c);
 }
 

@@ -24,6 +24,6 @@ const cn_model_config *cn_calibrator_config(const cn_calibrator *c);
 uint64_t cn_calibrator_tokens(const cn_calibrator *c); /* added so far */
 
 /* Writes the channels with the largest importance, ascending, and the mean of each of them over all
- * tokens, to arrays [n_layers, n_kv_heads, head_dim / 4]. Ties: the lower channel. Importance is
+ * tokens, to arrays [n_layers, n_kv_heads, n]. Ties: the lower channel. Importance is
  * the sum over the query heads of a group of the maximum over tokens of |q * k|. */
-void cn_calibrator_result(const cn_calibrator *c, uint8_t *channels, float *offsets);
+void cn_calibrator_result(const cn_calibrator *c, uint16_t *channels, float *offsets);

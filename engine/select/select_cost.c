@@ -11,7 +11,7 @@ static cn_kv_layout layout_of(const cn_select_shape *z)
 {
     cn_kv_layout l = cn_kv_layout_form(z->n_layers, 1, z->n_kv_heads, z->block_tokens, z->head_dim,
                                        z->act_dtype, z->kv_form);
-    cn_kv_layout_share(&l, z->value_dim, z->head_dim);
+    cn_kv_layout_share(&l, z->value_dim, z->query_dim);
     l.draft_dim = z->draft_dim;
     l.draft_state = z->draft_state;
     return l;
@@ -24,8 +24,11 @@ static uint64_t token_bytes(const cn_select_shape *z)
     return l.tile_bytes / l.tile_tokens;
 }
 
-/* K alone. V has as many bytes, unless it is a part of K, which no selector ranks. */
-static uint64_t row_bytes(const cn_select_shape *z) { return token_bytes(z) / 2; }
+/* K alone. V has as many bytes, unless it is a part of K. */
+static uint64_t row_bytes(const cn_select_shape *z)
+{
+    return z->value_dim > 0 ? token_bytes(z) : token_bytes(z) / 2;
+}
 
 uint64_t cn_select_kv_bytes(const cn_select_shape *z)
 {
@@ -46,7 +49,8 @@ uint64_t cn_select_digest_bytes(const cn_select_shape *z, uint32_t planes)
 /* Bytes that a stage reads and writes for one candidate of one layer and head. */
 static uint64_t candidate_bytes(const cn_select_shape *z, const cn_sel_stage *stage)
 {
-    const uint64_t label = cn_label_channels(z->head_dim) / 2 + sizeof(uint16_t);
+    const cn_kv_layout l = layout_of(z);
+    const uint64_t label = cn_layout_label_channels(&l) / 2 + sizeof(uint16_t);
     switch (stage->key) {
     case CN_KEY_ROWS: return row_bytes(z) + SCORE_BYTES;
     case CN_KEY_BOUNDS: return 2 * z->head_dim * cn_dtype_bytes(z->act_dtype) + SCORE_BYTES;
@@ -63,8 +67,8 @@ static uint64_t away_head_bytes(const cn_select_shape *z, const cn_kv_params *kv
     const bool capped = position >= n_max * b;
     const uint64_t resident = (capped ? (n_max - 1) * b + position % b : position) + UINT64_C(1);
     const cn_select_span s = cn_select_span_away(kv, b);
-    if (!capped || !s.listed) return 2 * row_bytes(z) * resident;
-    return 2 * row_bytes(z) * (s.list_len + resident - s.tail) +
+    if (!capped || !s.listed) return token_bytes(z) * resident;
+    return token_bytes(z) * (s.list_len + resident - s.tail) +
            s.n[1] * candidate_bytes(z, &s.stage[1]);
 }
 
@@ -85,11 +89,11 @@ static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv,
                n_selecting * z->n_kv_heads * away_head_bytes(z, kv, position);
     const cn_select_span s = cn_select_span_at(kv, 1, position, z->block_tokens);
     if (!s.listed) return all;
-    uint64_t head = 2 * row_bytes(z) * (s.list_len + position + 1 - s.tail);
+    uint64_t head = token_bytes(z) * (s.list_len + position + 1 - s.tail);
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
         if (s.stage[i].active) head += s.n[i] * candidate_bytes(z, &s.stage[i]);
-    const uint64_t ring = (uint64_t)cn_selector_ring_rows(kv) * z->n_heads * z->head_dim *
-                          cn_dtype_bytes(z->act_dtype);
+    const uint64_t ring = (uint64_t)cn_selector_ring_rows(kv) * z->n_heads *
+                          layout_of(z).query_dim * cn_dtype_bytes(z->act_dtype);
     return all / z->n_layers * z->dense_layers + ahead_bytes(z, &s) +
            n_selecting * (z->n_kv_heads * head + ring);
 }

@@ -22,7 +22,7 @@
 typedef struct cn_select_shape {
     uint64_t weight_bytes; /* that every step reads */
     uint32_t n_layers, dense_layers, n_heads, n_kv_heads, head_dim;
-    uint32_t value_dim; /* of cn_kv_layout_share; 0: K and V are two parts */
+    uint32_t value_dim, query_dim; /* of cn_kv_layout_share; 0: K and V are two parts */
     uint32_t block_tokens;
     uint32_t draft_dim; /* of the retrieval head's K; 0: there is none */
     uint32_t draft_state; /* of the state that a block keeps for it; 0: none */

@@ -32,7 +32,10 @@ void cn_select_declare_channels(cn_start_plan *p, cn_memory_part part, const cha
                                 const char *offsets, cn_digest *d)
 {
     const uint64_t n = cn_select_channels_n(p->model);
-    cn_start_add(p, channels, part, n * sizeof *d->channels, &d->channels);
+    if (cn_select_channels_are_wide(p->model))
+        cn_start_add(p, channels, part, n * sizeof *d->wide_channels, &d->wide_channels);
+    else
+        cn_start_add(p, channels, part, n * sizeof *d->channels, &d->channels);
     cn_start_add(p, offsets, part, n * sizeof *d->offsets, &d->offsets);
 }
 
@@ -56,6 +59,11 @@ void cn_select_declare(cn_start_plan *p, cn_select_scratch *s, cn_digest *d)
         cn_start_add(p, "predicted queries", CN_PART_STEPS,
                      rows * n_selecting * q_elems * cn_dtype_bytes(p->backend->act_dtype),
                      &s->predicted);
+    if (needs.slots && m->latent.rank > 0)
+        cn_start_add(p, "predicted queries of the ring", CN_PART_STEPS,
+                     rows * m->n_heads * (m->latent.nope + m->latent.rope) *
+                         cn_dtype_bytes(p->backend->act_dtype),
+                     &s->raw_predicted);
     if (needs.labels)
         cn_select_declare_channels(p, CN_PART_STEPS, "label channels", "label offsets", d);
 }

@@ -25,6 +25,12 @@ typedef struct cn_select_step {
     cn_select_probe *probe; /* NULL: nothing is measured */
 } cn_select_step;
 
+/* Runs the op `predict` with a->head_dim, n_fixed and, of latent attention, the product of the
+ * predicted queries with the key matrices: a->out [S, n_layers, hq, head_dim of K]. raw: memory of
+ * the queries of one layer before that product, [S, hq, query_dim]; not used without. */
+cn_status cn_select_predict_keys(const cn_backend *be, cn_stream *s, const cn_pools *pools,
+                                 cn_predict_args a, void *raw);
+
 /* Predicts the queries of all layers from the rings. Call before any layer writes a ring. */
 cn_status cn_select_predict(const cn_select_step *p);
 

@@ -104,11 +104,12 @@ static inline cn_list_attn_args cn_selected_attention(const cn_attend_selected_a
                                                       const cn_batch_view *batch)
 {
     const size_t elem = cn_dtype_bytes(a->pools.act_dtype), q_row = cn_selected_q_row(a);
+    const size_t out_row = (size_t)a->attn.n_heads * a->attn.layout.part[CN_KV_V].width;
     cn_list_attn_args t;
     t.attn = a->attn;
     t.attn.batch = batch;
     t.attn.q = cn_selected_at(a, a->attn.q, q_row, elem);
-    t.attn.out = cn_selected_at(a, a->attn.out, q_row, elem);
+    t.attn.out = cn_selected_at(a, a->attn.out, out_row, elem);
     t.index = cn_selected_list(a, CN_SELECT_STAGES - 1);
     t.index_stride = a->scratch.list_stride;
     t.list_len = a->rows.list_len + a->first_row;

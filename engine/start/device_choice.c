@@ -210,8 +210,21 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
     return needs.keeps >> CN_KEEP_BEST & 1 ? check_scores(be) : CN_OK;
 }
 
-cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c)
+/* Refuses selectors and homes of latent attention that the backend lacks. */
+static cn_status check_latent_kv(const cn_backend *be, const cn_config *c, const cn_model_config *m)
 {
+    const bool selects = cn_selectors_need(cn_config_selectors(c)).any;
+    if (m->latent.rank == 0 || be->ranks_latent || (!selects && !cn_config_away(c))) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE,
+                   "%s: %s has latent attention, for which the %s backend does not support %s yet: "
+                   "leave them out, or use --device cpu",
+                   selects ? "--kv-select, --kv-selectors" : "--kv-home, --kv-homes",
+                   m->architecture, be->name, selects ? "selectors" : "homes");
+}
+
+cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c, const cn_model_config *m)
+{
+    CN_TRY(check_latent_kv(be, c, m));
     if (cn_policies_need(cn_config_policies(c)).slots && !(be->head_rules >> c->kv.head_rule & 1))
         return cn_fail(CN_ERR_DEVICE,
                        "--kv-head-rule mean: the %s backend does not support it: leave it out, or "

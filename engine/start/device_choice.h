@@ -79,7 +79,7 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
 
 /* CN_ERR_DEVICE when the backend has no ops for KV of the form of --kv-cache-dtype, or none for it
  * together with the selectors or homes of c. */
-cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c);
+cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c, const cn_model_config *m);
 
 /* CN_ERR_DEVICE when the backend has no products with the FP8 weights of the model. */
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m);

@@ -43,8 +43,6 @@ static cn_status check_latent(const cn_config *c, const cn_model_config *m)
         const char *option, *what, *way_out;
     } uses[] = {
         {cn_config_away(c) != 0, "--kv-home, --kv-homes", "homes", "leave them out"},
-        {cn_selectors_need(cn_config_selectors(c)).any, "--kv-select, --kv-selectors", "selectors",
-         "leave them out"},
         {cn_planner_kv_form(c) != CN_KV_PLAIN, "--kv-cache-dtype fp8", "eight bits",
          "set --kv-cache-dtype auto"},
     };

@@ -44,7 +44,8 @@ static void fill_pool(paged_batch *b, test_rng *r)
             for (uint32_t h = 0; h < l->n_kv_heads; h++)
                 for (uint32_t t = 0; t < b->kv_len[s]; t++) {
                     test_rng_fill(r, paged_batch_row(b, layer, s, h, t, CN_KV_K), l->head_dim);
-                    test_rng_fill(r, paged_batch_row(b, layer, s, h, t, CN_KV_V), l->head_dim);
+                    if (!cn_kv_layout_is_shared(l))
+                        test_rng_fill(r, paged_batch_row(b, layer, s, h, t, CN_KV_V), l->head_dim);
                 }
 }
 
@@ -118,6 +119,7 @@ paged_batch *paged_batch_create(const paged_shape *s, test_rng *r)
     b->layout =
         cn_kv_layout_make(s->n_layers, n_blocks, s->n_kv_heads, s->block_tokens, s->head_dim,
                           CN_F32);
+    cn_kv_layout_share(&b->layout, s->value_dim, s->head_dim);
     uint32_t stride = (uint32_t)cn_ceil_div(max_kv, s->block_tokens);
     b->kv = cn_calloc_aligned(cn_kv_pool_elems(&b->layout), sizeof *b->kv);
     b->tokens = new_u32(n_tokens);

@@ -31,12 +31,22 @@ void select_open_digest(select_world *w, test_rng *r)
     const cn_kv_layout *l = &w->pools.layout;
     cn_digest *g = &w->pools.digest;
     const size_t n = (size_t)l->n_layers * l->n_blocks;
-    g->n_channels = cn_label_channels(l->head_dim);
+    g->n_channels = cn_layout_label_channels(l);
     const size_t n_channels = (size_t)l->n_layers * l->n_kv_heads * g->n_channels;
+    const uint32_t step = l->head_dim / g->n_channels;
     uint8_t *channels = cn_calloc(n_channels, 1);
-    for (size_t i = 0; i < n_channels; i++)
-        channels[i] = (uint8_t)(i % g->n_channels * 4 + test_rng_below(r, 4));
-    g->channels = channels;
+    uint16_t *wide = cn_calloc(n_channels, sizeof *wide);
+    for (size_t i = 0; i < n_channels; i++) {
+        wide[i] = (uint16_t)(i % g->n_channels * step + test_rng_below(r, step));
+        channels[i] = (uint8_t)wide[i];
+    }
+    if (l->head_dim > 256) {
+        g->wide_channels = wide;
+        cn_free(channels);
+    } else {
+        g->channels = channels;
+        cn_free(wide);
+    }
     float *offsets = cn_calloc(n_channels, sizeof *offsets);
     for (size_t i = 0; i < n_channels; i++) offsets[i] = (float)(i * 37 % 101) / 8 - 6;
     if (l->n_blocks % 2) /* else there are none */
@@ -140,7 +150,12 @@ static void make_extreme(select_world *w)
         for (size_t j = 0; j < w->n_seqs * w->q_stride; j++) w->q[i][j] = 4;
 }
 
-select_world select_world_draw(uint64_t seed)
+/* The shapes of latent attention: query heads, elements of K, and those of them that are V. */
+typedef struct latent_shape {
+    uint32_t n_heads, head_dim, value_dim;
+} latent_shape;
+
+static select_world draw_world(uint64_t seed, const latent_shape *latent)
 {
     test_rng r = {seed * 77 + 5};
     static const uint32_t dims[] = {64, 80, 96, 128, 256, 16},
@@ -152,6 +167,12 @@ select_world select_world_draw(uint64_t seed)
                      .block_tokens = blocks[test_rng_below(&r, 4)],
                      .n_seqs = 1 + test_rng_below(&r, 5)};
     select_world w = {.n_seqs = s.n_seqs, .group = groups[seed % 4]};
+    if (latent) {
+        s.n_kv_heads = 1;
+        s.head_dim = latent->head_dim;
+        s.value_dim = latent->value_dim;
+        w.group = latent->n_heads;
+    }
     w.n_layers = 1 + test_rng_below(&r, SELECT_LAYERS - SELECT_FIRST_LAYER);
     s.n_heads = s.n_kv_heads * w.group;
     s.n_decode = s.n_seqs;
@@ -162,6 +183,7 @@ select_world select_world_draw(uint64_t seed)
     }
     w.b = paged_batch_create(&s, &r);
     w.pools = (cn_pools){.layout = w.b->layout, .kv = w.b->kv, .n_heads = s.n_heads};
+    if (latent) w.pools.scale = 0.043F + 0.01F * (float)(seed % 3);
     select_open_digest(&w, &r);
     select_draw_queries(&w, &r);
     if (seed % 12 == 4) make_extreme(&w);
@@ -172,10 +194,20 @@ select_world select_world_draw(uint64_t seed)
     return w;
 }
 
+select_world select_world_draw(uint64_t seed) { return draw_world(seed, NULL); }
+
+select_world select_world_draw_latent(uint64_t seed)
+{
+    static const latent_shape shapes[] = {{20, 576, 512}, {1, 160, 128}, {16, 576, 512},
+                                          {20, 80, 64},   {1, 576, 512}, {16, 320, 256}};
+    return draw_world(seed, &shapes[seed % (sizeof shapes / sizeof *shapes)]);
+}
+
 void select_world_free(select_world *w)
 {
     cn_digest *g = &w->pools.digest;
     cn_free((void *)(uintptr_t)g->channels);
+    cn_free((void *)(uintptr_t)g->wide_channels);
     cn_free((void *)(uintptr_t)g->offsets);
     cn_free(g->labels);
     cn_free(g->scales);
@@ -267,10 +299,18 @@ size_t select_side_of(const select_world *w, uint32_t layer, uint32_t s, uint32_
     return cn_kv_side(l, layer, block, head, p % l->block_tokens);
 }
 
-const uint8_t *select_channels_of(const select_world *w, uint32_t layer, uint32_t head)
+void select_channels_of(const select_world *w, uint32_t layer, uint32_t head, uint16_t *channels)
 {
     const cn_digest *g = &w->pools.digest;
-    return g->channels + ((size_t)layer * w->pools.layout.n_kv_heads + head) * g->n_channels;
+    const size_t at = ((size_t)layer * w->pools.layout.n_kv_heads + head) * g->n_channels;
+    for (uint32_t i = 0; i < g->n_channels; i++)
+        channels[i] = g->wide_channels ? g->wide_channels[at + i] : g->channels[at + i];
+}
+
+double select_scale_of(const select_world *w)
+{
+    const float scale = w->pools.scale;
+    return scale > 0 ? (double)scale : 1 / sqrt((double)w->pools.layout.head_dim);
 }
 
 int select_label_at(const cn_digest *g, size_t side, uint32_t c)

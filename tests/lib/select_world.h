@@ -7,7 +7,8 @@
 
 enum {
     SELECT_MAX_GROUP = 11,
-    SELECT_MAX_D = 256,
+    SELECT_MAX_D = 576,
+    SELECT_MAX_CHANNELS = 128,
     SELECT_LAYERS = 3,
     SELECT_FIRST_LAYER = 1,
     SELECT_POISON = 0xa5
@@ -45,13 +46,17 @@ void select_open_digest(select_world *w, test_rng *r);
 void select_run_digest(cn_backend *be, const select_world *w);
 void select_draw_queries(select_world *w, test_rng *r);
 select_world select_world_draw(uint64_t seed);
+/* The same with rows of latent attention: one kv head, V in K, another scale. */
+select_world select_world_draw_latent(uint64_t seed);
 void select_world_free(select_world *w);
 select_results select_run_stages(cn_backend *be, const select_world *w);
 void select_results_free(select_results *x);
 const float *select_key_of(const select_world *w, uint32_t layer, uint32_t s, uint32_t head,
                            uint32_t p);
 size_t select_side_of(const select_world *w, uint32_t layer, uint32_t s, uint32_t head, uint32_t p);
-const uint8_t *select_channels_of(const select_world *w, uint32_t layer, uint32_t head);
+void select_channels_of(const select_world *w, uint32_t layer, uint32_t head, uint16_t *channels);
+/* By which products are multiplied. */
+double select_scale_of(const select_world *w);
 /* Channel c of the label of slot `side`. */
 int select_label_at(const cn_digest *g, size_t side, uint32_t c);
 select_unit select_unit_at(const select_world *w, uint32_t stage, size_t index);
