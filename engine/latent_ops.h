@@ -17,7 +17,7 @@ typedef struct cn_batch_view cn_batch_view;
  * head. Stores the row of K in the pool at kv_slots, and the queries in the observation window at
  * q_rows where that is >= 0. */
 typedef struct cn_latent_store_args {
-    void *q;          /* [T, hq, dn+dr] act, in place */
+    void *q;          /* [T, hq, dn+dr] act, in place; NULL: only the rows are stored */
     const void *row;  /* [T, r+dr] act */
     const void *norm; /* [r] */
     float eps;

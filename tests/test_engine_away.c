@@ -155,7 +155,7 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
                       uint8_t (*in)[AWAY_CONTEXT])
 {
     static uint16_t score[4 * AWAY_CONTEXT];
-    static float logits[8 * AWAY_CONTEXT], predicted[8 * 256];
+    static float logits[8 * AWAY_CONTEXT], predicted[8 * 256], raw[8 * 256];
     const cn_home *h = home_of(e, q);
     const uint32_t zero = 0, slot = (uint32_t)q->query_slot, newest = position - 1;
     const uint32_t hk = e->model_config.n_kv_heads, ring = cn_ring_rows(&q->kv);
@@ -172,12 +172,12 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
     const cn_predict_args p = {
         .ring = e->pools.q_window, .n_query_slots = e->pools.n_query_slots,
         .rows = e->pools.window, .n_heads = e->model_config.n_heads,
-        .head_dim = e->model_config.head_dim, .slots = &slot, .newest = &newest,
+        .slots = &slot, .newest = &newest,
         .modulus = &ring, .n_window = &window, .weights = &weights, .rotate = &rotate,
         .n_seqs = 1, .first_layer = layer, .n_layers = 1,
         .eps = CN_SELECT_RIDGE, .cos = h->env.cos, .sin = h->env.sin, .out = predicted,
         .out_stride = q_elems};
-    assert_int_equal(be->predict(e->stream, &p), CN_OK);
+    assert_int_equal(cn_select_predict_keys(be, e->stream, &e->pools, p, raw), CN_OK);
     const cn_score_args c = {
         .q = {[CN_SEL_PREDICTED] = predicted}, .stage = &s.stage[1], .pools = h->env.home,
         .tables = q->home_table, .table_stride = q->n_home_blocks, .first = &zero, .n = &s.n[1],

@@ -208,7 +208,6 @@ static void check_refused(const char *option, const char *value, const char *tex
 static void options_without_support_are_refused_by_name(void **state)
 {
     (void)state;
-    check_refused("kv-homes", "device,host", "latent attention, which does not support homes yet");
     check_refused("kv-cache-dtype", "fp8", "does not support eight bits yet");
     check_refused("quantization", "fp8", "--quantization fp8: DeepseekV3ForCausalLM has experts");
 }

@@ -15,7 +15,7 @@
 #include "tests/lib/run_engine.h"
 #include "tests/lib/tensor_file.h"
 
-enum { MAX_TOKENS = 130, LIST = 64 };
+enum { MAX_TOKENS = 130, LIST = 64, N_ALIKE = 150 };
 static const cn_kv_select selectors[] = {CN_SELECT_NONE,  CN_SELECT_ORACLE, CN_SELECT_QUEST,
                                          CN_SELECT_DS,    CN_SELECT_TLS,    CN_SELECT_SPADE,
                                          CN_SELECT_LAST,  CN_SELECT_RANDOM};
@@ -219,6 +219,45 @@ static void oracle_finds_the_most_attention(void **state)
     run_free(r);
 }
 
+/* Greedy tokens of a request whose KV lies in `home`, with two dense layers. */
+static run *run_with_home(cn_kv_home home, cn_kv_select select, uint32_t i)
+{
+    const char *const extra[] = {"kv-homes", "device,peer,host", "kv-policies", "full,window",
+                                 "cache-device", "cpu", "home-space", "0.2", "host-space", "0.2",
+                                 "select-dense-layers", "2", "select-cap", "64", NULL};
+    run *r = run_new(options, extra);
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[i], &m, 2 * MAX_TOKENS);
+    p.kv.home = home;
+    p.kv.policy = home == CN_HOME_DEVICE ? CN_KV_FULL : CN_KV_WINDOW;
+    p.kv.budget_tokens = 128;
+    p.kv.select = select;
+    p.kv.select_tokens = LIST;
+    p.kv.select_cap = LIST;
+    p.sampling.ignore_eos = true;
+    p.sampling.temperature = 0;
+    run_submit(r, &p);
+    run_finish(r);
+    return r;
+}
+
+/* Lists are the same sets wherever the KV lies, so attention differs in its last bits alone, which
+ * change a token at last. Dense layers read the plane. */
+static void homes_give_the_tokens_of_the_device(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        const cn_kv_select select = i % 2 ? CN_SELECT_LAST : CN_SELECT_SPADE;
+        run *here = run_with_home(CN_HOME_DEVICE, select, i);
+        run *there = run_with_home(i < 2 ? CN_HOME_PEER : CN_HOME_HOST, select, i);
+        const run_sample *a = &here->samples[0][0], *b = &there->samples[0][0];
+        assert_true(a->usage.kv.selected_steps > 20 && b->usage.kv.exchanges > 20);
+        for (uint32_t t = 0; t < N_ALIKE; t++) assert_int_equal(a->tokens[t], b->tokens[t]);
+        run_free(here);
+        run_free(there);
+    }
+}
+
 /* Digests of a token: labels of 64 of 288 channels with their scale, and both bounds. */
 static void a_token_has_the_digests_of_one_head(void **state)
 {
@@ -231,8 +270,9 @@ static void a_token_has_the_digests_of_one_head(void **state)
     assert_non_null(reference->engine->pools.digest.wide_channels);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_selector_selects),
         cmocka_unit_test(batches_and_chunks_change_no_bit),
@@ -241,6 +281,7 @@ int main(void)
         cmocka_unit_test(forks_change_no_bit),
         cmocka_unit_test(a_short_sequence_is_dense),
         cmocka_unit_test(oracle_finds_the_most_attention),
+        cmocka_unit_test(homes_give_the_tokens_of_the_device),
         cmocka_unit_test(a_token_has_the_digests_of_one_head),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

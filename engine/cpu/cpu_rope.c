@@ -135,12 +135,12 @@ static void latent_token(const cn_latent_store_args *a, uint32_t t)
     const float *cos_row = a->cos + (size_t)pos * (dr / 2);
     const float *sin_row = a->sin + (size_t)pos * (dr / 2);
     const float *x = (const float *)a->row + (size_t)t * l->head_dim;
-    float *q = (float *)a->q + (size_t)t * hq * d, row[CN_CPU_MAX_HEAD_DIM];
-    for (uint32_t h = 0; h < hq; h++) {
+    float *q = a->q ? (float *)a->q + (size_t)t * hq * d : NULL, row[CN_CPU_MAX_HEAD_DIM];
+    for (uint32_t h = 0; q && h < hq; h++) {
         float *turned = q + (size_t)h * d + d - dr;
         rotate_cpu(turned, turned, cos_row, sin_row, dr);
     }
-    if (a->q_window && b->q_rows[t] >= 0) {
+    if (q && a->q_window && b->q_rows[t] >= 0) {
         const uint32_t at = (uint32_t)b->q_rows[t];
         const size_t to = cn_query_row(a->n_query_slots, a->window, hq, d, a->layer,
                                        at / a->window, at % a->window, 0);

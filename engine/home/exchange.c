@@ -92,6 +92,11 @@ size_t cn_exchange_queries(const cn_exchange_sizes *z)
     return (size_t)z->max_rows * z->pack_layers;
 }
 
+size_t cn_exchange_raw_queries(const cn_exchange_sizes *z, const cn_kv_layout *l, uint32_t n_heads)
+{
+    return cn_kv_layout_is_shared(l) ? (size_t)z->max_rows * n_heads * l->query_dim : 0;
+}
+
 size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads)
 {
     return (size_t)z->max_rows * z->pack_layers * n_kv_heads * z->move_stride;
@@ -280,7 +285,7 @@ typedef struct job {
     const cn_exchange_scratch *m;
     uint32_t first_layer, n_layers;
     bool fill;
-    void *predicted; /* of the pack */
+    void *predicted, *raw; /* of the pack */
     cn_move *moves;  /* of the pack */
     uint32_t *moved, *missed; /* of this pack, [rows, n_layers, hk] */
 } job;
@@ -327,7 +332,6 @@ static cn_status predict(const job *j, cn_row_range range)
         .n_query_slots = p->n_query_slots,
         .rows = p->window,
         .n_heads = p->n_heads,
-        .head_dim = p->layout.head_dim,
         .slots = device_u32(j, RING_SLOT) + r,
         .newest = device_u32(j, NEWEST) + r,
         .modulus = device_u32(j, MODULUS) + r,
@@ -343,7 +347,7 @@ static cn_status predict(const job *j, cn_row_range range)
         .out = j->predicted,
         .out_stride = query_stride(j),
     };
-    return j->x->be->predict(j->s, &a);
+    return cn_select_predict_keys(j->x->be, j->s, p, a, j->raw);
 }
 
 static cn_status score(const job *j, cn_row_range range)
@@ -482,7 +486,10 @@ static job exchange_job_of(const cn_exchange_env *x, cn_stream *s, const cn_exch
     const uint32_t hk = x->home.layout.n_kv_heads, start = cn_pack_start(packs, pack);
     const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
     const size_t query = (size_t)x->local.n_heads * x->local.layout.head_dim;
-    const size_t half = cn_exchange_queries(&r->sizes) * query * cn_dtype_bytes(x->local.act_dtype);
+    const size_t elem = cn_dtype_bytes(x->local.act_dtype);
+    const size_t half = cn_exchange_queries(&r->sizes) * query * elem;
+    const size_t raw =
+        cn_exchange_raw_queries(&r->sizes, &x->local.layout, x->local.n_heads) * elem;
     /* Of the pack. Ahead there is one list: a step waits for all pushes of the one before. */
     const uint32_t turn = r->ahead ? 0 : r->turn * packs->n + pack;
     uint32_t *const counts = counts_of(r, m, hk);
@@ -494,6 +501,7 @@ static job exchange_job_of(const cn_exchange_env *x, cn_stream *s, const cn_exch
         .first_layer = start,
         .n_layers = cn_pack_start(packs, pack + 1) - start,
         .predicted = (char *)m->predicted + turn % 2 * half,
+        .raw = m->raw_predicted ? (char *)m->raw_predicted + turn % 2 * raw : NULL,
         .moves = (cn_move *)m->moves + turn % 2 * cn_exchange_moves(&r->sizes, hk),
         .moved = counts + (r->ahead ? 0 : before),
         .missed = counts + cn_exchange_counts(&r->sizes, hk) + (r->ahead ? 0 : before),

@@ -43,6 +43,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
 typedef struct cn_exchange_scratch {
     void *arrays;    /* [2] cn_exchange_bytes */
     void *predicted; /* act [2, rows, pack layers, hq, d] */
+    void *raw_predicted; /* act [2, rows, hq, query_dim], of latent attention only */
     void *score;     /* u16 [room, pack layers, hk] */
     void *logits;    /* [room, pack layers, hk, cn_logit_row] of backend->logit_bytes */
     void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride] */
@@ -53,6 +54,8 @@ size_t cn_exchange_bytes(const cn_exchange_sizes *z);
 size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads);
 /* Queries of each half of `predicted`, of one layer each. */
 size_t cn_exchange_queries(const cn_exchange_sizes *z);
+/* Elements of each half of `raw_predicted`. l: of the pool. */
+size_t cn_exchange_raw_queries(const cn_exchange_sizes *z, const cn_kv_layout *l, uint32_t n_heads);
 /* Elements of each half of `moves`. */
 size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads);
 

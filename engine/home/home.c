@@ -165,7 +165,8 @@ static void describe_space(const cn_homes *hs, cn_home *h)
     p->layout = cn_kv_layout_like(l, l->n_layers, plan->n_blocks);
     p->n_heads = hs->o.local.n_heads;
     p->act_dtype = hs->o.local.act_dtype;
-    p->digest.n_channels = cn_label_channels(l->head_dim);
+    p->scale = hs->o.local.scale;
+    p->digest.n_channels = cn_layout_label_channels(l);
     h->env.be = h->be;
     h->env.local = hs->o.local;
     h->env.n_slots = plan->n_slots;

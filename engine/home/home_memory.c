@@ -23,12 +23,17 @@ static void declare_exchange(cn_start_plan *p, cn_exchange_scratch *x, cn_kv_hom
     const cn_memory_part part = part_of(home);
     const cn_exchange_sizes s = sizes_of(p, home, fill, false);
     const uint64_t scores = (uint64_t)s.room * s.pack_layers, halves = fill ? 1 : 2;
+    const cn_kv_layout l = cn_planner_layout(p->config, m, p->backend, 1, p->kv.block_tokens);
     const uint64_t q_bytes =
         (uint64_t)m->n_heads * m->head_dim * cn_dtype_bytes(p->backend->act_dtype);
     cn_start_add(p, fill ? "fill arrays" : "exchange arrays", part, halves * cn_exchange_bytes(&s),
                  &x->arrays);
     cn_start_add(p, fill ? "fill queries" : "exchange queries", part,
                  2 * cn_exchange_queries(&s) * q_bytes, &x->predicted);
+    cn_start_add(p, fill ? "fill queries of the ring" : "exchange queries of the ring", part,
+                 2 * cn_exchange_raw_queries(&s, &l, m->n_heads) *
+                     cn_dtype_bytes(p->backend->act_dtype),
+                 &x->raw_predicted);
     cn_start_add(p, fill ? "fill scores" : "exchange scores", part,
                  scores * m->n_kv_heads * sizeof(uint16_t), &x->score);
     cn_start_add(p, fill ? "fill logits" : "exchange logits", part,

@@ -450,7 +450,7 @@ static cn_status latent_queries(const pass *p, uint32_t layer)
 static cn_status latent_store(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
-    const cn_latent_store_args a = {.q = at(m, m->ws.raw_q),
+    cn_latent_store_args a = {.q = at(m, m->ws.raw_q),
                                     .row = at(m, m->ws.row),
                                     .norm = weight(m, CN_W_KV_A_NORM, layer),
                                     .eps = LATENT_EPS,
@@ -465,6 +465,15 @@ static cn_status latent_store(const pass *p, uint32_t layer)
                                     .n_query_slots = p->pools->n_query_slots,
                                     .window = p->pools->window};
     CN_TRY(m->be->latent_store(p->s, &a));
+    if (reads_plane(p, layer)) {
+        cn_batch_view batch = *p->batch;
+        batch.kv_slots = p->plane->slots;
+        a.batch = &batch;
+        a.layout = p->plane->layout;
+        a.kv = p->plane->kv;
+        a.q = NULL; /* they have been rotated */
+        CN_TRY(m->be->latent_store(p->s, &a));
+    }
     return dump(p, CN_DUMP_Q, (int32_t)layer, m->ws.raw_q, p->batch->n_tokens,
                 m->cfg.n_heads * a.layout.query_dim);
 }
@@ -497,6 +506,9 @@ static cn_status latent_branch(const pass *p, uint32_t layer)
     const cn_model *m = p->m;
     const product row = latent_row_of(m), o = o_of(m, layer);
     CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    if (m->draft)
+        CN_TRY(cn_draft_enter_layer(m->draft, p->s, p->drafts, p->pools, at(m, m->ws.residual),
+                                    layer));
     CN_TRY(latent_queries(p, layer));
     CN_TRY(linear(p, layer, &row));
     CN_TRY(latent_store(p, layer));

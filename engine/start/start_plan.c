@@ -38,20 +38,11 @@ uint64_t cn_start_plain_bytes(const cn_config *c, const cn_model_config *m)
 /* Refuses what has no ops for latent attention yet. */
 static cn_status check_latent(const cn_config *c, const cn_model_config *m)
 {
-    const struct {
-        bool wanted;
-        const char *option, *what, *way_out;
-    } uses[] = {
-        {cn_config_away(c) != 0, "--kv-home, --kv-homes", "homes", "leave them out"},
-        {cn_planner_kv_form(c) != CN_KV_PLAIN, "--kv-cache-dtype fp8", "eight bits",
-         "set --kv-cache-dtype auto"},
-    };
-    for (size_t i = 0; m->latent.rank > 0 && i < sizeof uses / sizeof *uses; i++)
-        if (uses[i].wanted)
-            return cn_fail(CN_ERR_ARG,
-                           "%s: %s has latent attention, which does not support %s yet: %s",
-                           uses[i].option, m->architecture, uses[i].what, uses[i].way_out);
-    return CN_OK;
+    if (m->latent.rank == 0 || cn_planner_kv_form(c) == CN_KV_PLAIN) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--kv-cache-dtype fp8: %s has latent attention, which does not support eight "
+                   "bits yet: set --kv-cache-dtype auto",
+                   m->architecture);
 }
 
 static cn_status check_head_rule(const cn_config *c, const cn_model_config *m)

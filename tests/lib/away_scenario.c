@@ -32,23 +32,37 @@ void away_set(away_scenario *x, const char *name, uint32_t value)
     away_set_text(x, name, text);
 }
 
-static void draw_model(away_scenario *x, uint32_t most_layers)
+#define COMMON_KEYS                                                                   \
+    "\"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u,"        \
+    "\"vocab_size\": %u, \"max_position_embeddings\": %u, \"eos_token_id\": 3,"         \
+    "\"rope_theta\": 10000.0, \"tie_word_embeddings\": true, \"hidden_act\": \"silu\","  \
+    "\"attention_bias\": false, \"initializer_range\": 0.4,"
+
+static void draw_model(away_scenario *x, uint32_t most_layers, bool latent)
 {
     static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {3, 3}};
     const uint32_t *h = heads[away_below(x, sizeof heads / sizeof *heads)];
     x->vocab = away_between(x, 60, 200);
     x->n_layers = away_between(x, 1, most_layers);
     char text[1024];
-    int n = snprintf(text, sizeof text,
-                     "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
-                     "\"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
-                     "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
-                     "\"vocab_size\": %u, \"max_position_embeddings\": %u, \"eos_token_id\": 3,"
-                     "\"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6,"
-                     "\"tie_word_embeddings\": true, \"hidden_act\": \"silu\","
-                     "\"attention_bias\": false, \"initializer_range\": 0.4}",
-                     16 * away_between(x, 1, 3), 16 * away_between(x, 1, 3), x->n_layers, h[0],
-                     h[1], 16 * away_between(x, 1, 3), x->vocab, AWAY_CONTEXT);
+    const uint32_t hidden = 16 * away_between(x, 1, 3), width = 16 * away_between(x, 1, 3);
+    const uint32_t dim = 16 * away_between(x, 1, 3);
+    int n = snprintf(text, sizeof text, "{" COMMON_KEYS, hidden, width, x->n_layers, x->vocab,
+                     AWAY_CONTEXT);
+    n += latent ? snprintf(text + n, sizeof text - (size_t)n,
+                           "\"architectures\": [\"DeepseekV3ForCausalLM\"],"
+                           "\"num_attention_heads\": %u, \"q_lora_rank\": null,"
+                           "\"kv_lora_rank\": %u, \"qk_rope_head_dim\": 16,"
+                           "\"qk_nope_head_dim\": 24, \"v_head_dim\": 16,"
+                           "\"n_routed_experts\": 4, \"num_experts_per_tok\": 2, \"n_group\": 1,"
+                           "\"topk_group\": 1, \"moe_intermediate_size\": 16,"
+                           "\"first_k_dense_replace\": 1}",
+                           h[0] + 1, dim)
+                : snprintf(text + n, sizeof text - (size_t)n,
+                           "\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
+                           "\"num_attention_heads\": %u, \"num_key_value_heads\": %u,"
+                           "\"head_dim\": %u, \"rms_norm_eps\": 1e-6}",
+                           h[0], h[1], dim);
     scratch_dir_open(&x->dir);
     scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
     away_set_text(x, "model", x->dir.path);
@@ -72,7 +86,7 @@ away_scenario *away_draw_scenario(uint64_t seed, uint32_t most_layers)
     away_scenario *x = calloc(1, sizeof *x);
     assert_non_null(x);
     x->rng.state = seed;
-    draw_model(x, most_layers);
+    draw_model(x, most_layers, seed % 3 == 0);
     return x;
 }
 

@@ -44,7 +44,7 @@ void away_set(away_scenario *x, const char *name, uint32_t value);
 /* Options of an engine with this home: "peer", "host", or "peer,host" for both. */
 void away_set_home(away_scenario *x, const char *home);
 
-/* Draws config.json, block size and packs. */
+/* Draws config.json, block size and packs. Every third seed has latent attention. */
 away_scenario *away_draw_scenario(uint64_t seed, uint32_t most_layers);
 /* Draws the homes and sets the options of an engine with all policies and all selectors that can
  * have a home. Returns the homes: "peer", "host" or "peer,host". */
