@@ -151,8 +151,9 @@ static void run_layer(const bench *b, uint32_t layer)
     const uint32_t *words = words_of(b, layer);
     const cn_expert_gate_up_args gate_up = {.out = b->pair_act,
                                             .x = b->x,
-                                            .weight =
-                                                b->gate_up + layer * EXPERTS * EXPERT_BYTES / 3 * 2,
+                                            .weight = {.data = b->gate_up + layer * EXPERTS *
+                                                                                EXPERT_BYTES / 3 *
+                                                                                2},
                                             .starts = starts_of(b, layer),
                                             .pair_tokens = words,
                                             .gathered = b->pair_in,
@@ -164,7 +165,8 @@ static void run_layer(const bench *b, uint32_t layer)
                                             .k = HIDDEN};
     const cn_expert_down_args down = {.out = b->pair_in,
                                       .x = b->pair_act,
-                                      .weight = b->down + layer * EXPERTS * EXPERT_BYTES / 3,
+                                      .weight = {.data = b->down + layer * EXPERTS *
+                                                                       EXPERT_BYTES / 3},
                                       .starts = starts_of(b, layer),
                                       .n_tokens = b->n_tokens,
                                       .n_experts = EXPERTS,

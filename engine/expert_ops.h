@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/matrix_ops.h"
+
 /* What a router makes of a logit. */
 typedef enum cn_route_score {
     CN_ROUTE_SOFTMAX,
@@ -50,9 +52,11 @@ typedef struct cn_route_args {
 typedef struct cn_expert_gate_up_args {
     void *out;                            /* [P,I] act */
     const void *x;                        /* [T,K] act */
-    const void *weight;                   /* [E,2I,K] */
+    cn_matrix weight;                     /* [E*2I,K]; an expert has whole rows of scales */
     const uint32_t *starts, *pair_tokens; /* of route */
-    void *gathered, *gate_up; /* [P,K] and [P,2I] act: workspace, undefined afterwards */
+    /* Workspace, undefined afterwards: gathered [P,K] act, FP8 [P,weight.stride]; rounded as in
+     * cn_gemm_args; gate_up [P,2I] act, NULL unless the backend has gates_apart. */
+    void *gathered, *rounded, *gate_up;
     uint32_t n_tokens, n_experts, n_used, intermediate, k;
 } cn_expert_gate_up_args;
 
@@ -60,7 +64,8 @@ typedef struct cn_expert_gate_up_args {
 typedef struct cn_expert_down_args {
     void *out;          /* [P,N] act */
     const void *x;      /* [P,I] act */
-    const void *weight; /* [E,N,I] */
+    cn_matrix weight;   /* [E*N,I]; an expert has whole rows of scales */
+    void *rounded;      /* [P,weight.stride] act, as in cn_gemm_args */
     const uint32_t *starts;
     uint32_t n_tokens, n_experts, n_used, n, intermediate;
 } cn_expert_down_args;

@@ -593,6 +593,8 @@ struct cn_backend {
      * no such products. */
     uint32_t fp8_x_forms;
     uint32_t fp8_columns; /* K of these products is a multiple of this */
+    bool fp8_experts;     /* expert_gate_up and expert_down are among them */
+    bool gates_apart;     /* expert_gate_up needs its workspace gate_up */
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     bool ranks_latent; /* selection and homes support latent attention */

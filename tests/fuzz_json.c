@@ -25,7 +25,7 @@ static void check_model(const cn_model_config *c)
     FUZZ_CHECK(c->n_eos <= CN_MAX_EOS && c->bos >= -1 && c->bos < c->vocab);
     for (uint32_t i = 0; i < c->n_eos; i++) FUZZ_CHECK(c->eos[i] < c->vocab);
     const cn_backend be = {.matrix_dtype = CN_F32, .vector_dtype = CN_F32};
-    const uint64_t n_fp8 = cn_model_config_n_fp8(c);
+    const uint64_t n_fp8 = cn_model_config_n_fp8(c, UINT32_MAX);
     FUZZ_CHECK(cn_weights_bytes(c, &be) >= 4 * (cn_model_config_n_params(c) - n_fp8) + n_fp8);
     (void)cn_model_config_hash(c);
 

@@ -33,9 +33,12 @@ static const char *options[] = {
 static const char *const cuda_options[] = {"device", "cuda", "batch-invariant", "true",
                                            "kv-cache-memory-bytes", "512M"};
 
+static bool on_gpu;
+
 static void use_cuda(void)
 {
     size_t at = 0;
+    on_gpu = true;
     while (options[at]) at++;
     memcpy(options + at, cuda_options, sizeof cuda_options);
 }
@@ -137,6 +140,22 @@ static void graphs_change_no_bit(void **state)
     run_free(r);
 }
 
+/* FP8 weights, of experts too: other results, which do not depend on the batch either. */
+static void fp8_weights_change_no_bit_by_batch(void **state)
+{
+    (void)state;
+    const char *const fp8[] = {"quantization", "fp8", NULL};
+    const char *const chunks[] = {"quantization", "fp8", "max-num-batched-tokens", "64", NULL};
+    if (on_gpu) skip(); /* refuses FP8 experts */
+    run *all = run_all(fp8), *other = run_all(chunks);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        run_assert_same_bits(all, i, other, i, 0);
+        assert_true(all->samples[i][0].logprob_hash != reference->samples[i][0].logprob_hash);
+    }
+    run_free(all);
+    run_free(other);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -145,6 +164,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(chunks_and_scheduling_change_no_bit),
         cmocka_unit_test(a_prefix_hit_changes_no_bit),
         cmocka_unit_test(graphs_change_no_bit),
+        cmocka_unit_test(fp8_weights_change_no_bit_by_batch),
     };
     if (argc > 1 && strcmp(argv[1], "cuda") == 0) use_cuda();
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -209,7 +209,8 @@ static void options_without_support_are_refused_by_name(void **state)
 {
     (void)state;
     check_refused("kv-cache-dtype", "fp8", "does not support eight bits yet");
-    check_refused("quantization", "fp8", "--quantization fp8: DeepseekV3ForCausalLM has experts");
+    check_refused("quantization", "fp8", "--quantization fp8: DeepseekV3ForCausalLM has latent "
+                  "attention");
 }
 
 static void backends_without_selection_are_refused_by_name(void **state)

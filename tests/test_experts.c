@@ -11,6 +11,7 @@
 
 #include "engine/base/base.h"
 #include "engine/ops.h"
+#include "paged/kv_fp8.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 
@@ -21,6 +22,9 @@ typedef struct layer {
     float *x, *logits, *bias, *gate_up, *down; /* bias may be NULL */
     uint32_t *starts, *pair_tokens, *pairs;
     float *weights, *gathered, *pair_gate_up, *pair_act, *out;
+    /* FP8: their values are in gate_up and down. data is NULL: the weights are plain. */
+    cn_matrix fp8_gate_up, fp8_down;
+    float *rounded;
 } layer;
 
 static float *new_random(test_rng *r, size_t n)
@@ -79,7 +83,9 @@ static void run_products(cn_backend *be, const layer *l, bool adds)
     cn_stream *s = backend_rig_stream(be);
     const cn_expert_gate_up_args gate_up = {.out = l->pair_act,
                                             .x = l->x,
-                                            .weight = l->gate_up,
+                                            .weight = l->rounded ? l->fp8_gate_up
+                                                                 : (cn_matrix){.data = l->gate_up},
+                                            .rounded = l->rounded,
                                             .starts = l->starts,
                                             .pair_tokens = l->pair_tokens,
                                             .gathered = l->gathered,
@@ -91,7 +97,9 @@ static void run_products(cn_backend *be, const layer *l, bool adds)
                                             .k = l->hidden};
     const cn_expert_down_args down = {.out = l->gathered,
                                       .x = l->pair_act,
-                                      .weight = l->down,
+                                      .weight = l->rounded ? l->fp8_down
+                                                           : (cn_matrix){.data = l->down},
+                                      .rounded = l->rounded,
                                       .starts = l->starts,
                                       .n_tokens = l->n_tokens,
                                       .n_experts = l->router.n_experts,
@@ -380,6 +388,137 @@ static void logits_that_are_not_numbers_are_survived(void **state)
     backend_rig_close(be);
 }
 
+/* ---- FP8 ---- */
+
+/* Draws e4m3 values and scales for the rows of all experts. The values are in plain[rows, k]. */
+static cn_matrix draw_fp8(test_rng *r, float *plain, uint32_t rows, uint32_t k, uint32_t scale_n,
+                          cn_x_form x)
+{
+    const uint32_t scale_k = x == CN_X_ROWS ? k : CN_FP8_COLUMNS;
+    const size_t scale_cols = cn_ceil_div(k, scale_k);
+    const uint32_t stride = (uint32_t)cn_round_up(k, CN_FP8_COLUMNS);
+    uint8_t *codes = cn_calloc(rows, stride);
+    float *scales = cn_calloc(rows / scale_n * scale_cols, sizeof *scales);
+    for (size_t i = 0; i < rows / scale_n * scale_cols; i++)
+        scales[i] = 0.002F + 0.001F * test_rng_uniform(r);
+    for (size_t n = 0; n < rows; n++)
+        for (uint32_t i = 0; i < k; i++) {
+            uint8_t *code = &codes[n * stride + i];
+            *code = (uint8_t)test_rng_below(r, 256);
+            if ((*code & 0x7f) == 0x7f) *code ^= 1;
+            plain[n * k + i] =
+                cn_fp8_value(*code) * scales[n / scale_n * scale_cols + i / scale_k];
+        }
+    return (cn_matrix){.data = codes,
+                       .form = CN_MATRIX_FP8,
+                       .x = x,
+                       .stride = stride,
+                       .scales = scales,
+                       .scale_n = scale_n,
+                       .scale_k = scale_k};
+}
+
+static uint32_t power_of_two_in(uint32_t n) { return cn_min_u32(n & (0 - n), 128); }
+
+static void make_fp8_layer(layer *l, test_rng *r, cn_x_form x)
+{
+    const uint32_t n = l->router.n_experts, i = l->inter, h = l->hidden;
+    const bool by_row = x == CN_X_ROWS;
+    l->fp8_gate_up =
+        draw_fp8(r, l->gate_up, n * 2 * i, h, by_row ? 1 : power_of_two_in(i), x);
+    l->fp8_down = draw_fp8(r, l->down, n * h, i, by_row ? 1 : power_of_two_in(h), x);
+    l->rounded = cn_calloc((size_t)l->n_tokens * (l->router.n_used + 1) * (h + i), sizeof(float));
+}
+
+static void free_fp8_layer(layer *l)
+{
+    const void *const all[] = {l->fp8_gate_up.data, l->fp8_gate_up.scales, l->fp8_down.data,
+                               l->fp8_down.scales, l->rounded};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cn_free((void *)(uintptr_t)all[i]);
+    free_layer(l);
+}
+
+/* x[k] as the product reads it: the nearest value of e4m3 times the scale, found by search. */
+static void rounded_row(double *out, const float *x, uint32_t k, cn_x_form form)
+{
+    const uint32_t span = form == CN_X_ROWS ? k : CN_FP8_COLUMNS;
+    for (uint32_t i = 0; i < k; i++) {
+        float most = 0;
+        out[i] = form == CN_X_PLAIN ? x[i] : 0;
+        if (form == CN_X_PLAIN) continue;
+        for (uint32_t j = i / span * span; j < k && j / span == i / span; j++)
+            most = fmaxf(most, fabsf(x[j]));
+        const float scale = most / 448;
+        for (uint32_t code = 0; code < 256 && scale > 0; code++) {
+            const double value = (double)cn_fp8_value((uint8_t)code) * scale;
+            if (fabs(value - x[i]) < fabs(out[i] - x[i])) out[i] = value;
+        }
+    }
+}
+
+/* The sum of x[k] * w[k], and the sum of the sizes of its terms. */
+static double sum_of(const double *x, const float *w, uint32_t k, double *size)
+{
+    double sum = 0;
+    *size = 1e-9;
+    for (uint32_t i = 0; i < k; i++) {
+        sum += x[i] * w[i];
+        *size += fabs(x[i] * w[i]);
+    }
+    return sum;
+}
+
+/* Compares both products of every pair, each with its own input. */
+static void check_fp8_pairs(const layer *l)
+{
+    const uint32_t h = l->hidden, inter = l->inter;
+    double x[512], a, b;
+    for (uint32_t p = 0; p < l->n_tokens * l->router.n_used; p++) {
+        const size_t e = expert_of(l, p);
+        const float *gate = l->gate_up + e * 2 * inter * h, *down = l->down + e * h * inter;
+        rounded_row(x, l->x + (size_t)l->pair_tokens[p] * h, h, l->fp8_gate_up.x);
+        for (uint32_t i = 0; i < inter; i++) {
+            const double g = sum_of(x, gate + (size_t)i * h, h, &a);
+            const double u = sum_of(x, gate + (size_t)(inter + i) * h, h, &b);
+            const double want = g / (1 + exp(-g)) * u, got = l->pair_act[(size_t)p * inter + i];
+            if (!(fabs(got - want) < 1e-5 * (1 + a) * (1 + b)))
+                fail_msg("pair %u, row %u of gate and up: %g, not %g", p, i, got, want);
+        }
+        rounded_row(x, l->pair_act + (size_t)p * inter, inter, l->fp8_down.x);
+        for (uint32_t i = 0; i < h; i++) {
+            const double want = sum_of(x, down + (size_t)i * inter, inter, &a);
+            const double got = l->gathered[(size_t)p * h + i];
+            if (!(fabs(got - want) < 1e-5 * a))
+                fail_msg("pair %u, row %u of down: %g, not %g", p, i, got, want);
+        }
+    }
+}
+
+/* Experts without a token and of one token, partial blocks, blocks that are cut by the rows of
+ * gate and up, and more tokens than a tile has rows. */
+static void fp8_products_are_sums_of_dequantised_values(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[][4] = {/* tokens, experts, hidden, intermediate */
+                                        {1, 4, 144, 80}, {9, 3, 200, 160}, {3, 16, 33, 17},
+                                        {90, 2, 64, 128}, {5, 1, 256, 96}};
+    static const cn_x_form forms[] = {CN_X_PLAIN, CN_X_BLOCKS, CN_X_ROWS};
+    cn_backend *be = backend_rig_open(2);
+    for (uint32_t i = 0; i < 3 * sizeof sizes / sizeof *sizes; i++) {
+        const uint32_t *g = sizes[i / 3];
+        test_rng r = {i};
+        const cn_router router = {
+            .n_experts = g[1], .n_used = cn_min_u32(2, g[1]), .normalized = true, .scale = 1};
+        layer l = new_layer(&r, router, g[0], g[2], g[3], false);
+        make_fp8_layer(&l, &r, forms[i % 3]);
+        run_route(be, &l);
+        run_products(be, &l, false);
+        check_fp8_pairs(&l);
+        free_fp8_layer(&l);
+    }
+    backend_rig_close(be);
+}
+
 /* A token alone has the bits that it has in a batch. */
 static void a_token_has_the_same_bits_in_every_batch(void **state)
 {
@@ -432,6 +571,7 @@ int main(void)
         cmocka_unit_test(experts_of_groups_are_taken),
         cmocka_unit_test(rounding_makes_no_ties),
         cmocka_unit_test(logits_that_are_not_numbers_are_survived),
+        cmocka_unit_test(fp8_products_are_sums_of_dequantised_values),
         cmocka_unit_test(a_token_has_the_same_bits_in_every_batch),
         cmocka_unit_test(too_many_experts_are_refused),
     };

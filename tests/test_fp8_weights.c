@@ -1,26 +1,26 @@
 /* test_fp8_weights.c - FP8 weights on the CPU: logits of every form equal those of transformers,
- * products equal sums over the dequantised values, FP8 made at load is the nearest, and damaged or
- * unsupported files are refused by name. */
+ * products equal sums over the dequantised values, FP8 made at load is the nearest, and damaged
+ * files are refused by name. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/fp8_weights.h"
 #include "engine/checkpoint/quant.h"
-#include "engine/start/device_choice.h"
 #include "paged/kv_fp8.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/model_rig.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/tensor_file.h"
 
-static const char *const models[] = {"fp8-block", "fp8-block-ue8m0", "fp8-channel", "fp8-tensor"};
+static const char *const models[] = {"fp8-block",     "fp8-block-ue8m0", "fp8-channel",
+                                     "fp8-tensor",    "fp8-moe-block",   "fp8-moe-fused",
+                                     "fp8-moe-channel"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static void *room(size_t n, size_t size)
@@ -39,6 +39,22 @@ static double rms_diff(const float *a, const float *b, size_t n)
     return sqrt(sum / (double)n);
 }
 
+/* The text of transformers follows the tokens of the last pass, of which `logits` are the last. */
+static void check_greedy(model_rig *r, const golden *g, const char *name, const float *logits)
+{
+    size_t n;
+    const uint32_t *greedy = golden_u32(g, "greedy", &n);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t best = 0;
+        for (uint32_t v = 1; v < r->cfg.vocab; v++)
+            if (logits[v] > logits[best]) best = v;
+        if (best != greedy[i])
+            fail_msg("%s: greedy token %zu: got %u, expected %u", name, i, best, greedy[i]);
+        const model_rig_chunk chunk = {0, 1, &greedy[i]};
+        logits = model_rig_pass(r, &chunk, 1, 1, true);
+    }
+}
+
 /* Compares the logits of the checkpoint in dir with `head` times those of the golden model. */
 static void check_logits_of(const char *dir, const char *name, float head, bool plain_inputs)
 {
@@ -51,7 +67,7 @@ static void check_logits_of(const char *dir, const char *name, float head, bool 
                                                     .n_threads = 2,
                                                     .max_tokens = (uint32_t)n,
                                                     .max_seqs = 1,
-                                                    .max_kv_tokens = 64,
+                                                    .max_kv_tokens = 256,
                                                     .block_tokens = 16,
                                                     .plain_inputs = plain_inputs});
     assert_int_equal(rows, n);
@@ -63,6 +79,7 @@ static void check_logits_of(const char *dir, const char *name, float head, bool 
     if (plain_inputs) {
         const double diff = golden_max_diff(logits, plain, rows * cols);
         if (diff > 1e-4) fail_msg("%s: logits differ by %g", name, diff);
+        if (strstr(name, "moe")) check_greedy(r, g, name, passed + (rows - 1) * cols);
     } else {
         /* A last bit of an input can change which e4m3 is nearest. */
         const double diff = rms_diff(logits, rounded, rows * cols);
@@ -348,48 +365,71 @@ static void tiny_values_make_no_nan(void **state)
     be->close(be);
 }
 
-/* A checkpoint made FP8 at load has the values of its blocks. */
-static void blocks_are_made_at_load(void **state)
-{
-    (void)state;
-    static const char dir[] = "tests/golden/models/qwen3-d80-f32";
+typedef struct loaded {
     cn_model_config c;
     cn_backend *be;
     cn_stream *s;
     cn_checkpoint *ck;
     cn_weights *w;
     void *memory;
+} loaded;
+
+/* Loads a plain checkpoint with --quantization fp8. */
+static loaded load_as_fp8(const char *dir)
+{
+    loaded l = {0};
     cn_config *options = cn_config_create();
     assert_non_null(options);
     assert_int_equal(cn_config_set(options, "quantization", "fp8"), CN_OK);
-    assert_int_equal(cn_model_config_load(&c, dir), CN_OK);
-    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
-    const uint64_t plain_bytes = cn_weights_bytes(&c, be);
-    const double plain_step = cn_weights_step_bytes(&c, be, 1);
-    assert_int_equal(cn_quant_choose(&c, options), CN_OK);
+    assert_int_equal(cn_model_config_load(&l.c, dir), CN_OK);
+    assert_int_equal(cn_quant_choose(&l.c, options), CN_OK);
+    cn_config_free(options);
+    assert_int_equal(cn_backend_cpu_open(&l.be, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
+    assert_int_equal(l.be->stream_create(l.be, CN_PRIORITY_HIGH, &l.s), CN_OK);
+    assert_int_equal(cn_checkpoint_open(&l.ck, dir, &l.c, CN_OPT_LOAD_AUTO, 0), CN_OK);
+    assert_int_equal(l.be->mem_alloc(l.be, cn_weights_bytes(&l.c, l.be), &l.memory), CN_OK);
+    assert_int_equal(cn_weights_load(&l.w, l.be, l.s, l.ck, l.memory), CN_OK);
+    return l;
+}
+
+static void unload(loaded *l)
+{
+    cn_checkpoint_close(l->ck);
+    cn_weights_free(l->w);
+    l->be->mem_free(l->be, l->memory);
+    l->be->stream_free(l->s);
+    l->be->close(l->be);
+}
+
+/* A checkpoint made FP8 at load has the values of its blocks. */
+static void blocks_are_made_at_load(void **state)
+{
+    (void)state;
+    static const char dir[] = "tests/golden/models/qwen3-d80-f32";
+    cn_model_config plain;
+    loaded l = load_as_fp8(dir);
+    assert_int_equal(cn_model_config_load(&plain, dir), CN_OK);
+    const uint64_t plain_bytes = cn_weights_bytes(&plain, l.be);
+    const double plain_step = cn_weights_step_bytes(&plain, l.be, 1);
     const uint64_t params = 2 * (480 * 32 + 32 * 160 + 3 * 64 * 32);
-    const uint64_t bytes = cn_weights_bytes(&c, be);
-    assert_int_equal(cn_model_config_n_fp8(&c), params);
+    const uint64_t bytes = cn_weights_bytes(&l.c, l.be);
+    assert_int_equal(cn_model_config_n_fp8(&l.c, 1), params);
     /* Rows of 32 and 64 columns take 128 bytes, those of 160 take 256. */
     const uint64_t padded = 2 * (480 * 128 + 32 * 256 + 2 * 64 * 128 + 32 * 128);
     assert_in_range(bytes, plain_bytes - 4 * params + padded,
                     plain_bytes - 4 * params + padded + 8192);
-    assert_true(cn_weights_step_bytes(&c, be, 1) <
+    assert_true(cn_weights_step_bytes(&l.c, l.be, 1) <
                 plain_step - 4 * (double)params + (double)padded + 8192);
-    assert_int_equal(be->stream_create(be, CN_PRIORITY_HIGH, &s), CN_OK);
-    assert_int_equal(cn_checkpoint_open(&ck, dir, &c, CN_OPT_LOAD_AUTO, 0), CN_OK);
-    assert_int_equal(be->mem_alloc(be, bytes, &memory), CN_OK);
-    assert_int_equal(cn_weights_load(&w, be, s, ck, memory), CN_OK);
-    const cn_matrix m = cn_weights_matrix(w, CN_W_QKV, 1);
+    const cn_matrix m = cn_weights_matrix(l.w, CN_W_QKV, 1);
     assert_int_equal(m.form, CN_MATRIX_FP8);
     assert_int_equal(m.scale_n, 32); /* parts of 160 rows */
     size_t n_parts, n_checked = 0;
-    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    const cn_weight_part *parts = cn_checkpoint_parts(l.ck, &n_parts);
     for (size_t i = 0; i < n_parts; i++) {
         if (parts[i].id != CN_W_QKV || parts[i].layer != 1) continue;
         float x[160 * 32], scales[2];
         uint8_t codes[160 * 32];
-        cn_checkpoint_read(ck, &parts[i], 0, 160 * 32, CN_F32, x);
+        cn_checkpoint_read(l.ck, &parts[i], 0, 160 * 32, CN_F32, x);
         cn_fp8_make(x, 160, 32, false, codes, scales);
         for (size_t r = 0; r < 160; r++) {
             const size_t row = parts[i].first_elem / 32 + r;
@@ -401,13 +441,48 @@ static void blocks_are_made_at_load(void **state)
         n_checked++;
     }
     assert_int_equal(n_checked, 3);
-    assert_int_equal(cn_weights_matrix(w, CN_W_LM_HEAD, 0).form, CN_MATRIX_PLAIN);
-    cn_checkpoint_close(ck);
-    cn_weights_free(w);
-    be->mem_free(be, memory);
-    be->stream_free(s);
-    be->close(be);
-    cn_config_free(options);
+    assert_int_equal(cn_weights_matrix(l.w, CN_W_LM_HEAD, 0).form, CN_MATRIX_PLAIN);
+    unload(&l);
+}
+
+/* The blocks of each expert's gate, up and down are made alone, of one tensor of all too. */
+static void blocks_of_experts_are_made_at_load(void **state)
+{
+    (void)state;
+    enum { H = 32, INTER = 16, EXPERTS = 5 };
+    static const struct {
+        cn_weight_id id;
+        uint32_t rows, cols, each; /* of the matrix; rows that have blocks of their own */
+    } matrices[] = {{CN_W_EXPERT_GATE_UP, EXPERTS * 2 * INTER, H, INTER},
+                    {CN_W_EXPERT_DOWN, EXPERTS * H, INTER, H}};
+    loaded l = load_as_fp8("tests/golden/models/qwen3-moe-fused-f32");
+    const uint64_t each = 3 * H * INTER, attention = 4 * H * 16 + 2 * H * 16;
+    assert_int_equal(cn_model_config_n_fp8(&l.c, UINT32_MAX), 2 * (EXPERTS * each + attention));
+    assert_int_equal(cn_model_config_n_fp8(&l.c, 1), 2 * (3 * each + attention));
+    for (size_t i = 0; i < 2; i++) {
+        const cn_matrix m = cn_weights_matrix(l.w, matrices[i].id, 1);
+        assert_int_equal(m.form, CN_MATRIX_FP8);
+        size_t n_parts, n_checked = 0;
+        const cn_weight_part *parts = cn_checkpoint_parts(l.ck, &n_parts);
+        for (size_t p = 0; p < n_parts; p++) {
+            if (parts[p].id != matrices[i].id || parts[p].layer != 1) continue;
+            for (uint32_t row = 0; row < matrices[i].rows; row += matrices[i].each) {
+                const uint32_t cols = matrices[i].cols, n = matrices[i].each * cols;
+                float x[H * H], scale;
+                uint8_t codes[H * H];
+                cn_checkpoint_read(l.ck, &parts[p], (uint64_t)row * cols, n, CN_F32, x);
+                cn_fp8_make(x, matrices[i].each, cols, false, codes, &scale);
+                for (uint32_t r = 0; r < matrices[i].each; r++)
+                    assert_memory_equal((const uint8_t *)m.data + (row + r) * m.stride,
+                                        codes + r * cols, cols);
+                assert_true(m.scales[row / m.scale_n] == scale);
+                n_checked++;
+            }
+        }
+        assert_int_equal(n_checked, matrices[i].rows / matrices[i].each);
+        assert_int_equal(cn_weights_matrix(l.w, CN_W_ROUTER, 1).form, CN_MATRIX_PLAIN);
+    }
+    unload(&l);
 }
 
 /* ---- damaged files ---- */
@@ -438,14 +513,16 @@ static cn_status load_damaged(const damage *d)
         uint8_t *data = room(t->n_bytes, 1);
         memcpy(data, t->data, t->n_bytes);
         if (hit) memcpy(data + d->byte, d->value, d->n_bytes);
-        const uint64_t rows = t->n_dims == 2 ? t->shape[0] : 0;
+        const bool flat = hit && d->reshape;
+        const uint64_t stack = t->n_dims == 3 ? t->shape[0] : 0;
+        const uint64_t rows = t->n_dims >= 2 ? t->shape[t->n_dims - 2] : 0;
         const uint64_t cols = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1];
+        const uint64_t n = (stack ? stack : 1) * (rows ? rows : 1) * cols;
         const char *dtype = hit && d->dtype ? d->dtype : cn_st_dtype_name(t->dtype);
-        const bool to_fp8 = strcmp(dtype, "F8_E4M3") == 0;
-        const uint64_t n_bytes = to_fp8 ? (rows ? rows * cols : cols) : t->n_bytes;
+        const uint64_t n_bytes = strcmp(dtype, "F8_E4M3") == 0 ? n : t->n_bytes;
         if (!hit || !d->drop)
-            tensor_file_add(&f, t->name, dtype, hit && d->reshape ? 0 : rows,
-                            hit && d->reshape ? rows * cols : cols, data, n_bytes);
+            tensor_file_add_stack(&f, t->name, dtype, flat ? 0 : stack, flat ? 0 : rows,
+                                  flat ? n : cols, data, n_bytes);
         free(data);
     }
     tensor_file_write(&f, path);
@@ -475,6 +552,8 @@ static cn_status load_damaged(const damage *d)
 
 #define LAYER "model.layers.0.mlp.down_proj."
 #define BLOCK_SCALE LAYER "weight_scale_inv"
+#define EXPERT "model.layers.3.mlp.experts.2.up_proj."
+#define FUSED "model.layers.1.mlp.experts.gate_up_proj"
 
 static void damaged_files_are_refused_by_name(void **state)
 {
@@ -514,6 +593,21 @@ static void damaged_files_are_refused_by_name(void **state)
          .dtype = "F8_E4M3"},
         {"fp8-block", "model.layers.1.self_attn.o_proj.weight",
          "got F8_E4M3: config.json does not say that this tensor is FP8", .dtype = "F8_E4M3"},
+        {"fp8-moe-block", EXPERT "weight_scale_inv",
+         "its scale is missing: expected " EXPERT "weight_scale_inv", .drop = true},
+        {"fp8-moe-block", EXPERT "weight_scale_inv",
+         "tensor " EXPERT "weight_scale_inv: element 1 is nan", .byte = 4,
+         .value = {0, 0, 0xc0, 0x7f}, .n_bytes = 4},
+        {"fp8-moe-block", EXPERT "weight", "row 0 of the tensor has the e4m3 value NaN",
+         .value = {0xff}, .n_bytes = 1},
+        {"fp8-moe-fused", FUSED, NULL, .drop = false},
+        {"fp8-moe-fused", FUSED "_scale_inv", "its scale is missing: expected " FUSED "_scale_inv",
+         .drop = true},
+        {"fp8-moe-fused", FUSED "_scale_inv", "expected shape [5, 3, 2], of blocks of 128 x 128",
+         .reshape = true},
+        {"fp8-moe-fused", FUSED "_scale_inv",
+         "tensor " FUSED "_scale_inv: element 29 is 0 for weights that are not zero",
+         .byte = 29 * 4, .n_bytes = 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const damage *d = &cases[i];
@@ -523,202 +617,6 @@ static void damaged_files_are_refused_by_name(void **state)
             fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), d->words);
         if (d->words) assert_non_null(strstr(cn_last_error(), strrchr(d->tensor, '.')));
     }
-}
-
-/* ---- configurations ---- */
-
-#define MODEL(quant)                                                                        \
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"vocab_size\": 99, "   \
-    "\"intermediate_size\": 64, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "       \
-    "\"quantization_config\": {" quant "}}"
-#define FP8 "\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128], "
-#define CT_OF(targets, format, weights, inputs)                                  \
-    "\"quant_method\": \"compressed-tensors\", \"format\": \"" format "\", "     \
-    "\"config_groups\": {\"g\": {\"targets\": [" targets "], \"weights\": {" weights \
-    "}, \"input_activations\": " inputs "}}"
-#define CT(format, weights, inputs) CT_OF("\"Linear\"", format, weights, inputs)
-#define CT_FP8(strategy) "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"" strategy "\""
-#define TOKEN "{\"num_bits\": 8, \"type\": \"float\", \"dynamic\": true, \"strategy\": \"token\"}"
-
-static cn_status parse(cn_model_config *c, const char *text)
-{
-    return cn_model_config_parse(c, text, strlen(text), "config.json");
-}
-
-static void unsupported_formats_are_refused_by_name(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text, *words;
-    } cases[] = {
-        {MODEL("\"quant_method\": \"gptq\""), "int4 (GPTQ) weights are not supported"},
-        {MODEL("\"quant_method\": \"awq\""), "int4 (AWQ) weights are not supported"},
-        {MODEL("\"quant_method\": \"mxfp4\""), "MXFP4 weights are not supported"},
-        {MODEL("\"quant_method\": \"bitsandbytes\""), "bitsandbytes weights are not supported"},
-        {MODEL("\"quant_method\": \"gguf\""), "GGUF weights are not supported"},
-        {MODEL("\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\""), "NVFP4 weights are"},
-        {MODEL("\"quant_method\": \"quark\""), "quant_method \"quark\": quantized weights are"},
-        {MODEL("\"a\": 1"), "quant_method not given"},
-        {MODEL(CT("pack-quantized", "", "null")), "int4 weights are not supported"},
-        {MODEL(CT("nvfp4-pack-quantized", "", "null")), "NVFP4 weights are not supported"},
-        {MODEL(CT("int-quantized", "", "null")), "int8 weights are not supported"},
-        {MODEL(CT("float-quantized",
-                  "\"num_bits\": 4, \"type\": \"float\", \"strategy\": \"group\"", "null")),
-         "config_groups.g.weights: num_bits 4"},
-        {MODEL(CT("float-quantized", CT_FP8("group"), "null")), "supported is tensor, channel or"},
-        {MODEL(CT("float-quantized", CT_FP8("block"), "null")), "block_structure not given"},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), "{\"type\": \"int\"}")), "type \"int\""},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
-               ", \"transform_config\": {\"config_groups\": {\"R4\": {}}}"),
-         "transform_config: transforms of weights and inputs are not supported"},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
-               ", \"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}"),
-         "sparsity_config: format \"sparse-24-bitmask\" of FP8"},
-        {MODEL(FP8 "\"fmt\": \"e5m2\""), "fmt \"e5m2\""},
-        {MODEL("\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]"),
-         "weight_block_size [64, 128] of FP8"},
-        {MODEL(FP8 "\"activation_scheme\": \"static\""), "dynamic for blocks"},
-        {MODEL(FP8 "\"modules_to_not_convert\": [\"re:(\"]"), "is not a regular expression"},
-        {MODEL(FP8 "\"modules_to_not_convert\": [7]"), "expected names of modules, got 7"},
-        {MODEL(FP8 "\"ignored_layers\": [\"model.layers.1.self_attn.k_proj\"]"),
-         "some of self_attn.q_proj to self_attn.v_proj of layer 1"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cn_model_config c;
-        assert_int_equal(parse(&c, cases[i].text), CN_ERR_MODEL);
-        if (!strstr(cn_last_error(), cases[i].words))
-            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), cases[i].words);
-    }
-}
-
-/* Layers, one bit each, in which a part is FP8. */
-static uint32_t layers_of(const char *text, cn_quant_part part)
-{
-    cn_model_config c;
-    uint32_t bits = 0;
-    if (parse(&c, text) != CN_OK) fail_msg("%s", cn_last_error());
-    for (uint32_t l = 0; l < c.n_layers; l++)
-        bits |= (uint32_t)cn_model_config_is_fp8(&c, part, l) << l;
-    return bits;
-}
-
-static void lists_name_modules_and_patterns(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        uint32_t qkv, o, gate_up, down;
-    } cases[] = {
-        {MODEL(FP8 "\"fmt\": \"e4m3\""), 7, 7, 7, 7},
-        {MODEL(FP8 "\"modules_to_not_convert\": [\"lm_head\", \"model.layers.1\"]"), 5, 5, 5, 5},
-        {MODEL(FP8 "\"modules_to_not_convert\": [\"mlp.down_proj\", \"proj\"]"), 7, 7, 7, 0},
-        {MODEL(FP8 "\"ignored_layers\": [\"model.layers.2.self_attn\"]"), 3, 3, 7, 7},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
-               ", \"ignore\": [\"re:.*mlp.*\", \"lm_head\"]"), 7, 7, 0, 0},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
-               ", \"ignore\": [\"re:mlp.*\", \"re:model.layers.[01].self_attn.o_proj$\"]"),
-         7, 4, 7, 7},
-        {MODEL(CT_OF("\"re:.*down_proj\", \"Linear\"", "float-quantized", CT_FP8("channel"),
-                     TOKEN)), 7, 7, 7, 7},
-        {MODEL(CT_OF("\"re:.*down_proj\"", "float-quantized", CT_FP8("channel"), TOKEN)),
-         0, 0, 0, 7},
-        {MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN)
-               ", \"transform_config\": {}, \"sparsity_config\": {\"format\": \"dense\"}"),
-         7, 7, 7, 7},
-        {MODEL("\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\", "
-               "\"exclude_modules\": [\"*.0.self_attn*\", \"model.layers.?.mlp.down_proj\"]"),
-         6, 6, 7, 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(layers_of(cases[i].text, CN_QUANT_QKV), cases[i].qkv);
-        assert_int_equal(layers_of(cases[i].text, CN_QUANT_O), cases[i].o);
-        assert_int_equal(layers_of(cases[i].text, CN_QUANT_GATE_UP), cases[i].gate_up);
-        assert_int_equal(layers_of(cases[i].text, CN_QUANT_DOWN), cases[i].down);
-    }
-}
-
-/* Two forms of one model are two models. A backend without FP8 products refuses it by name. */
-static void hash_and_backend_know_the_form(void **state)
-{
-    (void)state;
-    cn_model_config a, b, c;
-    assert_int_equal(parse(&a, MODEL(FP8 "\"fmt\": \"e4m3\"")), CN_OK);
-    assert_int_equal(parse(&b, MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN))), CN_OK);
-    c = a;
-    c.quant = (cn_quant){0};
-    assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&b));
-    assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&c));
-    const cn_backend be = {.name = "other"}, one = {.name = "other",
-                                                    .fp8_x_forms = 1U << CN_X_BLOCKS,
-                                                    .fp8_columns = 64};
-    const cn_backend wide = {
-        .name = "wide", .fp8_x_forms = 1U << CN_X_BLOCKS, .fp8_columns = 128};
-    assert_int_equal(cn_backend_check_model(&be, &c), CN_OK);
-    assert_int_equal(cn_backend_check_model(&one, &a), CN_OK);
-    assert_int_equal(cn_backend_check_model(&be, &a), CN_ERR_DEVICE);
-    assert_non_null(strstr(cn_last_error(), "the other backend does not support them: use the"));
-    assert_int_equal(cn_backend_check_model(&wide, &a), CN_ERR_DEVICE);
-    assert_non_null(strstr(cn_last_error(), "hidden_size is 64, and the wide backend needs"));
-    a.quant.x = CN_X_PLAIN;
-    assert_int_equal(cn_backend_check_model(&one, &a), CN_ERR_DEVICE);
-    assert_non_null(strstr(cn_last_error(), "leave out --no-fp8-activations"));
-}
-
-static void options_without_effect_are_refused(void **state)
-{
-    (void)state;
-    cn_model_config c;
-    cn_config *options = cn_config_create();
-    assert_non_null(options);
-    assert_int_equal(cn_model_config_load(&c, "tests/golden/models/qwen3-bf16"), CN_OK);
-    assert_int_equal(cn_config_set(options, "fp8-activations", "false"), CN_OK);
-    assert_int_equal(cn_quant_choose(&c, options), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "no weight of this checkpoint is FP8"));
-    assert_int_equal(cn_config_set(options, "quantization", "fp8"), CN_OK);
-    assert_int_equal(cn_quant_choose(&c, options), CN_OK);
-    assert_int_equal(c.quant.x, CN_X_PLAIN);
-    assert_int_equal(cn_model_config_load(&c, "tests/golden/models/qwen3-moe-bf16"), CN_OK);
-    assert_int_equal(cn_quant_choose(&c, options), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "has experts"));
-    cn_config_free(options);
-}
-
-/* The text that cn_quant_choose logs for a configuration and an option. */
-static void choose(const char *config, const char *option, const char *value, char *text,
-                   size_t size)
-{
-    cn_model_config c;
-    cn_config *options = cn_config_create();
-    FILE *log = tmpfile();
-    const int console = dup(STDERR_FILENO);
-    assert_true(options && log && console >= 0);
-    assert_int_equal(parse(&c, config), CN_OK);
-    assert_int_equal(cn_config_set(options, option, value), CN_OK);
-    fflush(stderr);
-    dup2(fileno(log), STDERR_FILENO);
-    const cn_status status = cn_quant_choose(&c, options);
-    fflush(stderr);
-    dup2(console, STDERR_FILENO);
-    close(console);
-    rewind(log);
-    text[fread(text, 1, size - 1, log)] = '\0';
-    fclose(log);
-    cn_config_free(options);
-    assert_int_equal(status, CN_OK);
-}
-
-static void options_that_change_nothing_say_so(void **state)
-{
-    (void)state;
-    char text[1024];
-    const char *with_inputs = MODEL(CT("float-quantized", CT_FP8("channel"), TOKEN));
-    const char *weights_only = MODEL(CT("float-quantized", CT_FP8("channel"), "null"));
-    choose(with_inputs, "quantization", "fp8", text, sizeof text);
-    assert_non_null(strstr(text, "--quantization fp8 changes nothing: the checkpoint has FP8"));
-    choose(weights_only, "fp8-activations", "false", text, sizeof text);
-    assert_non_null(strstr(text, "--no-fp8-activations changes nothing: the checkpoint rounds no"));
-    choose(with_inputs, "fp8-activations", "false", text, sizeof text);
-    assert_string_equal(text, "");
 }
 
 int main(void)
@@ -731,12 +629,8 @@ int main(void)
         cmocka_unit_test(made_values_are_the_nearest),
         cmocka_unit_test(tiny_values_make_no_nan),
         cmocka_unit_test(blocks_are_made_at_load),
+        cmocka_unit_test(blocks_of_experts_are_made_at_load),
         cmocka_unit_test(damaged_files_are_refused_by_name),
-        cmocka_unit_test(unsupported_formats_are_refused_by_name),
-        cmocka_unit_test(lists_name_modules_and_patterns),
-        cmocka_unit_test(hash_and_backend_know_the_form),
-        cmocka_unit_test(options_without_effect_are_refused),
-        cmocka_unit_test(options_that_change_nothing_say_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

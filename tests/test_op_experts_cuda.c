@@ -120,7 +120,7 @@ static cn_expert_gate_up_args gate_up_of(const layer *l, bool on_gpu)
 {
     return (cn_expert_gate_up_args){.out = SIDE(l->pair_act),
                                     .x = SIDE(l->x),
-                                    .weight = SIDE(l->gate_up),
+                                    .weight = {.data = SIDE(l->gate_up)},
                                     .starts = SIDE(l->starts),
                                     .pair_tokens = SIDE(l->pair_tokens),
                                     .gathered = SIDE(l->gathered),
@@ -136,7 +136,7 @@ static cn_expert_down_args down_of(const layer *l, bool on_gpu)
 {
     return (cn_expert_down_args){.out = SIDE(l->pair_out),
                                  .x = SIDE(l->pair_act),
-                                 .weight = SIDE(l->down),
+                                 .weight = {.data = SIDE(l->down)},
                                  .starts = SIDE(l->starts),
                                  .n_tokens = l->g.t,
                                  .n_experts = l->g.e,

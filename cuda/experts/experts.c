@@ -21,11 +21,19 @@ static cn_status run_product(cn_stream *s, cn_expert_call *call, void *gathered)
     return cn_experts_sm90_run(s, call, tile);
 }
 
+static cn_status check_form(const cn_matrix *w)
+{
+    return w->form == CN_MATRIX_PLAIN
+               ? CN_OK
+               : cn_fail(CN_ERR_SHAPE, "experts: FP8 weights are not supported on a GPU yet");
+}
+
 cn_status cn_cuda_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
 {
+    CN_TRY(check_form(&a->weight));
     cn_expert_call call = {.out = a->out,
                            .x = a->x,
-                           .weight = a->weight,
+                           .weight = a->weight.data,
                            .starts = a->starts,
                            .pair_tokens = a->pair_tokens,
                            .n_rows = a->n_tokens,
@@ -39,9 +47,10 @@ cn_status cn_cuda_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
 
 cn_status cn_cuda_expert_down(cn_stream *s, const cn_expert_down_args *a)
 {
+    CN_TRY(check_form(&a->weight));
     cn_expert_call call = {.out = a->out,
                            .x = a->x,
-                           .weight = a->weight,
+                           .weight = a->weight.data,
                            .starts = a->starts,
                            .n_rows = a->n_tokens * a->n_used,
                            .n_pairs = a->n_tokens * a->n_used,

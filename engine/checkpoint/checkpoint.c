@@ -560,7 +560,7 @@ static void read_in_order(const cn_checkpoint *ck, const cn_weight_part *p, uint
 /* The row of a head in the file that is row i of the head here. With r = rotary / 2, pairs
  * (i, r + i) become (i, head_dim / 2 + i); the rows without a position fill the other places. With
  * `last`, (first + 2i, first + 2i + 1) become (first + i, first + r + i). */
-static uint32_t row_in_file(const cn_weight_part *p, uint32_t i)
+static uint32_t head_row_in_file(const cn_weight_part *p, uint32_t i)
 {
     const uint32_t half = p->head_dim / 2, r = p->rotary / 2, first = p->head_dim - p->rotary;
     if (p->last && i < first) return i;
@@ -568,6 +568,13 @@ static uint32_t row_in_file(const cn_weight_part *p, uint32_t i)
     if (i < r) return i;
     if (i < half) return i + r;
     return i < half + r ? i - half + r : i;
+}
+
+uint64_t cn_part_row_in_file(const cn_weight_part *p, uint64_t row)
+{
+    if (!p->rotary) return row;
+    const uint32_t i = (uint32_t)(row % p->head_dim);
+    return row - i + head_row_in_file(p, i);
 }
 
 static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
@@ -581,8 +588,7 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
     for (uint64_t done = 0; done < n;) {
         const uint64_t row = (first + done) / cols, col = (first + done) % cols;
         const uint64_t count = cols - col < n - done ? cols - col : n - done;
-        const uint32_t i = (uint32_t)(row % p->head_dim);
-        read_in_order(ck, p, (row - i + row_in_file(p, i)) * cols + col, count, out + done);
+        read_in_order(ck, p, cn_part_row_in_file(p, row) * cols + col, count, out + done);
         done += count;
     }
 }

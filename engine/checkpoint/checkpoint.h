@@ -90,6 +90,9 @@ const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck);
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
                         uint64_t n, cn_dtype dtype, void *out);
 
+/* The row of the tensor in the file that is row `row` of the part here. */
+uint64_t cn_part_row_in_file(const cn_weight_part *p, uint64_t row);
+
 /* The value of an f16. */
 float cn_f32_of_f16(uint16_t half);
 

@@ -18,6 +18,10 @@ bool cn_weight_is_fp8(const cn_model_config *c, cn_weight_id id, uint32_t layer)
         return cn_model_config_is_fp8(c, CN_QUANT_GATE_UP, layer);
     case CN_W_DOWN:
         return cn_model_config_is_fp8(c, CN_QUANT_DOWN, layer);
+    case CN_W_EXPERT_GATE_UP:
+        return cn_model_config_is_fp8(c, CN_QUANT_EXPERT_GATE_UP, layer);
+    case CN_W_EXPERT_DOWN:
+        return cn_model_config_is_fp8(c, CN_QUANT_EXPERT_DOWN, layer);
     default:
         return false;
     }
@@ -30,37 +34,45 @@ bool cn_part_is_fp8(const cn_model_config *c, const cn_weight_part *p)
 
 /* ---- scales in the files ---- */
 
-/* Returns the tensor `stem` + `suffix`, where the part is named `stem` + "weight"; NULL: none. */
+/* Returns the tensor of a part's scales, `name` + `suffix`; of a static input, `stem` + `suffix`,
+ * where the part is named `stem` + "weight". NULL: there is none. */
 static const cn_st_tensor *find_beside(const cn_weight_part *p, const cn_safetensors *all,
                                        const char *suffix)
 {
     char name[96];
-    const size_t n_stem = strlen(p->name) - strlen("weight");
+    const size_t n_stem = strlen(p->name) - (suffix[0] == '_' ? 0 : strlen("weight"));
     snprintf(name, sizeof name, "%.*s%s", (int)n_stem, p->name, suffix);
     return cn_safetensors_find(all, name);
 }
 
-static bool is_scalar(const cn_st_tensor *t)
+/* Rows of the part that have scales of their own: those of one matrix of a stack, or all. */
+static uint64_t rows_of_matrix(const cn_weight_part *p)
 {
-    for (uint32_t i = 0; i < t->n_dims; i++)
-        if (t->shape[i] != 1) return false;
-    return t->n_dims <= 2;
+    return p->stack ? p->tensor.rows / p->stack : p->tensor.rows;
 }
 
-static bool has_shape(const cn_st_tensor *t, const cn_host_tensor *w, cn_quant_scale scale)
+/* The shape of the scales of a part: [rows, columns], of a stack with a dimension before. */
+static uint32_t scale_shape(const cn_weight_part *p, cn_quant_scale scale, uint64_t shape[3])
 {
-    const bool is_matrix = t->n_dims == 2;
-    switch (scale) {
-    case CN_QUANT_TENSOR:
-        return is_scalar(t);
-    case CN_QUANT_ROW:
-        return t->n_dims >= 1 && t->n_dims <= 2 && t->shape[0] == w->rows &&
-               (!is_matrix || t->shape[1] == 1);
-    case CN_QUANT_BLOCK:
-        return is_matrix && t->shape[0] == cn_ceil_div(w->rows, CN_FP8_BLOCK) &&
-               t->shape[1] == cn_ceil_div(w->cols, CN_FP8_BLOCK);
-    }
-    return false;
+    const uint64_t rows = rows_of_matrix(p), cols = p->tensor.cols;
+    const uint32_t first = p->stack ? 1 : 0;
+    shape[0] = p->stack;
+    shape[first] = scale == CN_QUANT_TENSOR ? 1
+                   : scale == CN_QUANT_ROW  ? rows
+                                            : cn_ceil_div(rows, CN_FP8_BLOCK);
+    shape[first + 1] = scale == CN_QUANT_BLOCK ? cn_ceil_div(cols, CN_FP8_BLOCK) : 1;
+    return first + 2;
+}
+
+/* Dimensions of 1 at the end may be left out, except those of blocks. */
+static bool has_shape(const cn_st_tensor *t, const cn_weight_part *p, cn_quant_scale scale)
+{
+    uint64_t want[3];
+    uint32_t n = scale_shape(p, scale, want);
+    if (t->n_dims > n || (scale == CN_QUANT_BLOCK && t->n_dims < n)) return false;
+    for (uint32_t i = 0; i < n; i++)
+        if ((i < t->n_dims ? t->shape[i] : 1) != want[i]) return false;
+    return true;
 }
 
 static cn_status check_scale_dtype(const cn_st_tensor *t)
@@ -72,21 +84,33 @@ static cn_status check_scale_dtype(const cn_st_tensor *t)
                    t->file, t->name, cn_st_dtype_name(t->dtype));
 }
 
-static cn_status check_scale_shape(const cn_st_tensor *t, const cn_host_tensor *w,
+static cn_status check_scale_shape(const cn_st_tensor *t, const cn_weight_part *p,
                                    cn_quant_scale scale)
 {
-    char found[128], want[96];
-    if (has_shape(t, w, scale)) return CN_OK;
-    if (scale == CN_QUANT_TENSOR)
+    static const char *const of[] = {[CN_QUANT_TENSOR] = "the tensor",
+                                     [CN_QUANT_ROW] = "rows",
+                                     [CN_QUANT_BLOCK] = "blocks of 128 x 128"};
+    char found[128], want[128], stack[24] = "";
+    uint64_t shape[3];
+    if (has_shape(t, p, scale)) return CN_OK;
+    const uint32_t n = scale_shape(p, scale, shape);
+    if (p->stack) snprintf(stack, sizeof stack, "%u, ", p->stack);
+    if (scale == CN_QUANT_TENSOR && !p->stack)
         snprintf(want, sizeof want, "[] or [1], of the tensor");
-    else if (scale == CN_QUANT_ROW)
-        snprintf(want, sizeof want, "[%llu, 1], of rows", (unsigned long long)w->rows);
     else
-        snprintf(want, sizeof want, "[%llu, %llu], of blocks of 128 x 128",
-                 (unsigned long long)cn_ceil_div(w->rows, CN_FP8_BLOCK),
-                 (unsigned long long)cn_ceil_div(w->cols, CN_FP8_BLOCK));
+        snprintf(want, sizeof want, "[%s%llu, %llu], of %s", stack,
+                 (unsigned long long)shape[n - 2], (unsigned long long)shape[n - 1], of[scale]);
     return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected shape %s, got %s", t->file, t->name, want,
                    cn_st_shape_text(t, found, sizeof found));
+}
+
+/* Whether rows that are in another order here than in the file keep their scales. */
+static bool rows_stay_in_blocks(const cn_weight_part *p, const cn_quant *q)
+{
+    if (q->scale != CN_QUANT_BLOCK || !p->rotary) return true;
+    for (uint64_t row = 0; row < p->tensor.rows; row++)
+        if (row / CN_FP8_BLOCK != cn_part_row_in_file(p, row) / CN_FP8_BLOCK) return false;
+    return true;
 }
 
 cn_status cn_part_bind_fp8(cn_weight_part *p, const cn_st_tensor *t, const cn_safetensors *all,
@@ -97,21 +121,26 @@ cn_status cn_part_bind_fp8(cn_weight_part *p, const cn_st_tensor *t, const cn_sa
                        "%s: tensor %s: config.json says that it is FP8 (F8_E4M3), got %s: if it "
                        "was left so, name it in modules_to_not_convert or ignore",
                        t->file, t->name, cn_st_dtype_name(t->dtype));
-    if (p->rotary)
+    if (!rows_stay_in_blocks(p, q))
         return cn_fail(CN_ERR_MODEL,
-                       "%s: tensor %s: FP8 with RoPE of a part of the head is not supported: use "
-                       "the bf16 checkpoint",
-                       t->file, t->name);
+                       "%s: tensor %s: FP8 blocks with RoPE of a part of heads of %u are not "
+                       "supported: use the bf16 checkpoint",
+                       t->file, t->name, p->head_dim);
     p->tensor.dtype = CN_E4M3;
-    p->scale = find_beside(p, all, "weight_scale_inv");
-    if (!p->scale) p->scale = find_beside(p, all, "weight_scale");
+    p->scale = find_beside(p, all, "_scale_inv");
+    if (!p->scale) p->scale = find_beside(p, all, "_scale");
     if (!p->scale)
         return cn_fail(CN_ERR_MODEL,
                        "%s: tensor %s: its scale is missing: expected %s_scale_inv or %s_scale",
                        t->file, t->name, t->name, t->name);
     CN_TRY(check_scale_dtype(p->scale));
-    CN_TRY(check_scale_shape(p->scale, &p->tensor, q->scale));
+    CN_TRY(check_scale_shape(p->scale, p, q->scale));
     if (!q->is_static) return CN_OK;
+    if (p->stack)
+        return cn_fail(CN_ERR_MODEL,
+                       "%s: tensor %s: static scales of inputs of experts in one tensor are not "
+                       "supported: use a checkpoint with a tensor for each expert",
+                       t->file, t->name);
     p->x_scale = find_beside(p, all, "input_scale");
     if (!p->x_scale)
         return cn_fail(CN_ERR_MODEL,
@@ -119,7 +148,7 @@ cn_status cn_part_bind_fp8(cn_weight_part *p, const cn_st_tensor *t, const cn_sa
                        "%.*sinput_scale",
                        t->file, t->name, (int)(strlen(t->name) - strlen("weight")), t->name);
     CN_TRY(check_scale_dtype(p->x_scale));
-    return check_scale_shape(p->x_scale, &p->tensor, CN_QUANT_TENSOR);
+    return check_scale_shape(p->x_scale, p, CN_QUANT_TENSOR);
 }
 
 /* Element i of a tensor of scales. memcpy, because data may have any alignment. */
@@ -149,13 +178,17 @@ static float scale_at(const cn_st_tensor *t, uint64_t i)
 
 static uint64_t scale_index(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col)
 {
+    const uint64_t rows = rows_of_matrix(p), matrix = row / rows;
+    const uint64_t row_blocks = cn_ceil_div(rows, CN_FP8_BLOCK);
     switch (q->scale) {
     case CN_QUANT_TENSOR:
-        return 0;
+        return matrix;
     case CN_QUANT_ROW:
         return row;
     case CN_QUANT_BLOCK:
-        return row / CN_FP8_BLOCK * cn_ceil_div(p->tensor.cols, CN_FP8_BLOCK) + col / CN_FP8_BLOCK;
+        return (matrix * row_blocks + row % rows / CN_FP8_BLOCK) *
+                   cn_ceil_div(p->tensor.cols, CN_FP8_BLOCK) +
+               col / CN_FP8_BLOCK;
     }
     return 0;
 }

@@ -5,8 +5,9 @@
  *
  * An element of a tensor X.weight in F8_E4M3 is its value times its scale, which X.weight_scale_inv
  * or X.weight_scale has: [] or [1] of the whole tensor, [n, 1] of rows, or [n / 128, k / 128]
- * rounded up of blocks. X.input_scale, [] or [1], is the static scale of inputs. Scales are F32,
- * BF16, F16, or F8_E8M0 (2^(b - 127)).
+ * rounded up of blocks. A tensor of all experts [E, n, k] has no ".weight" in its name and those of
+ * its scales, which have a dimension E before these. X.input_scale, [] or [1], is the static scale
+ * of inputs. Scales are F32, BF16, F16, or F8_E8M0 (2^(b - 127)).
  *
  * FP8 made here: s = max(2^-126, max|w| / 448) of a block or row, values are those of
  * cn_fp8_of(w / s). */

@@ -457,18 +457,28 @@ bool cn_model_config_is_fp8(const cn_model_config *c, cn_quant_part part, uint32
     return c->quant.fp8 && !(c->quant.plain[part][layer / 64] >> layer % 64 & 1);
 }
 
-uint64_t cn_model_config_n_fp8(const cn_model_config *c)
+static uint64_t expert_params(const cn_model_config *c)
 {
+    return 3 * (uint64_t)c->hidden * c->experts.intermediate;
+}
+
+uint64_t cn_model_config_n_fp8(const cn_model_config *c, uint32_t n_tokens)
+{
+    const double n_experts = cn_model_config_experts_read(c, n_tokens);
+    const uint64_t experts = (uint64_t)llround(n_experts * (double)(expert_params(c) / 3));
     const uint64_t h = c->hidden, q = c->n_heads * (uint64_t)c->head_dim;
     const uint64_t kv = c->n_kv_heads * (uint64_t)c->head_dim;
     uint64_t n = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        const uint64_t mlp = h * cn_model_config_layer(c, layer).dense;
+        const cn_layer_kind kind = cn_model_config_layer(c, layer);
+        const uint64_t mlp = h * kind.dense, routed = kind.mlp == CN_MLP_EXPERTS ? experts : 0;
         const uint64_t sizes[CN_N_QUANT_PARTS] = {
             [CN_QUANT_QKV] = (q + 2 * kv) * h,
             [CN_QUANT_O] = h * q,
             [CN_QUANT_GATE_UP] = 2 * mlp,
             [CN_QUANT_DOWN] = mlp,
+            [CN_QUANT_EXPERT_GATE_UP] = 2 * routed,
+            [CN_QUANT_EXPERT_DOWN] = routed,
         };
         for (cn_quant_part part = 0; part < CN_N_QUANT_PARTS; part++)
             if (cn_model_config_is_fp8(c, part, layer)) n += sizes[part];
@@ -482,11 +492,6 @@ uint32_t cn_model_config_widest_mlp(const cn_model_config *c)
     for (uint32_t layer = 0; layer < c->n_layers; layer++)
         most = cn_max_u32(most, cn_model_config_layer(c, layer).dense);
     return most;
-}
-
-static uint64_t expert_params(const cn_model_config *c)
-{
-    return 3 * (uint64_t)c->hidden * c->experts.intermediate;
 }
 
 static uint64_t mlp_params(const cn_model_config *c, uint32_t layer)

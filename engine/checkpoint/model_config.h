@@ -88,6 +88,8 @@ typedef enum cn_quant_part {
     CN_QUANT_O,
     CN_QUANT_GATE_UP,
     CN_QUANT_DOWN,
+    CN_QUANT_EXPERT_GATE_UP,
+    CN_QUANT_EXPERT_DOWN,
     CN_N_QUANT_PARTS
 } cn_quant_part;
 
@@ -172,8 +174,8 @@ cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer);
 /* Whether a fused matrix of a layer is FP8. */
 bool cn_model_config_is_fp8(const cn_model_config *c, cn_quant_part part, uint32_t layer);
 
-/* Number of parameters that are FP8. */
-uint64_t cn_model_config_n_fp8(const cn_model_config *c);
+/* Of the parameters that a step of n_tokens tokens reads, how many are FP8. */
+uint64_t cn_model_config_n_fp8(const cn_model_config *c, uint32_t n_tokens);
 
 /* The intermediate size of the largest MLP that every token takes; 0: no layer has one. */
 uint32_t cn_model_config_widest_mlp(const cn_model_config *c);

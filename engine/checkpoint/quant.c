@@ -63,13 +63,46 @@ static cn_status refuse_value(const cn_json_at *q, const char *key, const char *
 
 /* ---- names of modules ---- */
 
-/* The modules that are parts of a fused matrix. */
+/* The modules that are parts of a fused matrix, and of those of every expert. */
 static const char *const modules[CN_N_QUANT_PARTS][4] = {
     [CN_QUANT_QKV] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
     [CN_QUANT_O] = {"self_attn.o_proj"},
-    [CN_QUANT_GATE_UP] = {"mlp.gate_proj", "mlp.up_proj"},
-    [CN_QUANT_DOWN] = {"mlp.down_proj"},
+    [CN_QUANT_GATE_UP] = {"gate_proj", "up_proj"},
+    [CN_QUANT_DOWN] = {"down_proj"},
+    [CN_QUANT_EXPERT_GATE_UP] = {"gate_proj", "up_proj"},
+    [CN_QUANT_EXPERT_DOWN] = {"down_proj"},
 };
+
+/* Modules of a fused matrix in a layer; 0: the layer has no such matrix. */
+static uint32_t n_modules(const cn_model_config *c, uint32_t layer, cn_quant_part part)
+{
+    const cn_layer_kind kind = cn_model_config_layer(c, layer);
+    const bool is_expert = part == CN_QUANT_EXPERT_GATE_UP || part == CN_QUANT_EXPERT_DOWN;
+    const bool is_dense = part == CN_QUANT_GATE_UP || part == CN_QUANT_DOWN;
+    uint32_t n = 0;
+    while (modules[part][n]) n++;
+    if (is_expert) return kind.mlp == CN_MLP_EXPERTS ? n * c->experts.router.n_experts : 0;
+    return is_dense && kind.dense == 0 ? 0 : n;
+}
+
+enum { NAME_BYTES = 96 };
+
+/* The name of a module of these. */
+static void name_module(char name[NAME_BYTES], const cn_model_config *c, uint32_t layer,
+                        cn_quant_part part, uint32_t i)
+{
+    const bool is_attention = part == CN_QUANT_QKV || part == CN_QUANT_O;
+    const bool shared = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
+    const uint32_t n_experts = c->experts.router.n_experts;
+    int n = snprintf(name, NAME_BYTES, "model.layers.%u.", layer);
+    if (part == CN_QUANT_EXPERT_GATE_UP || part == CN_QUANT_EXPERT_DOWN) {
+        snprintf(name + n, (size_t)(NAME_BYTES - n), "mlp.experts.%u.%s", i % n_experts,
+                 modules[part][i / n_experts]);
+        return;
+    }
+    snprintf(name + n, (size_t)(NAME_BYTES - n), "%s%s",
+             is_attention ? "" : shared ? "mlp.shared_experts." : "mlp.", modules[part][i]);
+}
 
 /* A name or pattern of a list. */
 typedef struct pattern {
@@ -115,60 +148,86 @@ static bool pattern_names(const pattern *p, const char *module)
     return strcmp(end, p->text) == 0 && end[-1] == '.';
 }
 
-/* Adds the modules of one layer and matrix that the pattern names to the bits of *named. */
-static void mark_names(const pattern *p, uint32_t layer, cn_quant_part part, uint32_t *named)
+typedef struct pattern_list {
+    pattern *patterns;
+    size_t n;
+} pattern_list;
+
+static void free_patterns(pattern_list *l)
 {
-    for (uint32_t i = 0; modules[part][i]; i++) {
-        char module[96];
-        snprintf(module, sizeof module, "model.layers.%u.%s", layer, modules[part][i]);
-        if (pattern_names(p, module)) *named |= 1U << i;
-    }
+    for (size_t i = 0; i < l->n; i++) free_pattern(&l->patterns[i]);
+    cn_free(l->patterns);
 }
 
-typedef uint8_t name_marks[CN_MAX_LAYERS][CN_N_QUANT_PARTS];
-
-static cn_status mark_list(const cn_json_at *q, const char *key, uint32_t n_layers,
-                           name_marks marks)
+static cn_status compile_list(const cn_json_at *q, const char *key, pattern_list *out)
 {
-    json_t *list = NULL, *item;
-    size_t i;
+    json_t *list = NULL;
+    *out = (pattern_list){0};
     CN_TRY(cn_json_arr(q, key, CN_JSON_OPTIONAL, &list));
-    json_array_foreach(list, i, item)
-    {
-        pattern p;
-        cn_status status = read_pattern(q, key, item, &p);
-        for (uint32_t layer = 0; layer < n_layers && status == CN_OK; layer++)
-            for (cn_quant_part part = 0; part < CN_N_QUANT_PARTS; part++) {
-                uint32_t named = marks[layer][part];
-                mark_names(&p, layer, part, &named);
-                marks[layer][part] = (uint8_t)named;
-            }
-        free_pattern(&p);
-        CN_TRY(status);
+    const size_t n = json_array_size(list);
+    out->patterns = cn_calloc(n + 1, sizeof *out->patterns);
+    if (!out->patterns) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu patterns", n);
+    cn_status status = CN_OK;
+    while (out->n < n && status == CN_OK) {
+        status = read_pattern(q, key, json_array_get(list, out->n), &out->patterns[out->n]);
+        out->n++;
     }
+    return status;
+}
+
+static bool any_names(const pattern_list *l, const char *module)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (pattern_names(&l->patterns[i], module)) return true;
+    return false;
+}
+
+/* Whether the list names the one tensor that some files have for the experts of a layer. */
+static bool names_fused(const pattern_list *l, uint32_t layer, cn_quant_part part)
+{
+    char name[NAME_BYTES];
+    if (part != CN_QUANT_EXPERT_GATE_UP && part != CN_QUANT_EXPERT_DOWN) return false;
+    snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%s", layer,
+             part == CN_QUANT_EXPERT_DOWN ? "down_proj" : "gate_up_proj");
+    return any_names(l, name);
+}
+
+/* Leaves a matrix plain if the list names its modules, or with `inverted` if it does not. */
+static cn_status apply_list(const cn_json_at *q, const char *key, const pattern_list *l,
+                            bool inverted, cn_model_config *c, uint32_t layer, cn_quant_part part)
+{
+    char name[NAME_BYTES], last[NAME_BYTES];
+    const uint32_t n = n_modules(c, layer, part);
+    uint32_t n_named = 0;
+    if (n == 0) return CN_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        name_module(name, c, layer, part, i);
+        n_named += any_names(l, name);
+    }
+    if (names_fused(l, layer, part)) n_named = n;
+    if (n_named != 0 && n_named != n) {
+        name_module(name, c, layer, part, 0);
+        name_module(last, c, layer, part, n - 1);
+        return cn_fail(q->error,
+                       "%s: %s names some of %s to %s of layer %u and not all: one matrix cannot "
+                       "be FP8 in part; name all of them or none",
+                       q->where, key, name, last, layer);
+    }
+    if ((n_named != 0) != inverted)
+        c->quant.plain[part][layer / 64] |= UINT64_C(1) << layer % 64;
     return CN_OK;
 }
 
 /* Leaves plain what the list of key names, or with `inverted` what it does not name. */
 static cn_status read_list(const cn_json_at *q, const char *key, bool inverted, cn_model_config *c)
 {
-    name_marks marks;
-    memset(marks, 0, sizeof marks);
-    CN_TRY(mark_list(q, key, c->n_layers, marks));
-    for (uint32_t layer = 0; layer < c->n_layers; layer++)
-        for (cn_quant_part part = 0; part < CN_N_QUANT_PARTS; part++) {
-            uint32_t all = 0, named = marks[layer][part];
-            for (uint32_t i = 0; modules[part][i]; i++) all |= 1U << i;
-            if (named != 0 && named != all)
-                return cn_fail(q->error,
-                               "%s: %s names some of %s to %s of layer %u and not all: one matrix "
-                               "cannot be FP8 in part; name all of them or none",
-                               q->where, key, modules[part][0],
-                               modules[part][all == 7 ? 2 : 1], layer);
-            if ((named != 0) != inverted)
-                c->quant.plain[part][layer / 64] |= UINT64_C(1) << layer % 64;
-        }
-    return CN_OK;
+    pattern_list l;
+    cn_status status = compile_list(q, key, &l);
+    for (uint32_t layer = 0; layer < c->n_layers && status == CN_OK; layer++)
+        for (cn_quant_part part = 0; part < CN_N_QUANT_PARTS && status == CN_OK; part++)
+            status = apply_list(q, key, &l, inverted, c, layer, part);
+    free_patterns(&l);
+    return status;
 }
 
 /* ---- quant_method fp8 ---- */
@@ -359,17 +418,16 @@ static cn_status read_modelopt(const cn_json_at *q, cn_model_config *c)
 
 /* ---- the files and the options ---- */
 
-/* Products of experts and of latent attention take plain weights only. */
-static cn_status check_dense(const cn_json_at *q, const cn_model_config *c)
+/* Products of latent attention take plain weights only. */
+static cn_status refuse_latent(const cn_json_at *q, const cn_model_config *c)
 {
     char shown[96];
-    if (c->experts.router.n_experts == 0 && c->latent.rank == 0) return CN_OK;
+    if (c->latent.rank == 0) return CN_OK;
     const json_t *method = json_object_get(q->object, "quant_method");
     return cn_fail(q->error,
-                   "%s (quant_method %s): FP8 weights of a model with %s are not supported yet: "
-                   "use its bf16 checkpoint",
-                   q->where, method ? cn_json_describe(method, shown, sizeof shown) : "not given",
-                   c->experts.router.n_experts > 0 ? "experts" : "latent attention");
+                   "%s (quant_method %s): FP8 weights of a model with latent attention are not "
+                   "supported yet: use its bf16 checkpoint",
+                   q->where, method ? cn_json_describe(method, shown, sizeof shown) : "not given");
 }
 
 static cn_status read_method(const cn_json_at *q, cn_model_config *c)
@@ -387,7 +445,7 @@ static cn_status read_method(const cn_json_at *q, cn_model_config *c)
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         if (strcmp(method, methods[i].method) != 0) continue;
         CN_TRY(methods[i].read(q, c));
-        return check_dense(q, c);
+        return refuse_latent(q, c);
     }
     return refuse_format(q, "quant_method");
 }
@@ -416,7 +474,7 @@ static cn_status read_quant_file(const cn_json_at *a, void *out)
     snprintf(place, sizeof place, "%s: quantization", a->where);
     const cn_json_at q = {found, place, a->error};
     CN_TRY(read_modelopt(&q, c));
-    return check_dense(&q, c);
+    return refuse_latent(&q, c);
 }
 
 cn_status cn_quant_read_file(cn_model_config *c, const char *dir)
@@ -431,12 +489,11 @@ cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
     if (options->quantization == CN_OPT_QUANT_FP8 && q->fp8)
         cn_log(CN_LOG_INFO, "--quantization fp8 changes nothing: the checkpoint has FP8 weights");
     if (options->quantization == CN_OPT_QUANT_FP8 && !q->fp8) {
-        if (c->experts.router.n_experts > 0 || c->latent.rank > 0)
+        if (c->latent.rank > 0)
             return cn_fail(CN_ERR_ARG,
-                           "--quantization fp8: %s has %s, whose weights are not supported in "
-                           "FP8 yet: leave it out",
-                           c->architecture,
-                           c->experts.router.n_experts > 0 ? "experts" : "latent attention");
+                           "--quantization fp8: %s has latent attention, whose weights are not "
+                           "supported in FP8 yet: leave it out",
+                           c->architecture);
         *q = (cn_quant){
             .fp8 = true, .at_load = true, .scale = CN_QUANT_BLOCK, .x = CN_X_BLOCKS};
     }

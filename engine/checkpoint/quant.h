@@ -2,15 +2,15 @@
  *
  * Owner: none; plain functions. Thread: any. Stage: start, as a part of model_config.h.
  *
- * Supported, with e4m3 weights of dense layers:
+ * Supported, with e4m3 weights:
  *   quant_method fp8                blocks of 128 x 128 (weight_scale_inv), or a scale for a tensor
  *   quant_method compressed-tensors format float-quantized: strategy block, channel or tensor
  *   quant_method modelopt           quant_algo FP8 (a scale for a tensor, static inputs) and
  *                                   FP8_PER_CHANNEL_PER_TOKEN
- * Embedding, head, norms and biases are plain. So is what modules_to_not_convert, ignored_layers,
- * ignore or exclude_modules name: a module, or one of its parents; "re:" and a regular expression
- * that matches from the start of the name; or a name with the wildcards * and ?. Other formats are
- * refused by name. */
+ * Embedding, head, norms, biases and routers are plain. So is what modules_to_not_convert,
+ * ignored_layers, ignore or exclude_modules name: a module, or one of its parents; "re:" and a
+ * regular expression that matches from the start of the name; or a name with the wildcards * and ?.
+ * Other formats are refused by name. */
 #pragma once
 
 #include "engine/base/json.h"

@@ -123,30 +123,47 @@ cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a)
 
 /* ---- the products ---- */
 
-/* Rows [first, end) of out[P,n] = x[P,k] weight^T. */
-static cn_status multiply_rows(cn_stream *s, float *out, const float *x, const float *weight,
-                               uint32_t first, uint32_t end, uint32_t n, uint32_t k)
+/* The n rows of expert e of a matrix of all experts, for inputs that are already rounded. */
+static cn_matrix expert_matrix(const cn_matrix *all, uint32_t e, uint32_t n, uint32_t k)
 {
-    const cn_gemm_args a = {.out = out + (size_t)first * n,
-                            .x = x + (size_t)first * k,
-                            .weight = {.data = weight},
-                            .n_tokens = end - first,
-                            .n = n,
-                            .k = k};
-    return cn_cpu_gemm_run(s, &a);
+    cn_matrix one = *all;
+    const size_t row = (size_t)e * n;
+    one.x = CN_X_PLAIN;
+    if (all->form == CN_MATRIX_PLAIN) {
+        one.data = (const float *)all->data + row * k;
+        return one;
+    }
+    CN_ASSERT(n % all->scale_n == 0);
+    one.data = (const uint8_t *)all->data + row * all->stride;
+    one.scales = all->scales + row / all->scale_n * cn_ceil_div(k, all->scale_k);
+    return one;
+}
+
+/* out[P,n] = x[P,k] times the matrix of each pair's expert. */
+static cn_status multiply_pairs(cn_stream *s, float *out, const float *x, const cn_matrix *weight,
+                                const uint32_t *starts, uint32_t n_experts, uint32_t n, uint32_t k)
+{
+    for (uint32_t e = 0; e < n_experts; e++) {
+        const cn_gemm_args a = {.out = out + (size_t)starts[e] * n,
+                                .x = x + (size_t)starts[e] * k,
+                                .weight = expert_matrix(weight, e, n, k),
+                                .n_tokens = starts[e + 1] - starts[e],
+                                .n = n,
+                                .k = k};
+        CN_TRY(cn_cpu_gemm_run(s, &a));
+    }
+    return CN_OK;
 }
 
 cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
 {
     const uint32_t n_pairs = a->n_tokens * a->n_used, n = 2 * a->intermediate;
+    const float *x = cn_cpu_gemm_round(s, &a->weight, a->x, a->rounded, a->n_tokens, a->k);
     float *gathered = a->gathered;
     for (size_t p = 0; p < n_pairs; p++)
-        memcpy(gathered + p * a->k, (const float *)a->x + (size_t)a->pair_tokens[p] * a->k,
+        memcpy(gathered + p * a->k, x + (size_t)a->pair_tokens[p] * a->k,
                a->k * sizeof *gathered);
-    for (uint32_t e = 0; e < a->n_experts; e++)
-        CN_TRY(multiply_rows(s, a->gate_up, gathered,
-                             (const float *)a->weight + (size_t)e * n * a->k, a->starts[e],
-                             a->starts[e + 1], n, a->k));
+    CN_TRY(multiply_pairs(s, a->gate_up, gathered, &a->weight, a->starts, a->n_experts, n, a->k));
     const cn_silu_mul_args silu = {
         .out = a->out, .gate_up = a->gate_up, .n_tokens = n_pairs, .intermediate = a->intermediate};
     return cn_cpu_silu_mul(s, &silu);
@@ -154,11 +171,10 @@ cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
 
 cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a)
 {
-    for (uint32_t e = 0; e < a->n_experts; e++)
-        CN_TRY(multiply_rows(s, a->out, a->x,
-                             (const float *)a->weight + (size_t)e * a->n * a->intermediate,
-                             a->starts[e], a->starts[e + 1], a->n, a->intermediate));
-    return CN_OK;
+    const float *x = cn_cpu_gemm_round(s, &a->weight, a->x, a->rounded, a->n_tokens * a->n_used,
+                                       a->intermediate);
+    return multiply_pairs(s, a->out, x, &a->weight, a->starts, a->n_experts, a->n,
+                          a->intermediate);
 }
 
 cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a)

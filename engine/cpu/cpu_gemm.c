@@ -404,19 +404,36 @@ static void round_by_largest(float *out, const float *x, uint32_t n)
     round_span(out, x, n, scale < FLT_MIN ? FLT_MIN : scale);
 }
 
+typedef struct round_job {
+    const cn_matrix *weight;
+    const float *x;
+    float *out;
+    uint32_t k;
+} round_job;
+
 static void round_row(void *ctx, uint32_t row, uint32_t worker)
 {
     (void)worker;
-    const cn_gemm_args *a = ctx;
-    const float *x = (const float *)a->x + (size_t)row * a->k;
-    float *out = (float *)a->rounded + (size_t)row * a->k;
-    if (a->weight.x == CN_X_STATIC) {
-        round_span(out, x, a->k, a->weight.x_scale);
+    const round_job *job = ctx;
+    const float *x = job->x + (size_t)row * job->k;
+    float *out = job->out + (size_t)row * job->k;
+    if (job->weight->x == CN_X_STATIC) {
+        round_span(out, x, job->k, job->weight->x_scale);
         return;
     }
-    const uint32_t span = a->weight.x == CN_X_BLOCKS ? CN_FP8_COLUMNS : a->k;
-    for (uint32_t i = 0; i < a->k; i += span)
-        round_by_largest(out + i, x + i, cn_min_u32(span, a->k - i));
+    const uint32_t span = job->weight->x == CN_X_BLOCKS ? CN_FP8_COLUMNS : job->k;
+    for (uint32_t i = 0; i < job->k; i += span)
+        round_by_largest(out + i, x + i, cn_min_u32(span, job->k - i));
+}
+
+const float *cn_cpu_gemm_round(cn_stream *s, const cn_matrix *weight, const float *x, float *room,
+                               uint32_t n_tokens, uint32_t k)
+{
+    round_job job = {weight, x, room, k};
+    if (weight->x == CN_X_PLAIN || n_tokens == 0 || k == 0) return x;
+    CN_ASSERT(room);
+    cn_cpu_parallel(s, n_tokens, round_row, &job);
+    return room;
 }
 
 static cn_status multiply(cn_stream *s, const cn_gemm_args *a);
@@ -425,10 +442,7 @@ cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a)
 {
     cn_gemm_args rounded = *a;
     CN_ASSERT(!a->adds && !a->norms); /* this backend has no links_norm */
-    if (a->weight.x == CN_X_PLAIN || a->n_tokens == 0 || a->k == 0) return multiply(s, a);
-    CN_ASSERT(a->rounded);
-    cn_cpu_parallel(s, a->n_tokens, round_row, &rounded);
-    rounded.x = a->rounded;
+    rounded.x = cn_cpu_gemm_round(s, &a->weight, a->x, a->rounded, a->n_tokens, a->k);
     return multiply(s, &rounded);
 }
 

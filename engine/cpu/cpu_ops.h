@@ -80,6 +80,9 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g);
 cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
+/* Returns the input of a product with `weight`: x [n_tokens, k], or room with x rounded. */
+const float *cn_cpu_gemm_round(cn_stream *s, const cn_matrix *weight, const float *x, float *room,
+                               uint32_t n_tokens, uint32_t k);
 cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
 cn_status cn_cpu_draft_store(cn_stream *s, const cn_draft_store_args *a);
 cn_status cn_cpu_draft_part(cn_stream *s, const cn_draft_part_args *a);

@@ -28,7 +28,7 @@ struct cn_model {
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position)
 {
-    return cn_workspace_lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
+    return cn_workspace_lay_out(cfg, be, max_tokens, max_rows, max_position).bytes;
 }
 
 void cn_model_declare(cn_start_plan *p, void **slot)
@@ -89,8 +89,8 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
                     .cfg = *o->config,
                     .weights = o->weights,
                     .memory = o->memory,
-                    .ws = cn_workspace_lay_out(o->config, o->backend->act_dtype, o->max_tokens,
-                                               o->max_rows, o->max_position),
+                    .ws = cn_workspace_lay_out(o->config, o->backend, o->max_tokens, o->max_rows,
+                                               o->max_position),
                     .max_tokens = o->max_tokens,
                     .max_rows = o->max_rows,
                     .max_position = o->max_position,
@@ -603,13 +603,18 @@ static cn_status run_experts(const pass *p, uint32_t layer, bool adds)
     const cn_model *m = p->m;
     const cn_experts *x = &m->cfg.experts;
     const uint32_t n_tokens = p->batch->n_tokens, hidden = m->cfg.hidden;
+    const cn_matrix gate_up_w = cn_weights_matrix(m->weights, CN_W_EXPERT_GATE_UP, layer);
+    const cn_matrix down_w = cn_weights_matrix(m->weights, CN_W_EXPERT_DOWN, layer);
     const cn_expert_gate_up_args gate_up = {.out = at(m, m->ws.pair_act),
                                             .x = at(m, m->ws.normed),
-                                            .weight = weight(m, CN_W_EXPERT_GATE_UP, layer),
+                                            .weight = gate_up_w,
                                             .starts = at(m, m->ws.starts),
                                             .pair_tokens = at(m, m->ws.pair_tokens),
                                             .gathered = at(m, m->ws.pair_in),
-                                            .gate_up = at(m, m->ws.pair_gate_up),
+                                            .rounded = rounded(m, &gate_up_w),
+                                            .gate_up = m->be->gates_apart
+                                                           ? at(m, m->ws.pair_gate_up)
+                                                           : NULL,
                                             .n_tokens = n_tokens,
                                             .n_experts = x->router.n_experts,
                                             .n_used = x->router.n_used,
@@ -617,7 +622,8 @@ static cn_status run_experts(const pass *p, uint32_t layer, bool adds)
                                             .k = hidden};
     const cn_expert_down_args down = {.out = at(m, m->ws.pair_in),
                                       .x = at(m, m->ws.pair_act),
-                                      .weight = weight(m, CN_W_EXPERT_DOWN, layer),
+                                      .weight = down_w,
+                                      .rounded = rounded(m, &down_w),
                                       .starts = at(m, m->ws.starts),
                                       .n_tokens = n_tokens,
                                       .n_experts = x->router.n_experts,

@@ -106,6 +106,9 @@ static uint32_t rows_of_scale(const cn_model_config *c, cn_weight_id id, uint32_
         const uint64_t width = cn_model_config_layer(c, layer).dense;
         most = power_of_two_in(width, width);
     }
+    if (id == CN_W_EXPERT_GATE_UP)
+        most = power_of_two_in(c->experts.intermediate, c->experts.intermediate);
+    if (id == CN_W_EXPERT_DOWN) most = power_of_two_in(c->hidden, c->hidden);
     return cn_min_u32(most, CN_FP8_BLOCK);
 }
 
@@ -252,6 +255,17 @@ static cn_status write_fp8(cn_weights *w, const cn_weight_part *p, const fp8_row
     return w->backend->stream_sync(w->stream);
 }
 
+/* Returns the values of a part in the order of rows here: those of the file, or `room`. */
+static const uint8_t *codes_in_order(const cn_weight_part *p, uint8_t *room)
+{
+    const uint8_t *codes = p->tensor.data;
+    const uint64_t cols = p->tensor.cols;
+    if (!p->rotary) return codes;
+    for (uint64_t row = 0; row < p->tensor.rows; row++)
+        memcpy(room + row * cols, codes + cn_part_row_in_file(p, row) * cols, (size_t)cols);
+    return room;
+}
+
 /* Loads a part that is in e4m3 in the files. */
 static cn_status load_fp8(cn_weights *w, const cn_weight_part *p)
 {
@@ -260,14 +274,20 @@ static cn_status load_fp8(cn_weights *w, const cn_weight_part *p)
     const cn_matrix f = form_of(&w->config, p->id, p->layer);
     CN_TRY(cn_part_check_fp8(p, q));
     float *scales = cn_calloc(n_scales(&f, rows, cols), sizeof *scales);
-    if (!scales) return cn_fail(CN_ERR_MEMORY, "out of memory for scales");
+    uint8_t *room = p->rotary ? cn_calloc(rows, cols) : NULL;
+    if (!scales || (p->rotary && !room)) {
+        cn_free(scales);
+        cn_free(room);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for FP8 weights");
+    }
     uint64_t n = 0;
     for (uint64_t row = 0; row < rows; row += f.scale_n)
         for (uint64_t col = 0; col < cols; col += f.scale_k)
-            scales[n++] = cn_part_scale(p, q, row, col);
-    const fp8_rows all = {.n = rows, .codes = p->tensor.data, .scales = scales};
+            scales[n++] = cn_part_scale(p, q, cn_part_row_in_file(p, row), col);
+    const fp8_rows all = {.n = rows, .codes = codes_in_order(p, room), .scales = scales};
     const cn_status status = write_fp8(w, p, &all);
     cn_free(scales);
+    cn_free(room);
     /* Parts of one matrix have the same input, and so in practice the same scale. */
     float *x_scale = &w->x_scales[p->layer][p->id];
     *x_scale = fmaxf(*x_scale, cn_part_x_scale(p));
@@ -293,14 +313,22 @@ static void make_rows(const cn_matrix *f, bool by_row, const fp8_band *b, uint64
             b->scales[n++] = b->made[by_row ? row : i];
 }
 
+/* Rows of a part whose blocks are its own: those of one matrix, of a tensor of all experts too. */
+static uint64_t rows_apart(const cn_model_config *c, const cn_weight_part *p)
+{
+    if (p->stack == 0) return p->tensor.rows;
+    return p->id == CN_W_EXPERT_GATE_UP ? c->experts.intermediate : c->hidden;
+}
+
 static cn_status make_bands(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
                             const fp8_band *b)
 {
-    const uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
+    const uint64_t rows = p->tensor.rows, cols = p->tensor.cols, apart = rows_apart(&w->config, p);
     const bool by_row = w->config.quant.scale != CN_QUANT_BLOCK;
     const cn_matrix f = form_of(&w->config, p->id, p->layer);
-    for (uint64_t row = 0; row < rows; row += CN_FP8_BLOCK) {
-        const uint64_t n = rows - row < CN_FP8_BLOCK ? rows - row : CN_FP8_BLOCK;
+    for (uint64_t row = 0, n; row < rows; row += n) {
+        const uint64_t left = apart - row % apart;
+        n = left < CN_FP8_BLOCK ? left : CN_FP8_BLOCK;
         cn_checkpoint_read(ck, p, row * cols, n * cols, CN_F32, b->x);
         make_rows(&f, by_row, b, n, cols);
         const fp8_rows band = {.first = row, .n = n, .codes = b->codes, .scales = b->scales};

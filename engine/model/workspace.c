@@ -12,18 +12,20 @@ static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
 }
 
 /* Adds what a layer with experts needs. */
-static void lay_out_experts(cn_workspace *ws, const cn_experts *x, size_t hidden, size_t max_tokens,
-                            size_t e, size_t *at)
+static void lay_out_experts(cn_workspace *ws, const cn_model_config *c, const cn_backend *be,
+                            size_t max_tokens, size_t *at)
 {
-    const size_t n_pairs = max_tokens * x->router.n_used;
+    const cn_experts *x = &c->experts;
+    const size_t n_pairs = max_tokens * x->router.n_used, e = cn_dtype_bytes(be->act_dtype);
+    const size_t columns = c->quant.fp8 ? cn_round_up(c->hidden, CN_FP8_COLUMNS) : c->hidden;
     if (x->router.n_experts == 0) return;
     ws->router = take(at, max_tokens * x->router.n_experts, sizeof(float));
     ws->starts = take(at, x->router.n_experts + 1, sizeof(uint32_t));
     ws->pair_tokens = take(at, n_pairs, sizeof(uint32_t));
     ws->pairs = take(at, n_pairs, sizeof(uint32_t));
     ws->weights = take(at, n_pairs, sizeof(float));
-    ws->pair_in = take(at, n_pairs * hidden, e);
-    ws->pair_gate_up = take(at, n_pairs * 2 * x->intermediate, e);
+    ws->pair_in = take(at, n_pairs * columns, e);
+    ws->pair_gate_up = take(at, be->gates_apart ? n_pairs * 2 * x->intermediate : 0, e);
     ws->pair_act = take(at, n_pairs * x->intermediate, e);
 }
 
@@ -50,19 +52,23 @@ static void lay_out_latent(cn_workspace *ws, const cn_model_config *c, size_t ma
     ws->values = take(at, n_rows * l->value, e);
 }
 
-/* The most columns of a matrix whose product rounds its input; 0: there is none. */
+/* The most elements that a product rounds for one token; 0: none does. */
 static size_t rounded_columns(const cn_model_config *c)
 {
     if (!c->quant.fp8 || c->quant.x == CN_X_PLAIN) return 0;
     const uint32_t inputs = cn_max_u32(c->hidden, c->n_heads * c->head_dim);
-    return cn_round_up(cn_max_u32(inputs, cn_model_config_widest_mlp(c)), CN_FP8_COLUMNS);
+    const size_t dense = cn_round_up(cn_max_u32(inputs, cn_model_config_widest_mlp(c)),
+                                     CN_FP8_COLUMNS);
+    const size_t pairs = c->experts.router.n_used *
+                         cn_round_up(c->experts.intermediate, CN_FP8_COLUMNS);
+    return pairs > dense ? pairs : dense;
 }
 
-cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
-                                  size_t max_rows, size_t max_position)
+cn_workspace cn_workspace_lay_out(const cn_model_config *c, const cn_backend *be,
+                                  size_t max_tokens, size_t max_rows, size_t max_position)
 {
     cn_workspace ws = {0};
-    size_t e = cn_dtype_bytes(act_dtype), at = 0;
+    size_t e = cn_dtype_bytes(be->act_dtype), at = 0;
     if (c->quant.fp8) max_tokens = cn_round_up(max_tokens, CN_FP8_ROWS);
     ws.residual = take(&at, max_tokens * c->hidden, e);
     ws.normed = take(&at, max_tokens * c->hidden, e);
@@ -75,7 +81,7 @@ cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, 
     const size_t widest = cn_model_config_widest_mlp(c);
     ws.gate_up = take(&mlp, max_tokens * 2 * widest, e);
     ws.act = take(&mlp, max_tokens * widest, e);
-    lay_out_experts(&ws, &c->experts, c->hidden, max_tokens, e, &mlp);
+    lay_out_experts(&ws, c, be, max_tokens, &mlp);
     at = attention > mlp ? attention : mlp;
     ws.picked = take(&at, max_rows * c->hidden, e);
     ws.logits = take(&at, max_rows * c->vocab, sizeof(float));

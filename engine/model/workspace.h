@@ -9,6 +9,7 @@
 #pragma once
 
 #include "engine/checkpoint/model_config.h"
+#include "engine/ops.h"
 
 /* Byte offsets into the model's memory. */
 typedef struct cn_workspace {
@@ -27,14 +28,15 @@ typedef struct cn_workspace {
     size_t act;      /* [T, I] */
     size_t router;   /* [T, E] f32, logits */
     size_t starts, pair_tokens, pairs, weights; /* the outputs of route */
-    size_t rounded;  /* [T, most columns of an FP8 matrix], if products round their input */
+    size_t rounded;  /* the input of an FP8 product: [T, most columns] and [P, I], if they round */
     size_t pair_in;  /* [P, h] gathered for the experts, then their outputs */
-    size_t pair_gate_up, pair_act; /* [P, 2I], [P, I] with the I of an expert */
+    size_t pair_gate_up; /* [P, 2I] with the I of an expert, if the backend has gates_apart */
+    size_t pair_act;     /* [P, I] */
     size_t picked;   /* [R, h] */
     size_t logits;   /* [R, V] f32 */
     size_t cos, sin; /* [max_position, d/2] f32 */
     size_t bytes;
 } cn_workspace;
 
-cn_workspace cn_workspace_lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
-                                  size_t max_rows, size_t max_position);
+cn_workspace cn_workspace_lay_out(const cn_model_config *c, const cn_backend *be,
+                                  size_t max_tokens, size_t max_rows, size_t max_position);

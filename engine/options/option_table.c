@@ -53,7 +53,7 @@ static const cn_option options[] = {
     ROW(MODEL, "quantization", ENUM, quantization, "auto", .values = "auto|fp8", .flags = RESULT,
         .help = "weights of the layers: auto leaves them as in the checkpoint, FP8 or not; fp8 "
                 "makes blocks of 128 x 128 in e4m3 from a checkpoint that is not FP8; on a "
-                "CPU or a GPU of compute capability 9.0"),
+                "CPU, or without experts on a GPU of compute capability 9.0"),
     ROW(MODEL, "fp8-activations", BOOL, fp8_activations, "true", .flags = RESULT,
         .help = "products with FP8 weights round their input to e4m3 too, as the checkpoint says; "
                 "false: they do not"),

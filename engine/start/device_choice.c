@@ -262,6 +262,7 @@ static cn_status check_fp8_sizes(const cn_backend *be, const cn_model_config *m)
         {"hidden_size", m->hidden},
         {"num_attention_heads times head_dim", m->n_heads * m->head_dim},
         {"intermediate_size", cn_model_config_widest_mlp(m)},
+        {"moe_intermediate_size", m->experts.intermediate},
     };
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (inputs[i].columns % be->fp8_columns != 0)
@@ -272,10 +273,31 @@ static cn_status check_fp8_sizes(const cn_backend *be, const cn_model_config *m)
     return CN_OK;
 }
 
+/* What a user changes who cannot have FP8 weights. */
+static const char *without_fp8(const cn_model_config *m)
+{
+    return m->quant.at_load ? "--quantization auto, or --device cpu"
+                            : "the bf16 checkpoint, or --device cpu";
+}
+
+static cn_status check_fp8_experts(const cn_backend *be, const cn_model_config *m)
+{
+    for (uint32_t layer = 0; layer < m->n_layers && !be->fp8_experts; layer++)
+        if (cn_model_config_layer(m, layer).mlp == CN_MLP_EXPERTS &&
+            (cn_model_config_is_fp8(m, CN_QUANT_EXPERT_GATE_UP, layer) ||
+             cn_model_config_is_fp8(m, CN_QUANT_EXPERT_DOWN, layer)))
+            return cn_fail(CN_ERR_DEVICE,
+                           "FP8 weights of experts (%s): the %s backend does not support them "
+                           "yet: use %s",
+                           m->quant.at_load ? "--quantization fp8" : "quantization_config",
+                           be->name, without_fp8(m));
+    return check_fp8_sizes(be, m);
+}
+
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m)
 {
     if (!m->quant.fp8) return CN_OK;
-    if (be->fp8_x_forms >> m->quant.x & 1) return check_fp8_sizes(be, m);
+    if (be->fp8_x_forms >> m->quant.x & 1) return check_fp8_experts(be, m);
     if (be->fp8_x_forms)
         return cn_fail(CN_ERR_DEVICE,
                        "FP8 weights: the %s backend multiplies them with inputs in e4m3 only: "
@@ -284,8 +306,7 @@ cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m)
     return cn_fail(CN_ERR_DEVICE,
                    "FP8 weights (%s): the %s backend does not support them: use %s",
                    m->quant.at_load ? "--quantization fp8" : "quantization_config", be->name,
-                   m->quant.at_load ? "--quantization auto, or --device cpu"
-                                    : "the bf16 checkpoint, or --device cpu");
+                   without_fp8(m));
 }
 
 /* An op that only some models need. */

@@ -244,7 +244,8 @@ bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint3
 uint64_t cn_planner_weight_bytes(const cn_model_config *m, const cn_backend *be, uint32_t n_rows)
 {
     const uint64_t unread = m->tied ? 0 : (uint64_t)m->vocab * m->hidden;
-    const uint64_t n_fp8 = cn_model_config_n_fp8(m), elem = cn_dtype_bytes(be->matrix_dtype);
+    const uint64_t n_fp8 = cn_model_config_n_fp8(m, n_rows);
+    const uint64_t elem = cn_dtype_bytes(be->matrix_dtype);
     return (cn_model_config_n_read(m, n_rows) - unread - n_fp8) * elem + n_fp8;
 }
 

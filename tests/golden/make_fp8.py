@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import Glm4MoeConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from make_models import random_weights, sizes
+from make_models import GREEDY_TOKENS, MIN_DISTINCT, MIN_MARGIN, MIN_ROUTER_GAP
+from make_models import greedy, random_weights, router_gap, sizes
 
 HERE = pathlib.Path(__file__).resolve().parent / "models"
 E4M3 = torch.float8_e4m3fn
@@ -62,6 +63,32 @@ MODELS = {
         {"quant_algo": "FP8", "kv_cache_quant_algo": None,
          "exclude_modules": ["lm_head", "model.layers.0.self_attn*"]},
         [f"layers.0.self_attn.{p}_proj" for p in "qkvo"]),
+    # Layer 1 is dense, and the experts of layer 2 are plain. 80 rows of gate end inside a block.
+    "fp8-moe-block": (Qwen3MoeConfig, sizes(
+        256, 144, 208, 4, 4, 2, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=80, norm_topk_prob=True,
+        mlp_only_layers=[1], rope_parameters=PLAIN), "block", torch.float32,
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+         "weight_block_size": [128, 128], "modules_to_not_convert": [
+             "lm_head", "mlp.gate", "model.layers.2.mlp.experts"]},
+        ["layers.2.mlp.experts"]),
+    "fp8-moe-fused": (Qwen3MoeConfig, sizes(
+        256, 160, 96, 3, 4, 2, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        num_experts=5, num_experts_per_tok=2, moe_intermediate_size=144, norm_topk_prob=False,
+        rope_parameters=PLAIN), "block", torch.float32,
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+         "weight_block_size": [128, 128]}, []),
+    "fp8-moe-channel": (Glm4MoeConfig, sizes(
+        256, 96, 160, 3, 4, 1, 32, tie_word_embeddings=True, max_position_embeddings=512,
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1,
+        routed_scaling_factor=1.5, first_k_dense_replace=1, use_qk_norm=True, attention_bias=True,
+        num_mtp_layers=0, rope_parameters=dict(PLAIN, partial_rotary_factor=0.5)),
+        "row", torch.bfloat16,
+        {"quant_method": "compressed-tensors", "format": "float-quantized",
+         "quantization_status": "compressed", "ignore": ["lm_head", r"re:.*mlp\.gate$"],
+         **group({"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True,
+                  "dynamic": False},
+                 {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True})}, []),
 }
 
 
@@ -109,11 +136,62 @@ def linears(model):
             if isinstance(m, torch.nn.Linear) and n != "lm_head"}
 
 
+def experts(model):
+    """The modules that have the matrices of all experts: gate_up_proj and down_proj."""
+    return {n: m for n, m in model.named_modules() if type(m).__name__.endswith("Experts")
+            or type(m).__name__.endswith("NaiveMoe")}
+
+
+@torch.no_grad()
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager",
+        **({"experts_implementation": "eager"} if "moe" in str(folder) else {})).eval()
+
+
 @torch.no_grad()
 def logits_of(folder, tokens):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                 attn_implementation="eager").eval()
+    model = load(folder)
     return model, model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def quantise_experts(name, module, form, dtype, suffix, fused):
+    """Tensors of the file. The module gets the dequantised values."""
+    tensors, n = {}, len(module.gate_up_proj)
+    parts = {"gate_up_proj": module.gate_up_proj, "down_proj": module.down_proj}
+    for part, w in parts.items():
+        stacked = []
+        for e in range(n):
+            pieces = [(part, w[e])] if fused or part == "down_proj" else list(
+                zip(("gate_proj", "up_proj"), w[e].chunk(2)))
+            back = []
+            for piece, x in pieces:
+                values, scale = quantise(x, form, dtype)
+                back.append(values.float() * spread(scale.float(), *values.shape, form))
+                stacked.append((values, scale))
+                if not fused:
+                    tensors[f"{name}.{e}.{piece}.weight"] = values
+                    tensors[f"{name}.{e}.{piece}.{suffix}"] = scale
+            w[e].copy_(torch.cat(back))
+        if fused:
+            tensors[f"{name}.{part}"] = torch.stack([v for v, _ in stacked])
+            tensors[f"{name}.{part}{suffix.removeprefix('weight')}"] = torch.stack(
+                [s for _, s in stacked])
+    return tensors
+
+
+def round_experts(module, form):
+    """Replaces the forward pass of a module by one whose products round their inputs."""
+    def forward(x, chosen, weights):
+        out = torch.zeros_like(x)
+        rounded = round_input(x, form, None)
+        for t in range(len(x)):
+            for e, weight in zip(chosen[t].tolist(), weights[t]):
+                gate, up = (module.gate_up_proj[e] @ rounded[t]).chunk(2)
+                act = round_input((torch.nn.functional.silu(gate) * up)[None], form, None)[0]
+                out[t] += weight * (module.down_proj[e] @ act)
+        return out
+    module.forward = forward
 
 
 def input_scales(model, names, tokens):
@@ -139,16 +217,26 @@ def make(name, seed):
     tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], 24).tolist()
     names = [n for n in linears(model) if not n.endswith(tuple(plain))]
     tensors, scales = {}, {}
+    suffix = "weight_scale_inv" if quant.get("weight_block_size") else "weight_scale"
+    for n, m in experts(model).items():
+        if not n.endswith(tuple(plain)):
+            tensors |= quantise_experts(n, m, form, dtype, suffix, "fused" in name)
     for n in names:
         values, scale = quantise(model.get_submodule(n).weight, form, dtype)
-        suffix = "weight_scale_inv" if quant.get("weight_block_size") else "weight_scale"
         tensors[f"{n}.weight"] = values
         tensors[f"{n}.{suffix}"] = scales[n] = scale
         w = values.float() * spread(scale.float(), *values.shape, form)
         model.get_submodule(n).weight.copy_(w)
-    with tempfile.TemporaryDirectory() as dequantised:
+    with tempfile.TemporaryDirectory(suffix="moe" if "moe" in name else "") as dequantised:
         model.save_pretrained(dequantised)
         reference, logits = logits_of(dequantised, tokens)
+    more = {}
+    if "moe" in name:
+        text, lead = greedy(reference, tokens, GREEDY_TOKENS)
+        gap = router_gap(reference, tokens + text)
+        if lead < MIN_MARGIN or len(set(text)) < MIN_DISTINCT or gap < MIN_ROUTER_GAP:
+            return make(name, seed + 1000)
+        more = {"greedy": torch.tensor(text, dtype=torch.int32)}
     static = {}
     if form == "tensor":
         static = input_scales(reference, names, tokens)
@@ -157,6 +245,8 @@ def make(name, seed):
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     whole = load_file(folder / "model.safetensors")
+    if "fused" in name:
+        whole = {n: t for n, t in whole.items() if ".mlp.experts." not in n}
     save_file(dict(sorted((whole | tensors).items())), folder / "model.safetensors",
               metadata={"format": "pt"})
     if "quant_algo" in quant:
@@ -177,10 +267,15 @@ def make(name, seed):
     for n in names:
         reference.get_submodule(n).register_forward_pre_hook(
             lambda m, a, n=n: (round_input(a[0], form, static.get(n)),))
+    for n, m in experts(reference).items():
+        if not n.endswith(tuple(plain)):
+            round_experts(m, form)
     rounded = reference(input_ids=torch.tensor([tokens])).logits[0]
+    if "moe" in name and router_gap(reference, tokens) < MIN_ROUTER_GAP:
+        return make(name, seed + 1000)
     save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous(),
-               "logits_rounded": rounded.contiguous()}, folder / "golden.safetensors")
-    print(f"{name}: logits std {logits.std().item():.2f}, rounded inputs change them by "
+               "logits_rounded": rounded.contiguous(), **more}, folder / "golden.safetensors")
+    print(f"{name}: seed {seed}, logits std {logits.std().item():.2f}, rounded inputs change them by "
           f"{(rounded - logits).pow(2).mean().sqrt().item():.2e} (rms)")
 
 

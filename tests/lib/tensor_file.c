@@ -16,12 +16,19 @@ static void must(bool ok, const char *what)
 void tensor_file_add(tensor_file *f, const char *name, const char *dtype, uint64_t rows,
                      uint64_t cols, const void *data, size_t n_bytes)
 {
-    char shape[64];
-    if (rows)
-        snprintf(shape, sizeof shape, "%llu,%llu", (unsigned long long)rows,
-                 (unsigned long long)cols);
-    else
-        snprintf(shape, sizeof shape, "%llu", (unsigned long long)cols);
+    tensor_file_add_stack(f, name, dtype, 0, rows, cols, data, n_bytes);
+}
+
+void tensor_file_add_stack(tensor_file *f, const char *name, const char *dtype, uint64_t n,
+                           uint64_t rows, uint64_t cols, const void *data, size_t n_bytes)
+{
+    const uint64_t sizes[] = {n, rows, cols};
+    char shape[80];
+    int at = 0;
+    for (int i = 0; i < 3; i++)
+        if (sizes[i] || i == 2)
+            at += snprintf(shape + at, sizeof shape - (size_t)at, "%s%llu", at ? "," : "",
+                           (unsigned long long)sizes[i]);
     must(cn_buf_addf(&f->header,
                      "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
                      f->header.len ? "," : "", name, dtype, shape, f->data.len,

@@ -13,6 +13,9 @@ typedef struct tensor_file {
  * data[n_bytes] is not checked, so a test can make it disagree with the shape. */
 void tensor_file_add(tensor_file *f, const char *name, const char *dtype, uint64_t rows,
                      uint64_t cols, const void *data, size_t n_bytes);
+/* The same with a dimension before rows; 0: there is none. */
+void tensor_file_add_stack(tensor_file *f, const char *name, const char *dtype, uint64_t n,
+                           uint64_t rows, uint64_t cols, const void *data, size_t n_bytes);
 
 /* Writes length, header and data as one image into *out (free it with cn_buf_free). */
 void tensor_file_image(const tensor_file *f, cn_buf *out);
