@@ -2,8 +2,9 @@
  * weights that are read, once for each expert with a token, as a share of the read bandwidth of the
  * same run; in large batches the FLOP/s of the products.
  *
- * Usage: bench_experts [-t | TOKENSxROWSxBLOCKS] [BATCH]...   (default: batches of 1 to 16384)
- * -t times the products with every tile that may suit a batch; 32x64x2 with that tile.
+ * Usage: bench_experts [-8] [-t | TOKENSxROWSxBLOCKS] [BATCH]...  (default: batches of 1 to 16384)
+ * -t times the products with every tile that may suit a batch; 32x64x2 with that tile. -8: experts
+ * in FP8 blocks; their products include the rounding of inputs.
  * The model is Qwen3-30B-A3B's shape with random weights and logits. Ops run in graphs of LAYERS
  * layers, each with weights and logits of its own, more than the L2 cache holds. */
 #include <stdlib.h>
@@ -22,10 +23,14 @@ enum {
     LAUNCHES = 6,
     ROUNDS = 3,
     MEMORY_GIB = 16,
-    MOST_BATCHES = 32
+    MOST_BATCHES = 32,
+    N_SCALES = EXPERTS * 2 * INTERMEDIATE / 128 * (HIDDEN / 128)
 };
 
-static const size_t EXPERT_BYTES = (size_t)3 * INTERMEDIATE * HIDDEN * 2;
+static bool in_fp8;
+
+/* Bytes of the three matrices of an expert. */
+static size_t expert_bytes(void) { return (size_t)3 * INTERMEDIATE * HIDDEN * (in_fp8 ? 1 : 2); }
 
 /* The ops of a layer that a run has. */
 typedef enum part { PART_ROUTER, PART_ROUTE, PART_GATE_UP, PART_DOWN, PART_SUM, N_PARTS } part;
@@ -38,7 +43,8 @@ typedef struct bench {
     char *memory;
     size_t bytes;
     char *router, *gate_up, *down; /* weights, layer after layer */
-    char *x, *pair_in, *pair_act, *pair_gate_up, *out, *starts, *words, *weights;
+    char *scales; /* of any matrix of a layer */
+    char *x, *pair_in, *pair_act, *rounded, *out, *starts, *words, *weights;
     float *logits, *random; /* [LAYERS, T, E]: of the router's product, and random ones */
     uint32_t n_tokens;
     unsigned parts; /* bits */
@@ -56,13 +62,14 @@ static void lay_out(bench *b)
     const size_t pairs = (size_t)MAX_TOKENS * USED;
     char *at = b->memory;
     b->router = carve(&at, (size_t)LAYERS * EXPERTS * HIDDEN * 2);
-    b->gate_up = carve(&at, LAYERS * EXPERTS * EXPERT_BYTES / 3 * 2);
-    b->down = carve(&at, LAYERS * EXPERTS * EXPERT_BYTES / 3);
+    b->gate_up = carve(&at, LAYERS * EXPERTS * expert_bytes() / 3 * 2);
+    b->down = carve(&at, LAYERS * EXPERTS * expert_bytes() / 3);
     b->x = carve(&at, (size_t)MAX_TOKENS * HIDDEN * 2);
     b->out = carve(&at, (size_t)MAX_TOKENS * HIDDEN * 2);
     b->pair_in = carve(&at, pairs * HIDDEN * 2);
     b->pair_act = carve(&at, pairs * INTERMEDIATE * 2);
-    b->pair_gate_up = carve(&at, pairs * 2 * INTERMEDIATE * 2);
+    b->rounded = carve(&at, pairs * INTERMEDIATE * 2);
+    b->scales = carve(&at, N_SCALES * 4);
     b->starts = carve(&at, (size_t)LAYERS * (EXPERTS + 1) * 4);
     b->words = carve(&at, LAYERS * 2 * pairs * 4);
     b->weights = carve(&at, pairs * 4);
@@ -97,6 +104,8 @@ static bool open_bench(bench *b, cn_cuda_expert_tile tile)
     const size_t n = (size_t)LAYERS * MAX_TOKENS * EXPERTS;
     float *random = bench_floats(n, 2, 1);
     bench_must(b->be->mem_write(b->s, b->random, random, n * sizeof *random));
+    for (size_t i = 0; i < N_SCALES; i++) random[i] = 1.0F / 4096;
+    bench_must(b->be->mem_write(b->s, b->scales, random, N_SCALES * sizeof *random));
     bench_must(b->be->stream_sync(b->s));
     cn_free(random);
     return true;
@@ -146,18 +155,30 @@ static void run_route(const bench *b, uint32_t layer)
     if (has(b, PART_ROUTE)) bench_must(b->be->route(b->s, &route));
 }
 
+/* The matrix of all experts of a layer, which has `thirds` of their weights. */
+static cn_matrix matrix_of(const bench *b, const char *weights, uint32_t layer, uint32_t thirds)
+{
+    const void *data = weights + layer * EXPERTS * (expert_bytes() / 3 * thirds);
+    if (!in_fp8) return (cn_matrix){.data = data};
+    return (cn_matrix){.data = data,
+                       .form = CN_MATRIX_FP8,
+                       .x = CN_X_BLOCKS,
+                       .stride = thirds == 2 ? HIDDEN : INTERMEDIATE,
+                       .scales = (const float *)(const void *)b->scales,
+                       .scale_n = 128,
+                       .scale_k = 128};
+}
+
 static void run_layer(const bench *b, uint32_t layer)
 {
     const uint32_t *words = words_of(b, layer);
     const cn_expert_gate_up_args gate_up = {.out = b->pair_act,
                                             .x = b->x,
-                                            .weight = {.data = b->gate_up + layer * EXPERTS *
-                                                                                EXPERT_BYTES / 3 *
-                                                                                2},
+                                            .weight = matrix_of(b, b->gate_up, layer, 2),
                                             .starts = starts_of(b, layer),
                                             .pair_tokens = words,
                                             .gathered = b->pair_in,
-                                            .gate_up = b->pair_gate_up,
+                                            .rounded = b->rounded,
                                             .n_tokens = b->n_tokens,
                                             .n_experts = EXPERTS,
                                             .n_used = USED,
@@ -165,8 +186,8 @@ static void run_layer(const bench *b, uint32_t layer)
                                             .k = HIDDEN};
     const cn_expert_down_args down = {.out = b->pair_in,
                                       .x = b->pair_act,
-                                      .weight = {.data = b->down + layer * EXPERTS *
-                                                                       EXPERT_BYTES / 3},
+                                      .weight = matrix_of(b, b->down, layer, 1),
+                                      .rounded = b->rounded,
                                       .starts = starts_of(b, layer),
                                       .n_tokens = b->n_tokens,
                                       .n_experts = EXPERTS,
@@ -250,8 +271,8 @@ static double experts_read(bench *b)
 /* Prints a line of a batch: the layer, its share, and the products alone. */
 static void print_products(bench *b, double experts)
 {
-    const double bytes = experts * (double)EXPERT_BYTES;
-    const double flop = (double)EXPERT_BYTES * b->n_tokens * USED;
+    const double bytes = experts * (double)expert_bytes();
+    const double flop = 6.0 * INTERMEDIATE * HIDDEN * b->n_tokens * USED;
     const unsigned gate_up = 1U << PART_GATE_UP, down = 1U << PART_DOWN;
     const double both = time_layer(b, gate_up | down);
     const double first = time_layer(b, gate_up), second = time_layer(b, down);
@@ -267,7 +288,7 @@ static void print_batch(bench *b)
     const double experts = experts_read(b);
     const double all = time_layer(b, (1U << N_PARTS) - 1);
     printf("batch %5u  %5.1f experts  layer %9.2f us %5.1f %%", b->n_tokens, experts, all * 1e6,
-           100 * experts * (double)EXPERT_BYTES / b->read_bytes_s / all);
+           100 * experts * (double)expert_bytes() / b->read_bytes_s / all);
     for (part p = PART_ROUTER; p < N_PARTS; p++)
         if (p != PART_GATE_UP && p != PART_DOWN)
             printf("  %s %.2f", part_names[p], time_layer(b, 1U << p) * 1e6);
@@ -298,8 +319,9 @@ static void time_tiles(const uint32_t *batches, uint32_t n_batches)
     static const uint32_t tokens[] = {8, 16, 32, 64, 96, 128, 176, 256};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         for (uint32_t rows = 64; rows <= 128; rows += 64)
-            for (uint32_t blocks = 1; blocks <= 3; blocks++) {
+            for (uint32_t blocks = 1; blocks <= (in_fp8 ? 2 : 3); blocks++) {
                 uint32_t fit[MOST_BATCHES], n = 0;
+                if (in_fp8 && (tokens[i] == 96 || tokens[i] > 128)) continue; /* no such kernel */
                 for (uint32_t j = 0; j < n_batches; j++) {
                     const uint32_t average = batches[j] * USED / EXPERTS;
                     if (tokens[i] <= 4 * average + 16 && 4 * tokens[i] >= average)
@@ -315,6 +337,11 @@ int main(int argc, char **argv)
     static const uint32_t all[] = {1, 8, 32, 64, 128, 256, 512, 2048, 16384};
     uint32_t batches[MOST_BATCHES], n = 0;
     cn_cuda_expert_tile t;
+    if (argc > 1 && strcmp(argv[1], "-8") == 0) {
+        in_fp8 = true;
+        argv++;
+        argc--;
+    }
     const bool all_tiles = argc > 1 && strcmp(argv[1], "-t") == 0;
     const bool one_tile =
         argc > 1 && sscanf(argv[1], "%ux%ux%u", &t.tokens, &t.rows, &t.blocks) == 3;

@@ -243,6 +243,7 @@ static cn_status open_parts(cn_cuda *c)
     if (!c->device.hopper) c->table.fp8_x_forms = 0;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_experts_sm90_open(c));
+    CN_TRY(cn_experts_fp8_open(c));
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
                                              &c->priority[CN_PRIORITY_HIGH]));

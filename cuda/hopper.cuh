@@ -191,6 +191,18 @@ template <int N> CN_HOPPER void cn_wgmma_fp8(float *d, uint64_t a, uint64_t b, i
         CN_WGMMA_FP8("128", CN_R64, "64", "65", "66", CN_D64S);
 }
 
+/* Starts d [64, N] = rows * columns^T over the 128 e4m3 values of a tile of each. */
+template <int N>
+CN_HOPPER void cn_wgmma_fp8_tile(float *d, const char *rows, const char *columns)
+{
+    const uint64_t a = cn_wgmma_tile(rows), b = cn_wgmma_tile(columns);
+    cn_wgmma_begin();
+#pragma unroll
+    for (uint32_t k = 0; k < CN_ROW_BYTES / 32; k++)
+        cn_wgmma_fp8<N>(d, a + k * CN_WGMMA_NEXT_K, b + k * CN_WGMMA_NEXT_K, k > 0);
+    cn_wgmma_commit();
+}
+
 /* Starts d = rows * columns^T over D values, and with ADDS adds it to d. a and b describe the first
  * boxes of 64 values, and boxes are row_box and column_box bytes apart. Call after
  * cn_wgmma_begin. */

@@ -21,6 +21,25 @@ constexpr __host__ __device__ uint32_t cn_slab_columns(bool gated)
     return gated ? CN_SLAB_ROWS / 2 : CN_SLAB_ROWS;
 }
 
+/* Tiles of K of a stage, each of CN_ROW_BYTES of every row, so that three stages fit in half of an
+ * SM's shared memory. */
+constexpr __host__ __device__ uint32_t cn_tiles_of_stage(uint32_t tokens, uint32_t rows)
+{
+    return tokens + rows <= 74 ? 4 : tokens + rows <= 148 ? 2 : 1;
+}
+
+/* A place in a ring of stages: the stage, and whether the number of completed rounds is odd. */
+typedef struct cn_ring {
+    uint32_t stage, odd;
+} cn_ring;
+
+__device__ static inline void cn_ring_next(cn_ring *r, uint32_t stages)
+{
+    if (++r->stage < stages) return;
+    r->stage = 0;
+    r->odd ^= 1;
+}
+
 /* Tables in shared memory, of n_experts + 1 words each. */
 typedef struct cn_expert_tables {
     uint32_t *starts; /* first pair of each expert */

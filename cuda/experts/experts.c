@@ -21,16 +21,16 @@ static cn_status run_product(cn_stream *s, cn_expert_call *call, void *gathered)
     return cn_experts_sm90_run(s, call, tile);
 }
 
-static cn_status check_form(const cn_matrix *w)
+/* rounded: memory for x in e4m3. */
+static cn_status run_any_form(cn_stream *s, cn_expert_call *call, const cn_matrix *w, void *rounded,
+                              void *gathered)
 {
-    return w->form == CN_MATRIX_PLAIN
-               ? CN_OK
-               : cn_fail(CN_ERR_SHAPE, "experts: FP8 weights are not supported on a GPU yet");
+    if (w->form == CN_MATRIX_PLAIN) return run_product(s, call, gathered);
+    return call->n_pairs == 0 ? CN_OK : cn_experts_fp8_run(s, call, w, rounded);
 }
 
 cn_status cn_cuda_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
 {
-    CN_TRY(check_form(&a->weight));
     cn_expert_call call = {.out = a->out,
                            .x = a->x,
                            .weight = a->weight.data,
@@ -42,12 +42,11 @@ cn_status cn_cuda_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a)
                            .n = a->intermediate,
                            .k = a->k,
                            .gated = true};
-    return run_product(s, &call, a->gathered);
+    return run_any_form(s, &call, &a->weight, a->gathered, a->gathered);
 }
 
 cn_status cn_cuda_expert_down(cn_stream *s, const cn_expert_down_args *a)
 {
-    CN_TRY(check_form(&a->weight));
     cn_expert_call call = {.out = a->out,
                            .x = a->x,
                            .weight = a->weight.data,
@@ -57,5 +56,5 @@ cn_status cn_cuda_expert_down(cn_stream *s, const cn_expert_down_args *a)
                            .n_experts = a->n_experts,
                            .n = a->n,
                            .k = a->intermediate};
-    return run_product(s, &call, NULL);
+    return run_any_form(s, &call, &a->weight, a->rounded, NULL);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/cuda_ops.h"
+#include "cuda/tensor_map.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +34,17 @@ bool cn_experts_sm90_fits(const cn_cuda *c, const cn_expert_call *call, cn_cuda_
 /* Returns the configuration to use without timings; tokens = 0 when none fits. */
 cn_cuda_expert_tile cn_experts_sm90_default(const cn_cuda *c, const cn_expert_call *call);
 cn_status cn_experts_sm90_run(cn_stream *s, const cn_expert_call *call, cn_cuda_expert_tile config);
+
+/* The tensor maps of weights and x, for tiles of a configuration. */
+cn_status cn_experts_map_weights(CUtensorMap *map, const cn_expert_call *a, cn_cuda_expert_tile t);
+cn_status cn_experts_map_x(CUtensorMap *map, const cn_expert_call *a, cn_cuda_expert_tile t);
+
+/* ---- Hopper, FP8 weights: experts_fp8.cu ---- */
+cn_status cn_experts_fp8_open(cn_cuda *c);
+/* Multiplies with the matrices of w, not with call->weight. rounded: [P, w->stride] bf16 of memory,
+ * for x in e4m3. CN_ERR_SHAPE unless k is a multiple of 8, n of 16 or, gated, of 8. */
+cn_status cn_experts_fp8_run(cn_stream *s, const cn_expert_call *call, const cn_matrix *w,
+                             void *rounded);
 
 /* ---- any GPU, k a multiple of 8: experts_any.cu ---- */
 cn_status cn_experts_any_run(cn_stream *s, const cn_expert_call *call);

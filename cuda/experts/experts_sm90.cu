@@ -43,12 +43,6 @@ typedef struct sm90_params {
     bool waits; /* `starts` may be written by the previous kernel */
 } sm90_params;
 
-/* Tiles of 64 columns of a stage, so that three stages fit in half of an SM's shared memory. */
-constexpr __host__ __device__ uint32_t tiles_per_stage(uint32_t tokens, uint32_t rows)
-{
-    return tokens + rows <= 74 ? 4 : tokens + rows <= 148 ? 2 : 1;
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 typedef struct sm90_barriers {
@@ -58,25 +52,13 @@ typedef struct sm90_barriers {
 template <int TOKENS, int GROUPS> struct stage {
     static constexpr uint32_t ROWS = GROUPS * 64;
     static constexpr uint32_t SLABS = ROWS / CN_SLAB_ROWS;
-    static constexpr uint32_t TILES = tiles_per_stage(TOKENS, ROWS);
+    static constexpr uint32_t TILES = cn_tiles_of_stage(TOKENS, ROWS);
     static constexpr uint32_t WEIGHT_BYTES = TILES * ROWS * CN_ROW_BYTES;
     static constexpr uint32_t BYTES = WEIGHT_BYTES + TILES * TOKENS * CN_ROW_BYTES;
     /* Of a lane; not used by tiles of more pairs. */
     static constexpr uint32_t ROW_COPIES =
         TOKENS <= CN_EXPERTS_MOST_ROW_COPIES ? (TOKENS + CN_WARP - 1) / CN_WARP : 1;
 };
-
-/* A place in the ring: the stage, and whether the number of completed rounds is odd. */
-typedef struct ring {
-    uint32_t stage, odd;
-} ring;
-
-__device__ static inline void expert_ring_next(ring *r, uint32_t stages)
-{
-    if (++r->stage < stages) return;
-    r->stage = 0;
-    r->odd ^= 1;
-}
 
 /* A unit has the row tiles of all sharers. Returns the one of this block. */
 __device__ static inline uint32_t row_tile_of(const sm90_params &p, uint32_t unit)
@@ -201,7 +183,7 @@ __device__ static inline void copy_units(char *base, sm90_barriers *b, const CUt
         copy_x(base + i * st::BYTES + st::WEIGHT_BYTES, &b->full[i], x, p, first, i);
         walk_next(&first, p, t, n_units);
     }
-    ring at = {0, 0};
+    cn_ring at = {0, 0};
 #pragma unroll 1
     for (uint32_t turn = filled; w.unit < n_units; turn++) {
         char *to = base + at.stage * st::BYTES;
@@ -210,7 +192,7 @@ __device__ static inline void copy_units(char *base, sm90_barriers *b, const CUt
         __syncwarp();
         copy_x(to + st::WEIGHT_BYTES, &b->full[at.stage], x, p, w, turn);
         walk_next(&w, p, t, n_units);
-        expert_ring_next(&at, p.stages);
+        cn_ring_next(&at, p.stages);
     }
 }
 
@@ -232,13 +214,13 @@ __device__ static inline void give_back_stage(uint64_t *empty, uint32_t sharers)
 template <int TOKENS, int GROUPS>
 __device__ __forceinline__ static void multiply_unit(float *sums, const char *base,
                                                      sm90_barriers *b, const sm90_params &p,
-                                                     ring *at)
+                                                     cn_ring *at)
 {
     using st = stage<TOKENS, GROUPS>;
     /* The compiler sees that this is equal in the whole warp. */
     const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / CN_WARPGROUP, 0);
     uint32_t last = 0;
-    for (uint32_t i = 0; i < p.steps; i++, expert_ring_next(at, p.stages)) {
+    for (uint32_t i = 0; i < p.steps; i++, cn_ring_next(at, p.stages)) {
         const char *from = base + at->stage * st::BYTES;
         const uint64_t rows = cn_wgmma_tile(from + group * 64 * CN_ROW_BYTES);
         const uint64_t tokens = cn_wgmma_tile(from + st::WEIGHT_BYTES);
@@ -261,7 +243,7 @@ __device__ __forceinline__ static void multiply_units(const char *base, sm90_bar
                                                       uint32_t n_units)
 {
     using st = stage<TOKENS, GROUPS>;
-    ring at = {0, 0};
+    cn_ring at = {0, 0};
 #pragma unroll 1
     for (uint32_t unit = blockIdx.x / p.sharers; unit < n_units;
          unit += gridDim.x / p.sharers) {
@@ -341,7 +323,7 @@ static uint32_t expert_kernel_for(uint32_t n)
 
 static size_t expert_stage_bytes(const cn_cuda_expert_tile &t)
 {
-    return (size_t)tiles_per_stage(t.tokens, t.rows) * (t.tokens + t.rows) * CN_ROW_BYTES;
+    return (size_t)cn_tiles_of_stage(t.tokens, t.rows) * (t.tokens + t.rows) * CN_ROW_BYTES;
 }
 
 /* Returns the blocks of a cluster. */
@@ -388,11 +370,11 @@ extern "C" cn_cuda_expert_tile cn_experts_sm90_default(const cn_cuda *c,
 
 /* Encodes the map of the weights: 64 columns, eight rows, the two rows of a thread, slabs,
  * tiles. */
-static cn_status map_weights(CUtensorMap *map, const cn_expert_call *a,
-                             const cn_cuda_expert_tile &t)
+extern "C" cn_status cn_experts_map_weights(CUtensorMap *map, const cn_expert_call *a,
+                                            cn_cuda_expert_tile t)
 {
     const uint64_t k = a->k, n = a->n, e = a->n_experts;
-    const uint32_t slabs = t.rows / CN_SLAB_ROWS, tiles = tiles_per_stage(t.tokens, t.rows);
+    const uint32_t slabs = t.rows / CN_SLAB_ROWS, tiles = cn_tiles_of_stage(t.tokens, t.rows);
     cn_map_shape shape = {5,
                           {CN_BOX_COLS, 8, 2, e * n / CN_SLAB_ROWS, k / CN_BOX_COLS},
                           {1, 2 * k, k, CN_SLAB_ROWS * k, CN_BOX_COLS},
@@ -407,9 +389,10 @@ static cn_status map_weights(CUtensorMap *map, const cn_expert_call *a,
     return cn_map_encode(map, a->weight, &shape);
 }
 
-static cn_status map_x(CUtensorMap *map, const cn_expert_call *a, const cn_cuda_expert_tile &t)
+extern "C" cn_status cn_experts_map_x(CUtensorMap *map, const cn_expert_call *a,
+                                      cn_cuda_expert_tile t)
 {
-    const uint32_t tiles = tiles_per_stage(t.tokens, t.rows);
+    const uint32_t tiles = cn_tiles_of_stage(t.tokens, t.rows);
     const cn_map_shape shape = {
         3,
         {CN_BOX_COLS, a->n_rows, a->k / CN_BOX_COLS},
@@ -433,8 +416,8 @@ extern "C" cn_status cn_experts_sm90_run(cn_stream *s, const cn_expert_call *cal
                                          cn_cuda_expert_tile t)
 {
     CUtensorMap weight, x;
-    CN_TRY(map_weights(&weight, call, t));
-    CN_TRY(map_x(&x, call, t));
+    CN_TRY(cn_experts_map_weights(&weight, call, t));
+    CN_TRY(cn_experts_map_x(&x, call, t));
     sm90_params p = {};
     p.out = (cn_bf16 *)call->out;
     p.starts = call->starts;
@@ -445,7 +428,7 @@ extern "C" cn_status cn_experts_sm90_run(cn_stream *s, const cn_expert_call *cal
     p.row_groups = (uint32_t)cn_ceil_div(
         call->n, t.rows / CN_SLAB_ROWS * cn_slab_columns(call->gated) * p.sharers);
     p.slabs_of_expert = call->n / CN_SLAB_ROWS;
-    p.steps = (uint32_t)cn_ceil_div(call->k / CN_BOX_COLS, tiles_per_stage(t.tokens, t.rows));
+    p.steps = (uint32_t)cn_ceil_div(call->k / CN_BOX_COLS, cn_tiles_of_stage(t.tokens, t.rows));
     p.stages = expert_stages_of(s->cuda, call, t);
     p.waits = call->gated;
     const uint64_t most = (uint64_t)call->n_pairs * p.row_groups * p.sharers;

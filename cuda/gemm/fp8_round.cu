@@ -4,8 +4,8 @@
  * rows, whose blocks have a row. A scale of a row, or of all of x, is stored for each 128 columns.
  * Bytes moved: 3*T*K, and x once more from the cache for scales of rows. CPU version: round_row in
  * cpu_gemm.c. */
+#include "cuda/fp8_round.h"
 #include "cuda/gemm/fp8_codes.cuh"
-#include "cuda/gemm/fp8_round.h"
 #include "cuda/launch.cuh"
 
 enum { WARPS = 8, UNIT = CN_FP8_COLUMNS / CN_VEC8, UNITS = WARPS * CN_WARP / UNIT };
@@ -17,6 +17,7 @@ typedef struct round_params {
     uint32_t n_groups, stride;
     uint32_t n_eights; /* of a row of x */
     float x_scale;
+    const uint32_t *rows;
 } round_params;
 
 __device__ static inline uint32_t unit_max(uint32_t v)
@@ -40,15 +41,16 @@ __device__ static inline uint32_t row_max(const uint4 *x, uint32_t n_eights)
     return __reduce_max_sync(0xffffffffu, shared[threadIdx.x % WARPS]);
 }
 
-template <cn_x_form FORM>
+template <cn_x_form FORM, bool GATHERS>
 __global__ static void __launch_bounds__(WARPS *CN_WARP) round_kernel(const round_params p)
 {
     const uint32_t half = threadIdx.x % CN_WARP / UNIT, lane = threadIdx.x % UNIT;
-    const uint4 *x = p.x + (size_t)blockIdx.x * p.n_eights;
+    const uint4 *x = p.x + (GATHERS ? 0 : (size_t)blockIdx.x * p.n_eights);
     uint2 *codes = p.codes + (size_t)blockIdx.x * p.n_groups * UNIT;
     float scale = p.x_scale;
     cn_overlap_next();
     cn_wait_previous();
+    if (GATHERS) x += (size_t)__ldcg(p.rows + blockIdx.x) * p.n_eights;
     if (FORM == CN_X_ROWS) scale = cn_fp8_x_scale(row_max(x, p.n_eights));
     for (uint32_t pair = blockIdx.y * UNITS + threadIdx.x / CN_WARP * 2; pair < p.n_groups;
          pair += gridDim.y * UNITS) {
@@ -81,18 +83,25 @@ extern "C" cn_status cn_fp8_spread_scales(cn_stream *s, float *out, const cn_mat
     return cn_cuda_launch(s, "gemm", spread_kernel, how, out, w->scales, n, w->scale_n, cols);
 }
 
+template <cn_x_form FORM>
+static cn_status launch_round(cn_stream *s, const cn_launch &how, const round_params &p)
+{
+    return p.rows ? cn_cuda_launch(s, "gemm", round_kernel<FORM, true>, how, p)
+                  : cn_cuda_launch(s, "gemm", round_kernel<FORM, false>, how, p);
+}
+
 extern "C" cn_status cn_fp8_round(cn_stream *s, const cn_fp8_rounding *r)
 {
     const uint32_t n_groups = (uint32_t)cn_ceil_div(r->k, CN_FP8_COLUMNS);
     const round_params p = {(uint2 *)r->codes, r->scales,      (const uint4 *)r->x, n_groups,
-                            r->stride,         r->k / CN_VEC8, r->x_scale};
+                            r->stride,         r->k / CN_VEC8, r->x_scale,          r->rows};
     const uint32_t parts = r->form == CN_X_ROWS ? 1 : (uint32_t)cn_ceil_div(n_groups, UNITS);
     const cn_launch how = {dim3(r->n_tokens, parts), WARPS * CN_WARP};
     CN_ASSERT(r->k % CN_VEC8 == 0);
     switch (r->form) {
-    case CN_X_BLOCKS: return cn_cuda_launch(s, "gemm", round_kernel<CN_X_BLOCKS>, how, p);
-    case CN_X_ROWS: return cn_cuda_launch(s, "gemm", round_kernel<CN_X_ROWS>, how, p);
-    case CN_X_STATIC: return cn_cuda_launch(s, "gemm", round_kernel<CN_X_STATIC>, how, p);
+    case CN_X_BLOCKS: return launch_round<CN_X_BLOCKS>(s, how, p);
+    case CN_X_ROWS: return launch_round<CN_X_ROWS>(s, how, p);
+    case CN_X_STATIC: return launch_round<CN_X_STATIC>(s, how, p);
     default: return cn_fail(CN_ERR_SHAPE, "gemm: FP8 weights need inputs in e4m3 on a GPU");
     }
 }

@@ -19,7 +19,7 @@
  * Bytes moved: N*K + out from memory, and T*K*ceil(N / rows) from the cache; with more than TOKENS
  * rows also the weights again for each TOKENS.
  * CPU version: cpu_gemm.c. */
-#include "cuda/gemm/fp8_round.h"
+#include "cuda/fp8_round.h"
 #include "cuda/gemm/gemm_fp8.h"
 #include "cuda/gemm/gemm_sums.cuh"
 #include "cuda/hopper.cuh"
@@ -183,19 +183,6 @@ __device__ static inline const float *fp8_scales_of(const fp8_params &p, const f
     return p.weight_scales + (size_t)(n >> p.scale_n_log2) * p.scale_cols;
 }
 
-/* Starts product[64, TOKENS] of a tile. */
-template <int TOKENS>
-__device__ __forceinline__ static void fp8_start_tile(float *product, const char *rows,
-                                                      const char *x)
-{
-    const uint64_t a = cn_wgmma_tile(rows), b = cn_wgmma_tile(x);
-    cn_wgmma_begin();
-#pragma unroll
-    for (uint32_t k = 0; k < CN_FP8_COLUMNS / 32; k++)
-        cn_wgmma_fp8<TOKENS>(product, a + k * CN_WGMMA_NEXT_K, b + k * CN_WGMMA_NEXT_K, k > 0);
-    cn_wgmma_commit();
-}
-
 /* sums += product times the scales of both sides. The empty assembly keeps the compiler from moving
  * a use of a product to before the wait for it. */
 template <int TOKENS>
@@ -232,12 +219,12 @@ multiply_stage(float *sums, const char *weights, const char *x, const float *x_s
         low[j] = __ldg(scales.low + column);
         high[j] = __ldg(scales.high + column);
     }
-    if (AHEAD) fp8_start_tile<TOKENS>(product[0], rows, x);
+    if (AHEAD) cn_wgmma_fp8_tile<TOKENS>(product[0], rows, x);
 #pragma unroll
     for (uint32_t j = 0; j < st::TILES; j++) {
         const uint32_t next = j + AHEAD;
         if (next < st::TILES)
-            fp8_start_tile<TOKENS>(product[next % (AHEAD + 1)],
+            cn_wgmma_fp8_tile<TOKENS>(product[next % (AHEAD + 1)],
                                    rows + next * st::ROWS * CN_ROW_BYTES,
                                    x + next * TOKENS * CN_ROW_BYTES);
         if (next < st::TILES && AHEAD)
@@ -477,6 +464,7 @@ static cn_status round_rows(cn_stream *s, const cn_gemm_call *call, const cn_mat
                             float *scales, uint32_t stride)
 {
     const cn_fp8_rounding r = {.x = call->x,
+                               .rows = NULL,
                                .codes = codes,
                                .scales = scales,
                                .n_tokens = call->n_tokens,

@@ -8,7 +8,8 @@ extern "C" {
 #endif
 
 typedef struct cn_fp8_rounding {
-    const void *x; /* [T,K] bf16; K a multiple of 8 */
+    const void *x;        /* [T,K] bf16; K a multiple of 8 */
+    const uint32_t *rows; /* [T] rows of x, written by the previous kernel; NULL: 0, 1 and so on */
     void *codes;   /* [T, K rounded up to CN_FP8_COLUMNS] e4m3, with zeros from K on */
     float *scales; /* [K / CN_FP8_COLUMNS rounded up, stride] */
     uint32_t n_tokens, k, stride;
