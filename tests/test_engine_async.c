@@ -7,13 +7,13 @@
  * home `peer`; by default it is DEVICE, which then has both roles.
  *     test_engine_async 12 1 cuda cuda:1
  *
- * A seed draws a model with random weights, an engine, and requests that arrive over time. They
- * have different policies, selectors, homes, budgets, scores and classes, shared prefixes and
- * samples; some are greedy, some are cancelled. The scenario runs twice, the second time
- * synchronously and without swap space. The seed also chooses when an event commits: whenever the
- * worker thread is done, as late as possible, as early as possible, or together with all others. In
- * the first case the timing varies between runs of a seed. The thread sanitizer checks all cases
- * (TSAN_TESTS).
+ * A seed draws a model with random weights, one in five with latent attention, an engine, and
+ * requests that arrive over time. They have different policies, selectors, homes, budgets, scores
+ * and classes, shared prefixes and samples; some are greedy, some are cancelled. The scenario runs
+ * twice, the second time synchronously and without swap space. The seed also chooses when an event
+ * commits: whenever the worker thread is done, as late as possible, as early as possible, or
+ * together with all others. In the first case the timing varies between runs of a seed. The thread
+ * sanitizer checks all cases (TSAN_TESTS).
  *
  * No request has home `auto`, because its home depends on batch composition. Group rule `max` needs
  * no exception: its weights are added up in an order that depends on positions alone
@@ -52,6 +52,7 @@ enum { HOME_CONTEXT = 448, HOME_STEPS = 1000, HOME_BLOCKS = 11, HOME_CAP = 16 };
 /* One in LATE_SHARE seeds also runs on the late device, and every seed with homes. Fewer do under
  * the thread sanitizer, because that device has no threads. */
 enum { LATE_SHARE = BY_SANITIZER(2, 2, 10), LATE_HOMES = BY_SANITIZER(true, true, false) };
+enum { LATENT_SEEDS = 5 }; /* one in so many seeds has latent attention */
 static uint32_t n_seeds = 20, first_seed = 1;
 static const char *device = "cpu", *cache = "cpu";
 static bool on_gpu;
@@ -78,12 +79,15 @@ typedef struct scenario {
     uint32_t homes; /* bit 1 << cn_kv_home: those that requests may have besides the device */
     ask asks[MAX_REQUESTS];
     uint32_t n_asks;
-    bool swaps, selects, is_ample, groups_heads;
+    bool swaps, selects, is_ample, groups_heads, is_latent;
 } scenario;
 
 /* Totals over all seeds, so that the test fails when nothing was tested. */
 static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
+    struct {
+        uint64_t compressions, preemptions, cached, moved;
+    } latent; /* the same, of models with latent attention */
     uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
     uint32_t scores; /* bit i: score i of the table applies to an event of some request */
     /* Steps that ran from a graph, by the late device's route; 0: without selection. */
@@ -120,7 +124,30 @@ static void set_switch(scenario *x, const char *name, bool on)
     set_text(x, name, on ? "true" : "false");
 }
 
-static void draw_model(scenario *x)
+/* Latent attention, with a layer of experts behind a dense one. */
+static int write_latent(scenario *x, char *text, size_t size)
+{
+    static const char *const ranks[] = {"null", "24", "48"};
+    const uint32_t heads = between(x, 1, 20);
+    x->groups_heads = heads > 1;
+    x->vocab = between(x, 60, 200);
+    x->n_layers = between(x, 1, 3);
+    return snprintf(text, size,
+                    "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": %u,"
+                    "\"intermediate_size\": %u, \"num_hidden_layers\": %u,"
+                    "\"num_attention_heads\": %u, \"q_lora_rank\": %s, \"kv_lora_rank\": %u,"
+                    "\"qk_rope_head_dim\": %u, \"qk_nope_head_dim\": %u, \"v_head_dim\": %u,"
+                    "\"vocab_size\": %u, \"max_position_embeddings\": %u, \"eos_token_id\": 3,"
+                    "\"n_routed_experts\": 6, \"n_group\": 3, \"topk_group\": 2,"
+                    "\"num_experts_per_tok\": 2, \"moe_intermediate_size\": 16,"
+                    "\"first_k_dense_replace\": 1, \"tie_word_embeddings\": true,"
+                    "\"initializer_range\": 0.4}",
+                    16 * between(x, 1, 4), 16 * between(x, 1, 4), x->n_layers, heads,
+                    ranks[below(x, 3)], 16 * between(x, 1, 5), 16 * between(x, 1, 2),
+                    8 * between(x, 1, 4), 16 * between(x, 1, 3), x->vocab, HOME_CONTEXT);
+}
+
+static int write_heads(scenario *x, char *text, size_t size)
 {
     static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {6, 2}, {3, 3}, {8, 1}};
     const uint32_t *h = heads[below(x, sizeof heads / sizeof *heads)];
@@ -129,8 +156,7 @@ static void draw_model(scenario *x)
     x->n_layers = between(x, 1, 3);
     const uint32_t head_dim = 16 * between(x, 1, 4);
     x->token_floats = 2 * x->n_layers * h[1] * head_dim;
-    char text[1024];
-    int n = snprintf(text, sizeof text,
+    return snprintf(text, size,
                      "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
                      "\"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
                      "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
@@ -140,6 +166,13 @@ static void draw_model(scenario *x)
                      "\"attention_bias\": false, \"initializer_range\": 0.4}",
                      16 * between(x, 1, 4), 16 * between(x, 1, 4), x->n_layers, h[0], h[1],
                      head_dim, x->vocab, HOME_CONTEXT);
+}
+
+static void draw_model(scenario *x)
+{
+    char text[1024];
+    const int n = x->is_latent ? write_latent(x, text, sizeof text)
+                               : write_heads(x, text, sizeof text);
     scratch_dir_open(&x->dir);
     scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
     set_text(x, "model", x->dir.path);
@@ -184,7 +217,7 @@ static void draw_homes(scenario *x)
 static void draw_engine(scenario *x)
 {
     x->block = 16u << below(x, 4);
-    x->selects = x->block >= CN_DIGEST_TILE;
+    x->selects = x->block >= CN_DIGEST_TILE && !x->is_latent;
     x->homes = x->selects && chance(x, x->block == CN_DIGEST_TILE ? 80 : 20);
     x->is_ample = on_gpu && !x->homes;
     x->context = x->homes ? HOME_CONTEXT : x->selects ? SELECT_CONTEXT : CONTEXT;
@@ -209,7 +242,8 @@ static void draw_engine(scenario *x)
     if (on_gpu) set_switch(x, "batch-invariant", true);
     set_text(x, "async-scheduling", chance(x, 50) ? "on" : "off");
     /* Without a draw of its own. A GPU has no kernel that ranks rows in eight bits. */
-    if (!(on_gpu && x->selects) && x->window % 3 == 0) set_text(x, "kv-cache-dtype", "fp8");
+    const bool has_fp8 = !(on_gpu && x->selects) && !x->is_latent;
+    if (has_fp8 && x->window % 3 == 0) set_text(x, "kv-cache-dtype", "fp8");
     draw_selection(x);
     draw_homes(x);
 }
@@ -440,6 +474,7 @@ static scenario *draw_scenario(uint64_t seed)
     scenario *x = calloc(1, sizeof *x);
     assert_non_null(x);
     x->rng.state = seed;
+    x->is_latent = !on_gpu && seed % LATENT_SEEDS == 0;
     draw_model(x);
     draw_engine(x);
     draw_asks(x);
@@ -483,6 +518,12 @@ static void run_twice(scenario *x, uint64_t seed, bool late)
     seen.preemptions += beside->stats.preemptions;
     seen.cached += beside->stats.cached_tokens;
     seen.moved += beside->stats.swap_outs;
+    if (x->is_latent) {
+        seen.latent.compressions += beside->stats.compressions;
+        seen.latent.preemptions += beside->stats.preemptions;
+        seen.latent.cached += beside->stats.cached_tokens;
+        seen.latent.moved += beside->stats.swap_outs;
+    }
     count_homes(x, beside);
     run_free(beside);
     run_free(in_line);
@@ -520,7 +561,13 @@ static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
                   (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
                   (unsigned long long)seen.cancelled, (unsigned long long)seen.moved);
     check_homes();
+    print_message("latent: %llu compressions, %llu preemptions, %llu cached tokens, %llu moves\n",
+                  (unsigned long long)seen.latent.compressions,
+                  (unsigned long long)seen.latent.preemptions,
+                  (unsigned long long)seen.latent.cached, (unsigned long long)seen.latent.moved);
     if (n_seeds < 20) return;
+    assert_true(on_gpu || (seen.latent.compressions > n_seeds && seen.latent.preemptions > 0 &&
+                           seen.latent.cached > 0));
     assert_true(seen.homes.seeds > 0);
     uint64_t n_selected = 0;
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
