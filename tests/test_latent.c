@@ -488,7 +488,7 @@ static void other_shapes_are_refused(void **state)
 
 /* ---- events ---- */
 
-enum { BLOCKS = 8, TARGETS = 3, WINDOW = 6, HEADS = 20 };
+enum { BLOCKS = 8, TARGETS = 3, WINDOW = 6, RING = 21, HEADS = 20 }; /* RING: rows of it */
 enum { NOPE = 24, ROPE = 16, RANK = 48, VALUE = 8, RAW = NOPE + ROPE, ROW = RANK + ROPE };
 
 /* Pools of one layer with F and P, and the result of an event. */
@@ -506,9 +506,9 @@ static event_pools new_pools(test_rng *r, bool latent, float scale)
     p->kv = random_floats(r, cn_kv_pool_elems(&p->layout));
     p->score = cn_calloc(BLOCKS * BLOCK, sizeof *p->score);
     p->origin = cn_calloc(BLOCKS * BLOCK, sizeof *p->origin);
-    p->q_window = e.ring = random_floats(r, (size_t)WINDOW * HEADS * p->layout.query_dim);
+    p->q_window = e.ring = random_floats(r, (size_t)RING * HEADS * p->layout.query_dim);
     p->n_query_slots = 1;
-    p->window = WINDOW;
+    p->window = RING;
     p->n_heads = HEADS;
     p->scale = scale;
     return e;
@@ -527,7 +527,17 @@ static const float *row_at(const cn_pools *p, uint32_t slot)
     return (const float *)p->kv + cn_kv_row(&p->layout, 0, slot / BLOCK, 0, slot % BLOCK, CN_KV_K);
 }
 
-static void run_event(cn_backend *be, event_pools *e, cn_kv_redundancy redundancy)
+/* What differs between the events of the seeds. */
+static cn_kv_params params_of(uint64_t seed)
+{
+    static const cn_kv_rule rules[] = {CN_RULE_ZIPAGE, CN_RULE_SCALED, CN_RULE_PEAK};
+    return (cn_kv_params){.rule = rules[seed / 3 % 3],
+                          .redundancy = (cn_kv_redundancy)(seed % 3),
+                          .head_rule = seed % 2 ? CN_HEADS_MEAN : CN_HEADS_MAX,
+                          .observe_tokens = seed % 4 < 2 ? RING : 0};
+}
+
+static void run_event(cn_backend *be, event_pools *e, const cn_kv_params *drawn)
 {
     uint32_t table[BLOCKS];
     for (uint32_t i = 0; i < BLOCKS; i++) table[i] = i;
@@ -536,7 +546,10 @@ static void run_event(cn_backend *be, event_pools *e, cn_kv_redundancy redundanc
                                             .window_tokens = WINDOW,
                                             .global_score = true,
                                             .alpha = 0.8F,
-                                            .redundancy = redundancy,
+                                            .rule = drawn->rule,
+                                            .redundancy = drawn->redundancy,
+                                            .head_rule = drawn->head_rule,
+                                            .observe_tokens = drawn->observe_tokens,
                                             .redundancy_p = 0.3F,
                                             .redundancy_tau = 0.1F,
                                             .lambda = 0.6F,
@@ -555,10 +568,11 @@ static void run_event(cn_backend *be, event_pools *e, cn_kv_redundancy redundanc
     cn_free(scratch);
 }
 
-/* An event keeps what it keeps of K and V of one head of the same width, whose window has the
+/* An event keeps what it keeps of K and V of one head of the same width, whose ring has the
  * queries after the product with the key matrices. */
-static void check_event(cn_backend *be, uint64_t seed, cn_kv_redundancy redundancy)
+static void check_event(cn_backend *be, uint64_t seed)
 {
+    const cn_kv_params drawn = params_of(seed);
     test_rng r = {seed};
     /* Queries that are twice as long, times half of the scale: 1 / sqrt(ROW). */
     event_pools latent = new_pools(&r, true, 0.25F), plain = new_pools(&r, false, 0);
@@ -569,13 +583,13 @@ static void check_event(cn_backend *be, uint64_t seed, cn_kv_redundancy redundan
         memcpy((float *)(uintptr_t)row_at(&plain.pools, s), row_at(&latent.pools, s),
                ROW * sizeof(float));
     const cn_heads_gemm_args g = {.out = plain.ring, .x = latent.ring, .weight = weight,
-                                  .weight_stride = (NOPE + VALUE) * RANK, .n_tokens = WINDOW,
+                                  .weight_stride = (NOPE + VALUE) * RANK, .n_tokens = RING,
                                   .n_heads = HEADS, .n = RANK, .k = NOPE, .n_copied = ROPE,
                                   .by_rows = true};
     assert_int_equal(be->heads_gemm(backend_rig_stream(be), &g), CN_OK);
-    for (uint32_t i = 0; i < WINDOW * HEADS * ROW; i++) plain.ring[i] *= 2;
-    run_event(be, &latent, redundancy);
-    run_event(be, &plain, redundancy);
+    for (uint32_t i = 0; i < RING * HEADS * ROW; i++) plain.ring[i] *= 2;
+    run_event(be, &latent, &drawn);
+    run_event(be, &plain, &drawn);
     const size_t n = (size_t)TARGETS * BLOCK;
     assert_memory_equal(latent.pools.origin, plain.pools.origin, n * sizeof(uint32_t));
     assert_memory_equal(latent.pools.score, plain.pools.score, n * sizeof(float));
@@ -594,7 +608,7 @@ static void an_event_multiplies_the_queries_of_its_window(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(1);
-    for (uint64_t seed = 0; seed < 12; seed++) check_event(be, seed, (cn_kv_redundancy)(seed % 3));
+    for (uint64_t seed = 0; seed < 36; seed++) check_event(be, seed);
     backend_rig_close(be);
 }
 
