@@ -169,6 +169,22 @@ static void a_fork_changes_no_bit(void **state)
     run_free(r);
 }
 
+/* FP8 weights: other results, which do not depend on chunks either. */
+static void fp8_weights_change_no_bit_by_chunk(void **state)
+{
+    (void)state;
+    const char *const fp8[] = {"quantization", "fp8", NULL};
+    const char *const chunks[] = {"quantization", "fp8", "max-num-batched-tokens", "32",
+                                  "num-gpu-blocks-override", "40", "max-model-len", "384", NULL};
+    run *all = run_all(fp8), *other = run_all(chunks);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        run_assert_same_bits(all, i, other, i, 0);
+        assert_true(all->samples[i][0].logprob_hash != reference->samples[i][0].logprob_hash);
+    }
+    run_free(all);
+    run_free(other);
+}
+
 /* One row of 64 + 16 elements in each of three layers, in f32. */
 static void a_token_takes_one_row_of_each_layer(void **state)
 {
@@ -209,8 +225,6 @@ static void options_without_support_are_refused_by_name(void **state)
 {
     (void)state;
     check_refused("kv-cache-dtype", "fp8", "does not support eight bits yet");
-    check_refused("quantization", "fp8", "--quantization fp8: DeepseekV3ForCausalLM has latent "
-                  "attention");
 }
 
 static void backends_without_selection_are_refused_by_name(void **state)
@@ -242,6 +256,7 @@ int main(void)
         cmocka_unit_test(a_prefix_hit_changes_no_bit),
         cmocka_unit_test(a_fork_changes_no_bit),
         cmocka_unit_test(the_mean_of_all_heads_is_another_choice),
+        cmocka_unit_test(fp8_weights_change_no_bit_by_chunk),
         cmocka_unit_test(a_token_takes_one_row_of_each_layer),
         cmocka_unit_test(options_without_support_are_refused_by_name),
         cmocka_unit_test(backends_without_selection_are_refused_by_name),

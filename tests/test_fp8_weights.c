@@ -20,7 +20,8 @@
 
 static const char *const models[] = {"fp8-block",     "fp8-block-ue8m0", "fp8-channel",
                                      "fp8-tensor",    "fp8-moe-block",   "fp8-moe-fused",
-                                     "fp8-moe-channel"};
+                                     "fp8-moe-channel", "fp8-latent-moe-block",
+                                     "fp8-latent-moe-channel"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static void *room(size_t n, size_t size)
@@ -445,6 +446,27 @@ static void blocks_are_made_at_load(void **state)
     unload(&l);
 }
 
+/* Those of latent attention too, but kv_b: heads_gemm multiplies plain values. */
+static void blocks_of_latent_attention_are_made_at_load(void **state)
+{
+    (void)state;
+    static const cn_weight_id ids[] = {CN_W_Q_A, CN_W_Q, CN_W_KV_A, CN_W_O};
+    loaded l = load_as_fp8("tests/golden/models/deepseek-v3-moe-bf16");
+    uint64_t n_fp8 = 0, n_other = 0, rows, cols;
+    for (uint32_t layer = 0; layer < l.c.n_layers; layer++)
+        for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
+            cn_weight_shape(&l.c, id, layer, &rows, &cols);
+            const bool fp8 = cn_weights_matrix(l.w, id, layer).form == CN_MATRIX_FP8;
+            *(fp8 ? &n_fp8 : &n_other) += rows * cols;
+        }
+    assert_int_equal(cn_model_config_n_fp8(&l.c, UINT32_MAX), n_fp8);
+    assert_true(n_other > 0);
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        assert_int_equal(cn_weights_matrix(l.w, ids[i], 1).form, CN_MATRIX_FP8);
+    assert_int_equal(cn_weights_matrix(l.w, CN_W_KV_B, 1).form, CN_MATRIX_PLAIN);
+    unload(&l);
+}
+
 /* The blocks of each expert's gate, up and down are made alone, of one tensor of all too. */
 static void blocks_of_experts_are_made_at_load(void **state)
 {
@@ -629,6 +651,7 @@ int main(void)
         cmocka_unit_test(made_values_are_the_nearest),
         cmocka_unit_test(tiny_values_make_no_nan),
         cmocka_unit_test(blocks_are_made_at_load),
+        cmocka_unit_test(blocks_of_latent_attention_are_made_at_load),
         cmocka_unit_test(blocks_of_experts_are_made_at_load),
         cmocka_unit_test(damaged_files_are_refused_by_name),
     };

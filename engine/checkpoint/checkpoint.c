@@ -296,8 +296,8 @@ static const char *fp8_fault(const cn_weight_part *p)
 /* The dtype of a tensor that has the right shape. */
 static cn_status bind_dtype(const cn_checkpoint *ck, cn_weight_part *p, const cn_st_tensor *t)
 {
-    const bool in_fp8 = cn_part_is_fp8(&ck->config, p) && !ck->config.quant.at_load;
-    if (in_fp8) return cn_part_bind_fp8(p, t, ck->tensors, &ck->config.quant);
+    if (cn_part_is_fp8_in_file(&ck->config, p))
+        return cn_part_bind_fp8(p, t, ck->tensors, &ck->config.quant);
     if (!weight_dtype(t->dtype, &p->tensor.dtype))
         return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16 or F16, got %s%s",
                        t->file, t->name, cn_st_dtype_name(t->dtype),
@@ -547,6 +547,8 @@ static void read_in_order(const cn_checkpoint *ck, const cn_weight_part *p, uint
         for (uint64_t k = 0; k < n; k++) out[k] = 1;
     } else if (p->tensor.dtype == CN_F32) {
         memcpy(out, data + first * 4, (size_t)n * 4);
+    } else if (p->tensor.dtype == CN_E4M3) {
+        cn_part_dequantise(p, &ck->config.quant, first, n, out);
     } else {
         data += first * 2;
         bool is_bf16 = p->tensor.dtype == CN_BF16;

@@ -22,6 +22,12 @@ bool cn_weight_is_fp8(const cn_model_config *c, cn_weight_id id, uint32_t layer)
         return cn_model_config_is_fp8(c, CN_QUANT_EXPERT_GATE_UP, layer);
     case CN_W_EXPERT_DOWN:
         return cn_model_config_is_fp8(c, CN_QUANT_EXPERT_DOWN, layer);
+    case CN_W_Q_A:
+        return cn_model_config_is_fp8(c, CN_QUANT_LATENT_Q_A, layer);
+    case CN_W_Q:
+        return cn_model_config_is_fp8(c, CN_QUANT_LATENT_Q, layer);
+    case CN_W_KV_A:
+        return cn_model_config_is_fp8(c, CN_QUANT_LATENT_KV_A, layer);
     default:
         return false;
     }
@@ -30,6 +36,13 @@ bool cn_weight_is_fp8(const cn_model_config *c, cn_weight_id id, uint32_t layer)
 bool cn_part_is_fp8(const cn_model_config *c, const cn_weight_part *p)
 {
     return cn_weight_is_fp8(c, p->id, p->layer);
+}
+
+bool cn_part_is_fp8_in_file(const cn_model_config *c, const cn_weight_part *p)
+{
+    if (c->quant.at_load) return false;
+    return p->id == CN_W_KV_B ? cn_model_config_is_fp8(c, CN_QUANT_LATENT_KV_B, p->layer)
+                              : cn_part_is_fp8(c, p);
 }
 
 /* ---- scales in the files ---- */
@@ -196,6 +209,15 @@ static uint64_t scale_index(const cn_weight_part *p, const cn_quant *q, uint64_t
 float cn_part_scale(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col)
 {
     return scale_at(p->scale, scale_index(p, q, row, col));
+}
+
+void cn_part_dequantise(const cn_weight_part *p, const cn_quant *q, uint64_t first, uint64_t n,
+                        float *out)
+{
+    const uint64_t cols = p->tensor.cols;
+    const uint8_t *codes = p->tensor.data;
+    for (uint64_t i = first; i < first + n; i++)
+        *out++ = cn_fp8_value(codes[i]) * cn_part_scale(p, q, i / cols, i % cols);
 }
 
 float cn_part_x_scale(const cn_weight_part *p)

@@ -24,6 +24,10 @@ bool cn_part_is_fp8(const cn_model_config *c, const cn_weight_part *p);
 /* The same for a fused matrix. */
 bool cn_weight_is_fp8(const cn_model_config *c, cn_weight_id id, uint32_t layer);
 
+/* Whether the tensor of a part is FP8 in the files. The key and value matrices of latent attention
+ * are then dequantised at load. */
+bool cn_part_is_fp8_in_file(const cn_model_config *c, const cn_weight_part *p);
+
 /* Sets dtype and scales of a part whose tensor t is FP8 in the files. CN_ERR_MODEL names the tensor
  * that is missing, or that has another dtype or shape. */
 cn_status cn_part_bind_fp8(cn_weight_part *p, const cn_st_tensor *t, const cn_safetensors *all,
@@ -35,6 +39,10 @@ cn_status cn_part_check_fp8(const cn_weight_part *p, const cn_quant *q);
 
 /* The scale of an element of a part that is FP8 in the files. */
 float cn_part_scale(const cn_weight_part *p, const cn_quant *q, uint64_t row, uint64_t col);
+
+/* Elements [first, first + n) of a part that is FP8 in the files, in the order of the file. */
+void cn_part_dequantise(const cn_weight_part *p, const cn_quant *q, uint64_t first, uint64_t n,
+                        float *out);
 
 /* The static scale of inputs; 0: there is none. */
 float cn_part_x_scale(const cn_weight_part *p);

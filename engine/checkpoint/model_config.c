@@ -468,13 +468,19 @@ uint64_t cn_model_config_n_fp8(const cn_model_config *c, uint32_t n_tokens)
     const uint64_t experts = (uint64_t)llround(n_experts * (double)(expert_params(c) / 3));
     const uint64_t h = c->hidden, q = c->n_heads * (uint64_t)c->head_dim;
     const uint64_t kv = c->n_kv_heads * (uint64_t)c->head_dim;
+    const cn_latent *l = &c->latent;
+    const uint64_t raw_q = c->n_heads * (uint64_t)(l->nope + l->rope);
+    const bool latent = l->rank > 0;
     uint64_t n = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         const cn_layer_kind kind = cn_model_config_layer(c, layer);
         const uint64_t mlp = h * kind.dense, routed = kind.mlp == CN_MLP_EXPERTS ? experts : 0;
         const uint64_t sizes[CN_N_QUANT_PARTS] = {
-            [CN_QUANT_QKV] = (q + 2 * kv) * h,
-            [CN_QUANT_O] = h * q,
+            [CN_QUANT_QKV] = latent ? 0 : (q + 2 * kv) * h,
+            [CN_QUANT_O] = h * cn_attn_width(c),
+            [CN_QUANT_LATENT_Q_A] = l->q_rank * h,
+            [CN_QUANT_LATENT_Q] = raw_q * (l->q_rank > 0 ? l->q_rank : h),
+            [CN_QUANT_LATENT_KV_A] = latent ? kv * h : 0,
             [CN_QUANT_GATE_UP] = 2 * mlp,
             [CN_QUANT_DOWN] = mlp,
             [CN_QUANT_EXPERT_GATE_UP] = 2 * routed,

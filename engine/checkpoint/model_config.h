@@ -90,6 +90,10 @@ typedef enum cn_quant_part {
     CN_QUANT_DOWN,
     CN_QUANT_EXPERT_GATE_UP,
     CN_QUANT_EXPERT_DOWN,
+    CN_QUANT_LATENT_Q_A,
+    CN_QUANT_LATENT_Q, /* the only factor, or the second one */
+    CN_QUANT_LATENT_KV_A,
+    CN_QUANT_LATENT_KV_B, /* FP8 in the files alone: heads_gemm multiplies plain values */
     CN_N_QUANT_PARTS
 } cn_quant_part;
 

@@ -71,7 +71,24 @@ static const char *const modules[CN_N_QUANT_PARTS][4] = {
     [CN_QUANT_DOWN] = {"down_proj"},
     [CN_QUANT_EXPERT_GATE_UP] = {"gate_proj", "up_proj"},
     [CN_QUANT_EXPERT_DOWN] = {"down_proj"},
+    [CN_QUANT_LATENT_Q_A] = {"self_attn.q_a_proj"},
+    [CN_QUANT_LATENT_Q] = {"self_attn.q_b_proj"},
+    [CN_QUANT_LATENT_KV_A] = {"self_attn.kv_a_proj_with_mqa"},
+    [CN_QUANT_LATENT_KV_B] = {"self_attn.kv_b_proj"},
 };
+
+static bool is_of_latent(cn_quant_part part)
+{
+    return part >= CN_QUANT_LATENT_Q_A && part <= CN_QUANT_LATENT_KV_B;
+}
+
+/* Whether attention has the matrix, if it is one of attention. */
+static bool has_attention(const cn_model_config *c, cn_quant_part part)
+{
+    if (part == CN_QUANT_LATENT_Q_A) return c->latent.q_rank > 0;
+    if (part == CN_QUANT_QKV) return c->latent.rank == 0;
+    return c->latent.rank > 0 || !is_of_latent(part);
+}
 
 /* Modules of a fused matrix in a layer; 0: the layer has no such matrix. */
 static uint32_t n_modules(const cn_model_config *c, uint32_t layer, cn_quant_part part)
@@ -81,6 +98,7 @@ static uint32_t n_modules(const cn_model_config *c, uint32_t layer, cn_quant_par
     const bool is_dense = part == CN_QUANT_GATE_UP || part == CN_QUANT_DOWN;
     uint32_t n = 0;
     while (modules[part][n]) n++;
+    if (!has_attention(c, part)) return 0;
     if (is_expert) return kind.mlp == CN_MLP_EXPERTS ? n * c->experts.router.n_experts : 0;
     return is_dense && kind.dense == 0 ? 0 : n;
 }
@@ -91,7 +109,9 @@ enum { NAME_BYTES = 96 };
 static void name_module(char name[NAME_BYTES], const cn_model_config *c, uint32_t layer,
                         cn_quant_part part, uint32_t i)
 {
-    const bool is_attention = part == CN_QUANT_QKV || part == CN_QUANT_O;
+    const bool is_attention =
+        part == CN_QUANT_QKV || part == CN_QUANT_O || is_of_latent(part);
+    const bool is_whole = part == CN_QUANT_LATENT_Q && c->latent.q_rank == 0;
     const bool shared = cn_model_config_layer(c, layer).mlp == CN_MLP_EXPERTS;
     const uint32_t n_experts = c->experts.router.n_experts;
     int n = snprintf(name, NAME_BYTES, "model.layers.%u.", layer);
@@ -101,7 +121,8 @@ static void name_module(char name[NAME_BYTES], const cn_model_config *c, uint32_
         return;
     }
     snprintf(name + n, (size_t)(NAME_BYTES - n), "%s%s",
-             is_attention ? "" : shared ? "mlp.shared_experts." : "mlp.", modules[part][i]);
+             is_attention ? "" : shared ? "mlp.shared_experts." : "mlp.",
+             is_whole ? "self_attn.q_proj" : modules[part][i]);
 }
 
 /* A name or pattern of a list. */
@@ -418,18 +439,6 @@ static cn_status read_modelopt(const cn_json_at *q, cn_model_config *c)
 
 /* ---- the files and the options ---- */
 
-/* Products of latent attention take plain weights only. */
-static cn_status refuse_latent(const cn_json_at *q, const cn_model_config *c)
-{
-    char shown[96];
-    if (c->latent.rank == 0) return CN_OK;
-    const json_t *method = json_object_get(q->object, "quant_method");
-    return cn_fail(q->error,
-                   "%s (quant_method %s): FP8 weights of a model with latent attention are not "
-                   "supported yet: use its bf16 checkpoint",
-                   q->where, method ? cn_json_describe(method, shown, sizeof shown) : "not given");
-}
-
 static cn_status read_method(const cn_json_at *q, cn_model_config *c)
 {
     static const struct {
@@ -444,8 +453,7 @@ static cn_status read_method(const cn_json_at *q, cn_model_config *c)
     CN_TRY(cn_json_str(q, "quant_method", CN_JSON_OPTIONAL, &method));
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         if (strcmp(method, methods[i].method) != 0) continue;
-        CN_TRY(methods[i].read(q, c));
-        return refuse_latent(q, c);
+        return methods[i].read(q, c);
     }
     return refuse_format(q, "quant_method");
 }
@@ -473,8 +481,7 @@ static cn_status read_quant_file(const cn_json_at *a, void *out)
     if (!found || !cn_json_find(&(cn_json_at){found, "", a->error}, "quant_algo")) return CN_OK;
     snprintf(place, sizeof place, "%s: quantization", a->where);
     const cn_json_at q = {found, place, a->error};
-    CN_TRY(read_modelopt(&q, c));
-    return refuse_latent(&q, c);
+    return read_modelopt(&q, c);
 }
 
 cn_status cn_quant_read_file(cn_model_config *c, const char *dir)
@@ -489,11 +496,6 @@ cn_status cn_quant_choose(cn_model_config *c, const cn_config *options)
     if (options->quantization == CN_OPT_QUANT_FP8 && q->fp8)
         cn_log(CN_LOG_INFO, "--quantization fp8 changes nothing: the checkpoint has FP8 weights");
     if (options->quantization == CN_OPT_QUANT_FP8 && !q->fp8) {
-        if (c->latent.rank > 0)
-            return cn_fail(CN_ERR_ARG,
-                           "--quantization fp8: %s has latent attention, whose weights are not "
-                           "supported in FP8 yet: leave it out",
-                           c->architecture);
         *q = (cn_quant){
             .fp8 = true, .at_load = true, .scale = CN_QUANT_BLOCK, .x = CN_X_BLOCKS};
     }

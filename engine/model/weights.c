@@ -367,7 +367,8 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
     if (w->backend->dummy_fill && dtype == CN_BF16 &&
         cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
         return w->backend->dummy_fill(stream, &fill);
-    CN_TRY(cn_checkpoint_check_finite(p));
+    CN_TRY(p->tensor.dtype == CN_E4M3 ? cn_part_check_fp8(p, &w->config.quant)
+                                      : cn_checkpoint_check_finite(p));
     if (p->tensor.data && p->tensor.dtype == dtype && !p->rotary) {
         CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
         return w->backend->stream_sync(stream);

@@ -56,7 +56,7 @@ static void lay_out_latent(cn_workspace *ws, const cn_model_config *c, size_t ma
 static size_t rounded_columns(const cn_model_config *c)
 {
     if (!c->quant.fp8 || c->quant.x == CN_X_PLAIN) return 0;
-    const uint32_t inputs = cn_max_u32(c->hidden, c->n_heads * c->head_dim);
+    const uint32_t inputs = cn_max_u32(cn_max_u32(c->hidden, c->latent.q_rank), cn_attn_width(c));
     const size_t dense = cn_round_up(cn_max_u32(inputs, cn_model_config_widest_mlp(c)),
                                      CN_FP8_COLUMNS);
     const size_t pairs = c->experts.router.n_used *
