@@ -223,6 +223,33 @@ static double run_route_scores(op_env *e, uint32_t seed)
     return error;
 }
 
+/* Groups of experts: by their best expert or their two best, with and without biases; groups that
+ * end between the lanes of a warp, many of them, and of one expert. */
+static double run_route_groups(op_env *e, uint32_t seed)
+{
+    static const struct {
+        uint32_t groups, each, used_groups, used;
+    } all[] = {{8, 32, 4, 8}, {8, 20, 3, 6}, {64, 3, 40, 32}, {2, 1, 1, 1},
+               {33, 7, 5, 3}, {3, 5, 2, 7},  {4, 256, 3, 8},  {16, 1, 9, 4}};
+    enum { N_GROUPS = sizeof all / sizeof *all };
+    const uint32_t i = seed % N_GROUPS;
+    const layer_shape g = {op_between(e, 1, 60), all[i].groups * all[i].each, all[i].used, 8, 8,
+                           ROUTING_RANDOM};
+    layer l = new_layer(e, g, seed / N_GROUPS);
+    l.router.n_groups = all[i].groups;
+    l.router.n_used_groups = all[i].used_groups;
+    l.router.group_best = 1 + seed / N_GROUPS / 2 % 2;
+    l.has_bias = seed / N_GROUPS / 4 % 2;
+    const cn_route_args cpu = route_of(&l, false), cuda = route_of(&l, true);
+    OP_RUN_BOTH(e, route, &cpu, &cuda);
+    const double error = fmax(words_error(e, &l), op_error(e, &l.weights));
+    OP_SHAPE(e, "T=%u E=%u in %u, k=%u in %u, best %u, score %d%s", g.t, g.e, all[i].groups, g.k,
+             all[i].used_groups, l.router.group_best, (int)l.router.score,
+             l.has_bias ? ", bias" : "");
+    free_layer(e, &l);
+    return error;
+}
+
 /* ---- a layer against the CPU ---- */
 
 static double layer_error(op_env *e, layer_shape g, uint32_t seed)
@@ -405,10 +432,14 @@ static double run_refused(op_env *e, uint32_t seed)
     cn_expert_gate_up_args gate_up = gate_up_of(&l, true);
     cn_expert_sum_args sum = sum_of(&l, true);
     route.router.n_used = 5;
+    cn_route_args groups = route_of(&l, true);
+    groups.router.n_groups = 3;
+    groups.router.n_used_groups = 1;
     gate_up.k = 60;
     sum.n = 60;
     (void)seed;
     const bool refused = e->cuda->route(e->cuda_stream, &route) == CN_ERR_SHAPE &&
+                         e->cuda->route(e->cuda_stream, &groups) == CN_ERR_SHAPE &&
                          e->cuda->expert_gate_up(e->cuda_stream, &gate_up) == CN_ERR_SHAPE &&
                          e->cuda->expert_sum(e->cuda_stream, &sum) == CN_ERR_SHAPE;
     free_layer(e, &l);
@@ -419,6 +450,7 @@ static double run_refused(op_env *e, uint32_t seed)
 static const op_case cases[] = {
     {"route", 90, 1e-5, run_route, .gemm = CN_CUDA_GEMM_FASTEST},
     {"route, scores", 24, 1e-4, run_route_scores, .gemm = CN_CUDA_GEMM_FASTEST},
+    {"route, groups", 64, 1e-4, run_route_groups, .gemm = CN_CUDA_GEMM_FASTEST},
     {"experts", 40, 1e-2, run_layer, .gemm = CN_CUDA_GEMM_FASTEST},
     {"experts, any", 24, 1e-2, run_layer_any, .gemm = CN_CUDA_GEMM_FASTEST},
     {"experts, plain sums", 4, 2e-2, run_plain_sums, .gemm = CN_CUDA_GEMM_FASTEST},

@@ -6,6 +6,9 @@
  * tokens. It counts them by expert, and finds the place of a pair from the counts of the warps
  * before it and the pairs before it in the warp. So the order depends on no race.
  *
+ * Where experts are in groups, the warp ranks one group after another and leaves out the experts of
+ * the groups that the token does not take. The ranks of a group are added as floats, as on the CPU.
+ *
  * Up to FUSED_TOKENS tokens one launch does both, with one block. More take a grid of ceil(T / 8)
  * blocks, and then a block. Bytes moved: 4*T*E + 16*T*k. CPU version: cpu_experts.c. */
 #include <math_constants.h>
@@ -59,10 +62,77 @@ __device__ static inline void load_scores(float score[PER], uint32_t rank[PER],
     for (uint32_t i = 0; i < PER; i++) {
         const bool softmax = a.router.score == CN_ROUTE_SOFTMAX;
         if (softmax) score[i] /= sum;
-        const float base = softmax && !a.bias ? logit[i] : score[i];
+        const bool by_logits = softmax && !a.bias && a.router.group_best < 2;
+        const float base = by_logits ? logit[i] : score[i];
         const bool is_expert = first + i < n;
         rank[i] = is_expert ? rank_word(a.bias ? base + a.bias[first + i] : base) : 0;
     }
+}
+
+/* The float that has a rank word. */
+__device__ static inline float rank_value(uint32_t word)
+{
+    return __uint_as_float(word >> 31 ? word & 0x7fffffffu : ~word);
+}
+
+/* The two best ranks of a lane, of a warp. */
+typedef struct best_two {
+    uint32_t best, second;
+} best_two;
+
+__device__ static inline best_two best_of_warp(best_two own)
+{
+    best_two all;
+    all.best = __reduce_max_sync(0xffffffffu, own.best);
+    const uint32_t owner = __ffs((int)__ballot_sync(0xffffffffu, own.best == all.best)) - 1;
+    const uint32_t left = threadIdx.x % CN_WARP == owner ? own.second : own.best;
+    all.second = __reduce_max_sync(0xffffffffu, left);
+    return all;
+}
+
+/* Returns the rank of experts [first, end), which are a group. */
+template <int PER>
+__device__ static inline uint32_t rank_expert_group(const uint32_t rank[PER], uint32_t first,
+                                                uint32_t end, uint32_t group_best)
+{
+    const uint32_t own = threadIdx.x % CN_WARP * PER;
+    best_two two = {0, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < PER; i++) {
+        const uint32_t word = own + i >= first && own + i < end ? rank[i] : 0;
+        two.second = max(two.second, min(two.best, word));
+        two.best = max(two.best, word);
+    }
+    two = best_of_warp(two);
+    if (group_best < 2) return two.best;
+    return rank_word(rank_value(two.best) + (two.second ? rank_value(two.second) : -CUDART_INF_F));
+}
+
+/* Gives rank 0 to the experts of groups that the token does not take. Lane g has the ranks of
+ * groups g and g + 32. */
+template <int PER>
+__device__ static inline void drop_expert_groups(uint32_t rank[PER], const cn_router &r)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, each = r.n_experts / r.n_groups;
+    uint32_t low = 0, high = 0;
+    for (uint32_t g = 0; g < r.n_groups; g++) {
+        const uint32_t word = rank_expert_group<PER>(rank, g * each, (g + 1) * each, r.group_best);
+        if (lane == g) low = word;
+        if (lane + CN_WARP == g) high = word;
+    }
+    uint64_t taken = 0; /* a bit for each group */
+    for (uint32_t j = 0; j < r.n_used_groups; j++) {
+        const uint32_t most = __reduce_max_sync(0xffffffffu, max(low, high));
+        const uint32_t lows = __ballot_sync(0xffffffffu, low == most);
+        const uint32_t highs = __ballot_sync(0xffffffffu, high == most);
+        const uint32_t g = lows ? __ffs((int)lows) - 1 : CN_WARP + __ffs((int)highs) - 1;
+        taken |= UINT64_C(1) << g;
+        if (lane == g) low = 0;
+        if (lane + CN_WARP == g) high = 0;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < PER; i++)
+        if (!(taken >> (lane * PER + i) / each & 1)) rank[i] = 0;
 }
 
 /* Chooses the token's experts and their weights: lane j has the choice j. */
@@ -74,6 +144,7 @@ __device__ static inline void choose_token_experts(uint32_t *expert, float *weig
     float score[PER];
     uint32_t rank[PER];
     load_scores<PER>(score, rank, a, token);
+    if (a.router.n_groups > 1) drop_expert_groups<PER>(rank, a.router);
     *expert = 0;
     *weight = 0.0f;
     for (uint32_t j = 0; j < a.router.n_used; j++) {
@@ -259,8 +330,13 @@ extern "C" cn_status cn_cuda_route(cn_stream *s, const cn_route_args *a)
         r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
         return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected 1 to %d of 1 to %d",
                        r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
-    if (r->n_groups > 1)
-        return cn_fail(CN_ERR_SHAPE, "route: %u groups of experts: expected none", r->n_groups);
+    if (r->n_groups > 1 && (r->n_groups > CN_MAX_GROUPS || r->n_experts % r->n_groups != 0 ||
+                            r->n_used_groups > r->n_groups ||
+                            r->n_used > r->n_experts / r->n_groups * r->n_used_groups))
+        return cn_fail(CN_ERR_SHAPE,
+                       "route: %u of %u experts in %u of %u groups: expected groups of one size, "
+                       "at most %d, with room for the experts of a token",
+                       r->n_used, r->n_experts, r->n_used_groups, r->n_groups, CN_MAX_GROUPS);
     if (a->n_tokens == 0) return CN_OK;
     uint32_t i = 0;
     while (kernels[i].per * CN_WARP < r->n_experts) i++;
