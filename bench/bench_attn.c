@@ -2,6 +2,11 @@
  * heads, head_dim 128, blocks of 256, 36 layers with a pool each, bf16.
  *
  *   bench_attn [all|decode|prefill] [portable] [fp8]
+ *   bench_attn [all|decode|prefill] latent [HEADS]
+ *
+ * With latent: in the shape of GLM-4.7-Flash, latent attention with 20 heads (or HEADS) over rows
+ * of 512 + 64, whose V is a part of K; 1,152 bytes per slot and layer. Then latent_store and both
+ * products of heads.
  *
  * With fp8 rows of K and V are in eight bits. Decode: all layers in one graph, launched repeatedly.
  * The rate is the bytes of K and V that it must read (4,096 per slot and layer, in eight bits
@@ -27,6 +32,13 @@ enum {
     INTERMEDIATE = 12288,
     MAX_SEQS = 168,
     SLOT_BYTES = 2 * 2 * KV_HEADS * DIM, /* in one layer */
+    LATENT_HEADS = 20,
+    LATENT_RANK = 512,
+    LATENT_ROPE = 64,
+    LATENT_NOPE = 192,  /* of a query before its product */
+    LATENT_VALUE = 256, /* of an output after its product */
+    LATENT_BYTES = 2 * (LATENT_RANK + LATENT_ROPE),
+    LATENT_SLOTS = 64 * 8192, /* of the largest batch */
     ROUNDS = 7
 };
 
@@ -37,6 +49,7 @@ typedef struct bench {
     size_t pool_bytes;
     uint64_t random;
     cn_kv_form form;
+    uint32_t n_heads, n_kv_heads, dim, value_dim; /* value_dim 0: as dim, in rows of their own */
 } bench;
 
 /* Returns the median time of one run, in seconds: ROUNDS rounds of n_runs each, after a warm-up
@@ -94,7 +107,7 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t j = 0; j < cn_ceil_div(kv_len[i], BLOCK); j++)
             tables[i * stride + j] = order[next++];
-    size_t q_bytes = (size_t)n_seqs * n_q * HEADS * DIM * 2;
+    size_t q_bytes = (size_t)n_seqs * n_q * b->n_heads * b->dim * 2;
     x->owned[0] = to_device(b, q_start, (n_seqs + 1) * sizeof *q_start);
     x->owned[1] = to_device(b, kv_len, n_seqs * sizeof *kv_len);
     x->owned[2] = to_device(b, tables, (size_t)n_seqs * stride * sizeof *tables);
@@ -114,10 +127,11 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
                              .out = x->owned[4],
                              .kv = b->pool,
                              .batch = &x->view,
-                             .layout = cn_kv_layout_form(n_layers, n_blocks, KV_HEADS, BLOCK, DIM,
-                                                         CN_BF16, b->form),
-                             .n_heads = HEADS,
-                             .scale = 1.0f / sqrtf(DIM)};
+                             .layout = cn_kv_layout_form(n_layers, n_blocks, b->n_kv_heads, BLOCK,
+                                                         b->dim, CN_BF16, b->form),
+                             .n_heads = b->n_heads,
+                             .scale = 1.0f / sqrtf((float)b->dim)};
+    cn_kv_layout_share(&x->args.layout, b->value_dim, LATENT_NOPE + LATENT_ROPE);
     if (cn_kv_pool_bytes(&x->args.layout) > b->pool_bytes) {
         fprintf(stderr, "bench_attn: the pool of %zu bytes is too small\n", b->pool_bytes);
         exit(1);
@@ -156,9 +170,114 @@ static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint
     batch_close(b, &x);
 }
 
+/* ---- the ops around latent attention ---- */
+
+typedef struct around {
+    cn_latent_store_args store;
+    cn_heads_gemm_args absorb, expand;
+    const void *weights; /* of all layers */
+} around;
+
+/* The layers have weights of their own, so that they are read from memory. */
+static void run_products_of_heads(bench *b, void *ctx)
+{
+    around *a = ctx;
+    const size_t layer = (size_t)b->n_heads * a->absorb.weight_stride * 2;
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        a->absorb.weight = (const char *)a->weights + l * layer;
+        a->expand.weight = (const char *)a->absorb.weight + LATENT_NOPE * LATENT_RANK * 2;
+        bench_must(b->be->heads_gemm(b->stream, &a->absorb));
+        bench_must(b->be->heads_gemm(b->stream, &a->expand));
+    }
+}
+
+static void run_stores(bench *b, void *ctx)
+{
+    around *a = ctx;
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        a->store.layer = l;
+        bench_must(b->be->latent_store(b->stream, &a->store));
+    }
+}
+
+static void print_around(bench *b, const char *name, void (*run)(bench *, void *), around *a)
+{
+    cn_graph *graph = NULL;
+    bench_must(b->be->graph_begin(b->stream));
+    run(b, a);
+    bench_must(b->be->graph_end(b->stream, &graph));
+    printf("%-8s %2u tokens %30.1f us/layer\n", name, a->absorb.n_tokens,
+           time_runs(b, run_graph, graph, 5) / LAYERS * 1e6);
+    fflush(stdout);
+    b->be->graph_free(graph);
+}
+
+/* Tokens of the step are those of the batch; x and results lie in the pool. */
+static void bench_around(bench *b, uint32_t n_tokens)
+{
+    static uint32_t slots[MAX_SEQS];
+    batch x;
+    uint32_t len[MAX_SEQS];
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        len[i] = 1;
+        slots[i] = i * BLOCK;
+    }
+    batch_open(b, &x, n_tokens, len, 1, LAYERS);
+    void *places = to_device(b, slots, n_tokens * sizeof *slots);
+    x.view.kv_slots = places;
+    x.view.positions = x.owned[1];
+    around a = {.weights = b->pool,
+                .store = {.q = x.owned[3],
+                          .row = x.owned[4],
+                          .norm = x.owned[4],
+                          .eps = 1e-6F,
+                          .cos = (float *)(void *)b->pool,
+                          .sin = (float *)(void *)b->pool,
+                          .batch = &x.view,
+                          .n_heads = b->n_heads,
+                          .layout = x.args.layout,
+                          .kv = b->pool},
+                .absorb = {.out = x.owned[4],
+                           .x = x.owned[3],
+                           .weight_stride = (LATENT_NOPE + LATENT_VALUE) * LATENT_RANK,
+                           .n_tokens = n_tokens,
+                           .n_heads = b->n_heads,
+                           .n = LATENT_RANK,
+                           .k = LATENT_NOPE,
+                           .n_copied = LATENT_ROPE,
+                           .by_rows = true}};
+    a.expand = a.absorb;
+    a.expand.n = LATENT_VALUE;
+    a.expand.k = LATENT_RANK;
+    a.expand.n_copied = 0;
+    a.expand.by_rows = false;
+    print_around(b, "store", run_stores, &a);
+    print_around(b, "products", run_products_of_heads, &a);
+    b->be->mem_free(b->be, places);
+    batch_close(b, &x);
+}
+
+static void latent_cases(bench *b, double bandwidth)
+{
+    static const struct {
+        uint32_t n_seqs, kv_len;
+    } even[] = {{64, 8192}, {4, 98304}, {168, 2176}, {64, 2176}, {8, 8192}, {1, 98304}, {1, 64}};
+    uint32_t len[MAX_SEQS];
+    for (uint32_t c = 0; c < sizeof even / sizeof *even; c++) {
+        char name[32];
+        for (uint32_t i = 0; i < even[c].n_seqs; i++) len[i] = even[c].kv_len;
+        snprintf(name, sizeof name, "%u x %u", even[c].n_seqs, even[c].kv_len);
+        bench_decode(b, name, even[c].n_seqs, len, bandwidth);
+    }
+}
+
 static void decode_cases(bench *b, double bandwidth)
 {
     uint32_t len[MAX_SEQS];
+    if (b->value_dim) {
+        latent_cases(b, bandwidth);
+        return;
+    }
     static const struct {
         uint32_t n_seqs, kv_len;
     } even[] = {{168, 2176}, {128, 2176}, {64, 2176}, {32, 2176}, {8, 2176},
@@ -224,8 +343,15 @@ static void bench_prefill(bench *b, uint32_t n_seqs, uint32_t n_q, uint32_t kv_l
     batch_open(b, &x, n_seqs, len, n_q, 1);
     double seconds = time_runs(b, run_prefill, &x.args, 5);
     double seen = (double)n_seqs * n_q * ((double)kv_len - 0.5 * (n_q - 1));
-    double rate = 4.0 * HEADS * DIM * seen / seconds;
+    const uint32_t value_dim = b->value_dim ? b->value_dim : b->dim;
+    double rate = 2.0 * b->n_heads * (b->dim + value_dim) * seen / seconds;
     batch_close(b, &x);
+    if (b->value_dim) {
+        printf("prefill  %2u x %5u of %5u      %8.1f us/layer  %6.1f TFLOP/s\n", n_seqs, n_q,
+               kv_len, seconds * 1e6, rate * 1e-12);
+        fflush(stdout);
+        return;
+    }
     double gemm = time_products(b, n_seqs * n_q);
     printf("prefill  %2u x %5u of %5u      %8.1f us/layer  %6.1f TFLOP/s  %5.3f of its matrix "
            "products\n",
@@ -248,17 +374,27 @@ static void prefill_cases(bench *b)
 int main(int argc, char **argv)
 {
     const char *which = argc > 1 ? argv[1] : "";
-    bool portable = false, fp8 = false;
+    bool portable = false, fp8 = false, latent = false;
+    uint32_t heads = LATENT_HEADS;
     for (int i = 2; i < argc; i++) {
         portable |= strcmp(argv[i], "portable") == 0;
         fp8 |= strcmp(argv[i], "fp8") == 0;
+        latent |= strcmp(argv[i], "latent") == 0;
+        if (latent && atoi(argv[i]) > 0) heads = (uint32_t)atoi(argv[i]);
     }
-    bench b = {.random = 1, .form = fp8 ? CN_KV_FP8 : CN_KV_PLAIN};
-    const cn_cuda_switches switches = {.portable = portable};
+    bench b = {.random = 1, .form = fp8 ? CN_KV_FP8 : CN_KV_PLAIN, .n_heads = HEADS,
+               .n_kv_heads = KV_HEADS, .dim = DIM};
+    if (latent) {
+        b.n_heads = heads;
+        b.n_kv_heads = 1;
+        b.dim = LATENT_RANK + LATENT_ROPE;
+        b.value_dim = LATENT_RANK;
+    }
+    const cn_cuda_switches switches = {.portable = portable, .latent = latent};
     const cn_cuda_backend_opts o = {.memory_share = 0.9f,
-                                    .n_heads = HEADS,
-                                    .n_kv_heads = KV_HEADS,
-                                    .head_dim = DIM,
+                                    .n_heads = b.n_heads,
+                                    .n_kv_heads = b.n_kv_heads,
+                                    .head_dim = b.dim,
                                     .max_seqs = MAX_SEQS,
                                     .plain_bytes = fp8 ? 256 << 20 : 0,
                                     .switches = &switches};
@@ -268,7 +404,9 @@ int main(int argc, char **argv)
     }
     bench_must(b.be->stream_create(b.be, CN_PRIORITY_HIGH, &b.stream));
     b.pool_bytes = (size_t)2 << 30;
-    if (strcmp(which, "prefill") != 0) b.pool_bytes = (size_t)168 * 9 * BLOCK * SLOT_BYTES * LAYERS;
+    if (strcmp(which, "prefill") != 0)
+        b.pool_bytes = LAYERS * (latent ? (size_t)LATENT_SLOTS * LATENT_BYTES
+                                        : (size_t)168 * 9 * BLOCK * SLOT_BYTES);
     b.pool = bench_alloc(b.be, b.pool_bytes);
     bench_fill_bf16(b.be, b.stream, b.pool, b.pool_bytes, 1, -7, 1);
     double bandwidth = bench_read_bandwidth(b.be, b.stream, b.pool, b.pool_bytes);
@@ -276,6 +414,7 @@ int main(int argc, char **argv)
            bandwidth * 1e-12);
     if (strcmp(which, "prefill") != 0) decode_cases(&b, bandwidth);
     if (strcmp(which, "decode") != 0) prefill_cases(&b);
+    for (uint32_t n = 64; latent && n > 0; n /= 64) bench_around(&b, n); /* changes the pool */
     b.be->mem_free(b.be, b.pool);
     b.be->stream_free(b.stream);
     b.be->close(b.be);

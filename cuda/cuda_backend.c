@@ -52,6 +52,8 @@ CUDA_OP(rmsnorm, cn_rmsnorm_args)
 CUDA_OP(gemm, cn_gemm_args)
 CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
 CUDA_OP(rope_store, cn_rope_store_args)
+CUDA_OP(latent_store, cn_latent_store_args)
+CUDA_OP(heads_gemm, cn_heads_gemm_args)
 CUDA_OP(draft_store, cn_draft_store_args)
 CUDA_OP(draft_part, cn_draft_part_args)
 CUDA_OP(draft_before, cn_draft_before_args)
@@ -241,6 +243,10 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(join_others(c));
     if (c->switches.portable) c->device.hopper = false;
     if (!c->device.hopper) c->table.fp8_x_forms = 0;
+    if (c->switches.latent) {
+        c->table.latent_store = latent_store;
+        c->table.heads_gemm = heads_gemm;
+    }
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_experts_sm90_open(c));
     CN_TRY(cn_experts_fp8_open(c));

@@ -198,6 +198,11 @@ size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 size_t cn_cuda_plain_bytes(const cn_cuda *c);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
+/* The same where rows of K contain V. */
+cn_status cn_cuda_attn_latent_decode(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cuda_attn_latent_prefill(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cuda_latent_store(cn_stream *s, const cn_latent_store_args *a);
+cn_status cn_cuda_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a);
 /* Scratch that score and attend_selected need for the largest step under these options. */
 size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);

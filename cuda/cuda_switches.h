@@ -24,5 +24,6 @@ typedef struct cn_cuda_switches {
     bool portable;  /* use only features of compute capability 8.0 on any device */
     uint32_t host_blocks; /* thread blocks of a fetch from host memory; 0: the default */
     cn_cuda_expert_tile experts;
+    bool latent;    /* the table has the ops of latent attention */
     bool impatient; /* thread blocks of `score` do not wait for the results of others */
 } cn_cuda_switches;

@@ -329,6 +329,7 @@ static const struct {
     {"cuda/attn/", {"cuda/"}},
     {"cuda/gemm/", {"cuda/"}},
     {"cuda/experts/", {"cuda/", "cuda/attn/attn_common.cuh"}},
+    {"cuda/latent/", {"cuda/", "cuda/attn/"}},
     {"cuda/compress/", {"cuda/", "cuda/attn/", "compress/"}},
     {"cuda/sample/", {"cuda/", "engine/sample_math.h"}},
     {"cuda/select/",

@@ -26,7 +26,8 @@ static cn_status launch_attn_decode(cn_stream *s, const cn_attn_args *a, const c
 
 extern "C" size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    const size_t head_bytes = sizeof(float2) + CN_ATTN_MAX_HEAD_DIM * sizeof(float);
+    const size_t dim = cn_max_u32(o->head_dim, CN_ATTN_MAX_HEAD_DIM);
+    const size_t head_bytes = sizeof(float2) + dim * sizeof(float);
     const size_t slots = CN_ONE_HEADS * (size_t)CN_ONE_LEAST_SLOTS;
     const size_t fixed =
         o->batch_invariant ? (size_t)o->max_seqs * o->n_heads * CN_WALK_LENGTH_PIECES : 0;
@@ -35,6 +36,7 @@ extern "C" size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o)
 
 extern "C" cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a)
 {
+    if (cn_kv_layout_is_shared(&a->layout)) return cn_cuda_attn_latent_decode(s, a);
     CN_TRY(cn_attn_check("attn_decode", a));
     if (a->batch->n_decode == 0) return CN_OK;
     cn_one_params p = cn_one_params_of(s, a);

@@ -326,6 +326,7 @@ static cn_status launch_prefill(cn_stream *s, const cn_attn_args *a, cn_prefill_
 
 extern "C" cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a)
 {
+    if (cn_kv_layout_is_shared(&a->layout)) return cn_cuda_attn_latent_prefill(s, a);
     CN_TRY(cn_attn_check("attn_prefill", a));
     if (a->batch->n_seqs == a->batch->n_decode) return CN_OK;
     if (cn_attn_prefill_sm90_fits(s, a)) return cn_attn_prefill_sm90(s, a);

@@ -50,8 +50,11 @@ void op_sync(op_env *e)
 
 cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 {
-    return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
-                             dtype);
+    cn_kv_layout out = cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens,
+                                         l->head_dim, dtype);
+    if (cn_kv_layout_is_shared(l))
+        cn_kv_layout_share(&out, l->part[CN_KV_V].width, l->query_dim);
+    return out;
 }
 
 static void *device_copy(op_env *e, const void *host, size_t bytes)
@@ -276,16 +279,19 @@ static void open_cuda(const op_case *c)
     if (env.cuda && opened_for.gemm == c->gemm &&
         opened_for.batch_invariant == c->batch_invariant &&
         opened_for.portable == c->portable && opened_for.impatient == c->impatient &&
+        opened_for.latent == c->latent &&
         memcmp(&opened_for.experts, &c->experts, sizeof c->experts) == 0)
         return;
     close_cuda();
     const cn_cuda_switches switches = {.gemm = c->gemm,
                                        .experts = c->experts,
                                        .portable = c->portable,
+                                       .latent = c->latent,
                                        .impatient = c->impatient};
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .n_heads = 64,
                                     .n_kv_heads = 8,
+                                    .head_dim = c->latent ? OP_LATENT_DIM : 0,
                                     .max_seqs = 90, /* with eight kv heads 720 units */
                                     .max_tokens = 1024,
                                     .plain_bytes = 1 << 20, /* long prefills take turns */

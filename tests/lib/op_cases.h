@@ -26,6 +26,8 @@ typedef struct op_env {
 
 #define OP_MOST_NEAR_TIES 1e-3 /* share of the decisions */
 
+enum { OP_LATENT_DIM = 576 };
+
 typedef struct op_case {
     const char *name; /* the op and the variant */
     uint32_t n_seeds;
@@ -35,6 +37,7 @@ typedef struct op_case {
     double (*run)(op_env *e, uint32_t seed);
     cn_cuda_gemm_kind gemm; /* options to open the backend with */
     bool batch_invariant, portable, impatient;
+    bool latent; /* the backend has the ops of latent attention, of rows of OP_LATENT_DIM */
     bool fp8; /* set in op_env; cases that read it say so */
     cn_cuda_expert_tile experts;
 } op_case;

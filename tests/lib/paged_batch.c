@@ -119,7 +119,7 @@ paged_batch *paged_batch_create(const paged_shape *s, test_rng *r)
     b->layout =
         cn_kv_layout_make(s->n_layers, n_blocks, s->n_kv_heads, s->block_tokens, s->head_dim,
                           CN_F32);
-    cn_kv_layout_share(&b->layout, s->value_dim, s->head_dim);
+    cn_kv_layout_share(&b->layout, s->value_dim, s->query_dim ? s->query_dim : s->head_dim);
     uint32_t stride = (uint32_t)cn_ceil_div(max_kv, s->block_tokens);
     b->kv = cn_calloc_aligned(cn_kv_pool_elems(&b->layout), sizeof *b->kv);
     b->tokens = new_u32(n_tokens);

@@ -30,6 +30,7 @@ typedef struct paged_batch {
 typedef struct paged_shape {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim, block_tokens;
     uint32_t value_dim; /* of cn_kv_layout_share; 0: K and V are two parts */
+    uint32_t query_dim; /* of cn_kv_layout_share; 0: head_dim */
     uint32_t n_seqs, n_decode;
     uint32_t n_q[PAGED_MAX_SEQS], kv_len[PAGED_MAX_SEQS];
 } paged_shape;
