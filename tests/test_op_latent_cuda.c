@@ -1,6 +1,6 @@
 /* test_op_latent_cuda.c - the ops of latent attention on the GPU compared with the CPU on random
  * shapes: the row of K and the queries of a token, products of heads, and attention over rows that
- * contain their V. Ranks of 128, 256 and 512 and a small one; 16, 20, 64 and 128 heads, and
+ * contain their V; events. Ranks of 128, 256 and 512 and a small one; 16, 20, 64 and 128 heads, and
  * numbers that fill no tile. */
 #include <math.h>
 #include <setjmp.h>
@@ -10,7 +10,10 @@
 
 #include <cmocka.h>
 
-#include "tests/lib/op_cases.h"
+#include "tests/lib/compress_event.h"
+#include "tests/lib/compress_request.h"
+
+void openblas_set_num_threads(int n_threads);
 
 /* Weights and results are rounded to bf16, at most 2^-9 each. */
 #define TOLERANCE 8e-3
@@ -458,6 +461,33 @@ static double run_chunks(op_env *e, uint32_t seed)
     return 0;
 }
 
+/* ---- events ---- */
+
+/* Requests of any policy, some of which count more queries than a tile of the product has rows. */
+static double run_events(op_env *e, uint32_t seed)
+{
+    const uint32_t rows = seed % N_ROWS;
+    const event_shape s = {.n_layers = 2,
+                           .n_kv_heads = 1,
+                           .group = HEADS[seed / 2 % N_HEADS],
+                           .head_dim = ROWS[rows].rank + ROWS[rows].rope,
+                           .block_tokens = 16u << seed % 5,
+                           .ring = seed % 3 ? op_between(e, 1, 20) : 70,
+                           .n_reqs = op_between(e, 1, 3),
+                           .rank = ROWS[rows].rank,
+                           .nope = 16 * op_between(e, 1, 8)};
+    const uint32_t most = s.block_tokens >= 128 ? 3 : 8;
+    event *ev = event_create(e, &s, 2 * MAX_REQS * most);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < ev->n_reqs; i++) {
+        ev->reqs[i] = compress_request_draw(&e->rng, &ev->pools, i, op_between(e, 1, most));
+        draw_tables(e, ev, i, (compress_placement)test_rng_below(&e->rng, N_PLACEMENTS), &next);
+    }
+    check_event(e, ev);
+    event_free(e, ev);
+    return 0;
+}
+
 static double run_refusals(op_env *e, uint32_t seed)
 {
     (void)seed;
@@ -479,6 +509,7 @@ static double run_refusals(op_env *e, uint32_t seed)
 
 int main(int argc, char **argv)
 {
+    openblas_set_num_threads(1);
     static const op_case cases[] = {
         {"latent, store", 36, 4e-3, run_store, .latent = true},
         {"latent, heads", 24, 4e-3, run_heads, .latent = true},
@@ -489,6 +520,7 @@ int main(int argc, char **argv)
         {"latent, attn, graph", 2, TOLERANCE, run_graph, .latent = true},
         {"latent, attn, chunks", 2, 0, run_chunks, .latent = true},
         {"latent, attn, alone", 2, 0, run_alone, .batch_invariant = true, .latent = true},
+        {"latent, events", 40, 0, run_events, .latent = true},
         {"latent, refused", 1, 0, run_refusals, .latent = true},
     };
     return op_cases_main(cases, sizeof cases / sizeof *cases, argc, argv);

@@ -13,6 +13,7 @@ enum {
     PACK_BYTES = CN_CUDA_SIDE_STAGE_BYTES, /* front of the scratch: jobs, then tables */
     LEAST_SCORE_BYTES = 88 << 20, /* for eight requests of 2,304 slots, 36 layers of 8 kv heads */
     MAX_HEAD_DIM = 256,
+    MAX_LATENT_DIM = 576, /* elements of a row of K that contains V */
     MIN_BLOCK_TOKENS = 16
 };
 static const float LOG2_E = 1.44269504f;
@@ -60,10 +61,17 @@ static uint32_t work_words(const cn_pools *p, uint32_t n, uint32_t window)
     return (uint32_t)cn_round_up(partials > side ? partials : side, 4);
 }
 
+/* Bytes of the queries of a unit that are multiplied by key matrices. */
+static size_t query_bytes(const cn_pools *p, uint32_t window)
+{
+    if (!cn_kv_layout_is_shared(&p->layout)) return 0;
+    return (size_t)window * p->n_heads * p->layout.head_dim * cn_dtype_bytes(CN_BF16);
+}
+
 /* Bytes of the scores of a unit under CN_KEEP_BEST. */
 static size_t score_bytes(const cn_pools *p, uint32_t n, uint32_t window)
 {
-    return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t);
+    return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t) + query_bytes(p, window);
 }
 
 /* Queries that the event counts. */
@@ -102,17 +110,22 @@ static cn_status check_request(const cn_compress_args *a, const cn_compress_req 
 static cn_status check_shape(const cn_pools *p)
 {
     const cn_kv_layout *l = &p->layout;
+    const bool shared = cn_kv_layout_is_shared(l) && cn_kv_layout_has_rows(l, CN_BF16);
+    const uint32_t most = shared ? MAX_LATENT_DIM : MAX_HEAD_DIM;
     CN_TRY(cn_compress_check_shape(p));
-    if (!cn_kv_layout_is_uniform(l, CN_BF16) && cn_kv_form_of(l) != CN_KV_FP8)
+    if (!shared && !cn_kv_layout_is_uniform(l, CN_BF16) && cn_kv_form_of(l) != CN_KV_FP8)
         return cn_fail(CN_ERR_SHAPE,
                        "compress: KV layout: expected rows of %u elements of K and V, in bf16, or "
                        "in e4m3 with scales",
                        l->head_dim);
-    if (l->head_dim > MAX_HEAD_DIM || l->block_tokens < MIN_BLOCK_TOKENS ||
+    if (shared != (p->latent.weights != NULL) || (shared && l->n_kv_heads != 1))
+        return cn_fail(CN_ERR_SHAPE, "compress: rows of K that contain V need key matrices and one "
+                                     "kv head");
+    if (l->head_dim > most || l->block_tokens < MIN_BLOCK_TOKENS ||
         l->block_tokens > CN_COMPRESS_SPAN)
-        return cn_fail(CN_ERR_SHAPE, "head_dim %u (expected at most %d), blocks of %u tokens "
+        return cn_fail(CN_ERR_SHAPE, "head_dim %u (expected at most %u), blocks of %u tokens "
                                      "(expected %d to %d)",
-                       l->head_dim, MAX_HEAD_DIM, l->block_tokens, MIN_BLOCK_TOKENS,
+                       l->head_dim, most, l->block_tokens, MIN_BLOCK_TOKENS,
                        CN_COMPRESS_SPAN);
     return CN_OK;
 }
@@ -247,6 +260,8 @@ static void lay_out_chunk(cn_compress_chunk *c, const cn_compress_args *a)
         c->redundancy = c->score + units * c->n;
         c->work = (uint32_t *)(void *)(c->redundancy + units * c->n);
         at = (char *)(c->work + units * c->work_words);
+        c->queries = cn_kv_layout_is_shared(&c->pools.layout) ? at : NULL;
+        at += units * query_bytes(&c->pools, c->window);
     }
     c->aside = at;
 }

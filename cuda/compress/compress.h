@@ -6,15 +6,17 @@
  * compress.c checks the requests and sorts them into groups of one shape (policy, blocks, window,
  * kind of redundancy and of move, form of the rule). It cuts every group into chunks of (jobs x
  * layers) whose scores fit the scratch.
- * A unit is one (job, layer, kv head) of a chunk; units share no data. A chunk runs up to four
+ * A unit is one (job, layer, kv head) of a chunk; units share no data. A chunk runs up to five
  * steps in stream order:
  *
+ *   queries   Q of latent attention                cn_compress_queries
  *   score     K, Q, F -> score, redundancy         cn_compress_score
  *   select    score, redundancy -> kept, F         cn_compress_select
  *   set aside blocks that a move would overwrite   cn_compress_set_aside
  *   move      kept, K, V, P -> target blocks       cn_compress_move
  *
- * Policy window runs only the last two. In the pools only the targets are written. Not even F of
+ * Policy window runs only the last two. With latent attention there is one part, K.
+ * In the pools only the targets are written. Not even F of
  * the sources is written, because requests of one event may share the sources. */
 #pragma once
 
@@ -80,6 +82,7 @@ typedef struct cn_compress_chunk {
     uint32_t *work;    /* [units, work_words]: used by the score launch, then the kept slots */
     /* At least 2 n and at least 2 * n_spans * window * group. */
     uint32_t work_words;
+    void *queries; /* [units, window, n_heads, head_dim] bf16 with latent attention; or NULL */
     char *aside; /* [units, n_aside, cn_compress_aside_bytes] */
 } cn_compress_chunk;
 
@@ -94,6 +97,9 @@ CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
 {
     return l->head_bytes + 2 * (size_t)l->block_tokens * sizeof(uint32_t);
 }
+
+/* Multiplies the queries that count by the key matrices of their heads. */
+cn_status cn_compress_queries(cn_stream *s, const cn_compress_chunk *c);
 
 /* Computes the scores of every unit, with unit = (job * n_layers + layer - first_layer) *
  * n_kv_heads + kv_head, like the CPU's table of scores (engine/cpu/score.h). Sums are f32, in an

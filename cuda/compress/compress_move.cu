@@ -13,7 +13,8 @@
  * aside first. After that no row that is read is also written. A block lists the rows of a slice of
  * target slots that move, and copies their K and V in any order.
  * In eight bits the thread that finds a row's addresses moves the row's scale, in the same order.
- * Bytes moved: 8 d per unit and kept slot that moves; in eight bits 4 d + 8.
+ * Bytes moved: 8 d per unit and kept slot that moves; in eight bits 4 d + 8. Of rows of K that
+ * contain V (latent attention) only these move, 4 d.
  * CPU version: cpu_compact.c. Paper C.6. */
 #include "cuda/compress/compress.cuh"
 
@@ -74,6 +75,12 @@ __device__ static inline move_row move_row_from(const cn_compress_chunk &c,
                                        : aside_block(c, u, entry - CN_COMPRESS_ASIDE) +
                                              cn_kv_in_head(&c.pools.layout, v % b, part);
     return r;
+}
+
+/* Parts that move: K and V, or K that contains V. */
+__host__ __device__ static inline uint32_t n_moved_parts(const cn_kv_layout &l)
+{
+    return cn_kv_layout_is_shared(&l) ? 1 : 2;
 }
 
 /* A row of K or V, and its scale in eight bits. */
@@ -198,20 +205,22 @@ __device__ static inline void copy_scale(const move_row &r)
     *(uint16_t *)r.to = *(const uint16_t *)r.from;
 }
 
-/* rows[2 * i] and rows[2 * i + 1] = K and V of the i-th row of the slice that moves, in any
- * order. Their scales are moved at once. */
+/* rows[2 * i] and rows[2 * i + 1] = K and V of the i-th row of the slice that moves, in any order;
+ * rows[i] = K where it contains V. Their scales are moved at once. */
 template <bool FP8>
 __device__ static inline void list_slice(const cn_compress_chunk &c, const cn_compress_unit &u,
                                          move_row *rows, uint32_t *n_rows)
 {
     const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
+    const uint32_t n_parts = n_moved_parts(c.pools.layout);
     for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS) {
         const uint32_t target = blockIdx.y * SLICE + i;
         const move_pair k = move_pair_of<FP8>(c, u, target, n_kept, CN_KV_K);
         if (!moves(k.row)) continue;
-        const move_pair v = move_pair_of<FP8>(c, u, target, n_kept, CN_KV_V);
-        const uint32_t at = atomicAdd(n_rows, 2u);
+        const uint32_t at = atomicAdd(n_rows, n_parts);
         rows[at] = k.row;
+        if (n_parts == 1) continue;
+        const move_pair v = move_pair_of<FP8>(c, u, target, n_kept, CN_KV_V);
         rows[at + 1] = v.row;
         if (!FP8) continue;
         copy_scale(k.scale);
@@ -332,7 +341,8 @@ template <bool FP8> static cn_status move_rows(cn_stream *s, const cn_compress_c
     const uint32_t units = cn_compress_units(c);
     const uint32_t targets = c->max_target * c->pools.layout.block_tokens;
     if (!c->fills)
-        return cn_cuda_launch(s, "compress: move", move_kernel<FP8>, {dim3(units, 2), THREADS}, *c);
+        return cn_cuda_launch(s, "compress: move", move_kernel<FP8>,
+                              {dim3(units, n_moved_parts(c->pools.layout)), THREADS}, *c);
     return cn_cuda_launch(s, "compress: fill", fill_kernel<FP8>,
                           {dim3(units, (targets + SLICE - 1) / SLICE), THREADS}, *c);
 }

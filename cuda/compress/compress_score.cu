@@ -37,7 +37,7 @@ typedef struct score_params {
     cn_compress_chunk c;
     uint32_t padded;   /* group, rounded up to a power of two */
     uint32_t n_padded; /* window * padded */
-    float scale;       /* log2(e) / sqrt(d) */
+    float scale;       /* of logits, with log2(e) */
 } score_params;
 
 /* ---- tiles ---- */
@@ -83,22 +83,32 @@ __device__ static inline void key_factors(float factor[2], const score_params &p
     }
 }
 
+/* Returns the row of a head of the group in query `query`, 0 for the oldest that counts. */
+__device__ static inline const cn_bf16 *counted_query(const score_params &p,
+                                                      const cn_compress_unit &u, uint32_t query,
+                                                      uint32_t head)
+{
+    const cn_pools &pools = p.c.pools;
+    const uint32_t d = pools.layout.head_dim, of_all = u.head * p.c.group + head;
+    if (p.c.queries)
+        return (const cn_bf16 *)p.c.queries +
+               (((size_t)u.index * p.c.window + query) * pools.n_heads + of_all) * d;
+    return (const cn_bf16 *)pools.q_window +
+           cn_query_row(pools.n_query_slots, pools.window, pools.n_heads, d, u.layer,
+                        u.job->query_slot, (u.job->ring_start + query) % p.c.ring, of_all);
+}
+
 /* Loads the padded query rows [first, first + QUERY_TILE): row r is head r % padded of query
  * r / padded. Padding is zeros. */
 __device__ static inline void load_queries(uint32_t to, const score_params &p,
                                            const cn_compress_unit &u, uint32_t first)
 {
-    const cn_pools *pools = &p.c.pools;
-    const uint32_t d = pools->layout.head_dim, chunks = d / CN_VEC8;
+    const uint32_t chunks = p.c.pools.layout.head_dim / CN_VEC8;
     for (uint32_t e = threadIdx.x; e < QUERY_TILE * chunks; e += THREADS) {
         const uint32_t row = e / chunks, chunk = e % chunks;
         const uint32_t query = (first + row) / p.padded, head = (first + row) % p.padded;
         const bool valid = query < p.c.window && head < p.c.group;
-        const uint32_t ring = valid ? (u.job->ring_start + query) % p.c.ring : 0;
-        const cn_bf16 *from =
-            (const cn_bf16 *)pools->q_window +
-            cn_query_row(pools->n_query_slots, pools->window, pools->n_heads, d, u.layer,
-                         u.job->query_slot, ring, u.head * p.c.group + (valid ? head : 0));
+        const cn_bf16 *from = counted_query(p, u, valid ? query : 0, valid ? head : 0);
         cn_copy16(to + cn_chunk_at(QUERY_TILE, row, chunk), from + chunk * CN_VEC8, valid);
     }
 }
@@ -493,7 +503,7 @@ static cn_status launch_attention(cn_stream *s, const cn_compress_chunk *c)
     p.c = *c;
     for (p.padded = 1; p.padded < c->group;) p.padded *= 2;
     p.n_padded = c->window * p.padded;
-    p.scale = CN_LOG2E / sqrtf((float)d);
+    p.scale = c->pools.scale > 0 ? CN_LOG2E * c->pools.scale : CN_LOG2E / sqrtf((float)d);
     const dim3 grid(cn_compress_units(c), c->n_spans);
     const size_t bytes = tile_bytes(TILE, d) + tile_bytes(QUERY_TILE, d);
     CN_TRY(cn_cuda_launch(s, "compress: sums", partial_kernel<FP8>, {grid, THREADS, bytes}, p));
@@ -518,6 +528,7 @@ template <bool FP8> static cn_status score_portable(cn_stream *s, const cn_compr
     if (c->group > MAX_GROUP)
         return cn_fail(CN_ERR_SHAPE, "compression: %u query heads per kv head: expected at most %d",
                        c->group, MAX_GROUP);
+    if (c->queries) CN_TRY(cn_compress_queries(s, c));
     CN_TRY(launch_attention<FP8>(s, c));
     return c->redundancy_kind == CN_REDUNDANCY_NONE ? CN_OK : launch_redundancy<FP8>(s, c);
 }

@@ -645,7 +645,8 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
 {
     const cn_kv_layout *l = &c->pools.layout;
     const bool fp8 = cn_kv_form_of(l) == CN_KV_FP8;
-    return cn_attn_has_bulk(s) && l->head_dim % (fp8 ? 2 * CN_VEC8 : CN_VEC8) == 0 &&
+    return cn_attn_has_bulk(s) && !cn_kv_layout_is_shared(l) &&
+           l->head_dim % (fp8 ? 2 * CN_VEC8 : CN_VEC8) == 0 &&
            l->head_dim <= MAX_HEAD_DIM && c->ring == c->window && c->group <= MAX_GROUP &&
            c->redundancy_kind != CN_REDUNDANCY_FLASH &&
            (fp8 || cn_kv_rows_of(l).total <= INT32_MAX);
