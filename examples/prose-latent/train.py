@@ -246,7 +246,8 @@ def build(c, device):
             self.shared_experts = Mlp(width)
 
         def forward(self, x):
-            score = torch.sigmoid(F.linear(x.float(), self.router.float()))
+            with torch.autocast(x.device.type, enabled=False):
+                score = torch.sigmoid(F.linear(x.float(), self.router.float()))
             chosen = (score.detach() + self.bias).topk(used, -1).indices
             weight = score.gather(-1, chosen)
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20) * c["routed_scaling_factor"]
@@ -278,13 +279,14 @@ def build(c, device):
             self.layers = nn.ModuleList(Layer(i) for i in range(c["num_hidden_layers"]))
             self.norm = Norm(hidden, c["rms_norm_eps"])
             self.attend = varlen() if device == "cuda" else attend_plain
+            self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
         def forward(self, ids, targets, positions, ends, attend=None, window=None):
             """Losses of all tokens, and the loads of experts [layers with experts, experts]."""
             inverse = c["rope_theta"] ** (-torch.arange(0, rope, 2, device=ids.device) / rope)
             angle = positions[:, None, None].float() * inverse
             cos, sin = angle.cos(), angle.sin()
-            x = self.embed_tokens(ids).to(torch.bfloat16 if device == "cuda" else torch.float32)
+            x = self.embed_tokens(ids).to(self.dtype)
             loads = []
             for layer in self.layers:
                 x, load = layer(x, cos, sin, ends, attend or self.attend, window)
@@ -432,6 +434,11 @@ class Feed:
         return ids, targets, positions.long(), ends
 
 
+def autocast(device):
+    import torch
+    return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+
+
 def held_loss(forward, held):
     import torch
     total = count = 0
@@ -481,10 +488,9 @@ def train(a):
     held_feed = Feed(*held_text, a.tokens, a.device, 0)
     held = [held_feed.next() for _ in range(a.held_batches)]
     run = torch.compile(model) if a.device == "cuda" else model
-    cast = lambda: torch.autocast("cuda", torch.bfloat16, enabled=a.device == "cuda")
 
     def forward(*batch):
-        with cast():
+        with autocast(a.device):
             return run(*batch)
 
     began, step, said, shown = None, 0, time.time(), 0
@@ -541,10 +547,10 @@ def evaluate(a):
             x = torch.from_numpy(ids[s:s + a.length + 1].astype(np.int64)).to(a.device)
             at = torch.arange(a.length, device=a.device)
             ends = torch.tensor([0, a.length], device=a.device, dtype=torch.int32)
-            with torch.no_grad():
-                losses, load = model(x[:-1], x[1:], at, ends, attend_plain, window)
+            with torch.no_grad(), autocast(a.device):
+                losses, counts = model(x[:-1], x[1:], at, ends, attend_plain, window)
             sums.append(losses.float().cpu().numpy())
-            loads = loads + load.cpu() if window is None else loads
+            loads = loads + counts.cpu() if window is None else loads
         report[name] = np.stack(sums)
     print(f"{len(long)} sequences of {a.length} tokens")
     for lo, hi in zip(edges, edges[1:]):
