@@ -18,7 +18,7 @@
 enum { MAX_TOKENS = 130, LIST = 64, N_ALIKE = 150 };
 static const cn_kv_select selectors[] = {CN_SELECT_NONE,  CN_SELECT_ORACLE, CN_SELECT_QUEST,
                                          CN_SELECT_DS,    CN_SELECT_TLS,    CN_SELECT_SPADE,
-                                         CN_SELECT_LAST,  CN_SELECT_RANDOM};
+                                         CN_SELECT_LAST,  CN_SELECT_RANDOM, CN_SELECT_SPEC};
 enum { N_REQUESTS = 2 * (sizeof selectors / sizeof *selectors) };
 static const char *prompts[N_REQUESTS];
 static char folder[64];
@@ -35,7 +35,7 @@ static const char config_text[] =
 
 static const char *const options[] = {
     "model", folder, "tokenizer", "examples/tiny-reasoner", "load-format", "dummy",
-    "block-size", "64", "kv-selectors", "oracle,quest,ds,tls,spade,last,random",
+    "block-size", "64", "kv-selectors", "oracle,quest,ds,tls,spade,last,random,spec",
     "select-tokens", "128", "select-tiles", "4", "recent-tokens", "32",
     "select-dense-layers", "1", "enable-prefix-caching", "false", NULL};
 

@@ -220,9 +220,11 @@ static cn_status read_file(cn_retrieval_file *f, const char *path, const char *d
 
 static void make_dummy(cn_retrieval_file *f, const cn_model_config *m)
 {
-    const uint64_t d = m->head_dim, rows[] = {1, m->n_heads * d, m->n_kv_heads * d};
+    /* A head has rows of its own, so they need not be as wide as latent rows. */
+    const uint32_t d = m->latent.rank > 0 ? m->latent.rope : m->head_dim;
+    const uint64_t rows[] = {1, (uint64_t)m->n_heads * d, (uint64_t)m->n_kv_heads * d};
     f->head = (cn_draft_head){.n_heads = m->n_heads,
-                              .head_dim = m->head_dim,
+                              .head_dim = d,
                               .context = m->max_position,
                               .rope_theta = m->rope_theta};
     for (uint32_t i = 0; i < count_parts(&f->head); i++)
