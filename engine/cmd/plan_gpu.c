@@ -58,6 +58,7 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c, const cn_model_config 
                     .select_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
                     .row_kv_forms = 1U << CN_KV_PLAIN,
                     .home_kv_forms = 1U << CN_KV_PLAIN | 1U << CN_KV_FP8,
+                    .head_rules = 1U << CN_HEADS_MAX,
                     .fp8_x_forms = 1U << CN_X_BLOCKS | 1U << CN_X_ROWS | 1U << CN_X_STATIC,
                     .fp8_columns = 8,
                     .logit_bytes = sizeof(uint16_t),
