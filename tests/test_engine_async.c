@@ -132,6 +132,8 @@ static int write_latent(scenario *x, char *text, size_t size)
     x->groups_heads = heads > 1;
     x->vocab = between(x, 60, 200);
     x->n_layers = between(x, 1, 3);
+    const uint32_t rank = 16 * between(x, 1, 5), rope = 16 * between(x, 1, 2);
+    x->token_floats = x->n_layers * (rank + rope);
     return snprintf(text, size,
                     "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": %u,"
                     "\"intermediate_size\": %u, \"num_hidden_layers\": %u,"
@@ -143,8 +145,8 @@ static int write_latent(scenario *x, char *text, size_t size)
                     "\"first_k_dense_replace\": 1, \"tie_word_embeddings\": true,"
                     "\"initializer_range\": 0.4}",
                     16 * between(x, 1, 4), 16 * between(x, 1, 4), x->n_layers, heads,
-                    ranks[below(x, 3)], 16 * between(x, 1, 5), 16 * between(x, 1, 2),
-                    8 * between(x, 1, 4), 16 * between(x, 1, 3), x->vocab, HOME_CONTEXT);
+                    ranks[below(x, 3)], rank, rope, 8 * between(x, 1, 4), 16 * between(x, 1, 3),
+                    x->vocab, HOME_CONTEXT);
 }
 
 static int write_heads(scenario *x, char *text, size_t size)
@@ -217,7 +219,7 @@ static void draw_homes(scenario *x)
 static void draw_engine(scenario *x)
 {
     x->block = 16u << below(x, 4);
-    x->selects = x->block >= CN_DIGEST_TILE && !x->is_latent;
+    x->selects = x->block >= CN_DIGEST_TILE;
     x->homes = x->selects && chance(x, x->block == CN_DIGEST_TILE ? 80 : 20);
     x->is_ample = on_gpu && !x->homes;
     x->context = x->homes ? HOME_CONTEXT : x->selects ? SELECT_CONTEXT : CONTEXT;
