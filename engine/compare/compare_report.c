@@ -2,8 +2,6 @@
 #include "engine/compare/compare_report.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compress/policy.h"
 #include "engine/base/json.h"
@@ -46,11 +44,6 @@ typedef struct task_table {
     const cn_compare_report *r;
     uint32_t task;
 } task_table;
-
-static const char *table_label(const void *table, uint32_t row)
-{
-    return ((const task_table *)table)->r->arms->arms[row].label;
-}
 
 /* "-" where nothing was graded, compared or replayed. */
 static void put_quality(char *s, const cn_compare_figures *f, uint32_t column)
@@ -98,12 +91,9 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
     fprintf(f, "\n%s, %u prompts\n\n", r->tasks[task].name, r->tasks[task].n);
     const task_table t = {r, task};
     const uint32_t *importance = r->config->wide ? NULL : by_importance + n_hidden;
-    const uint32_t n_left_out = cn_text_table_print(
-        f, &(cn_text_table){.corner = "arm", .titles = titles,
-                            .n_columns = N_COLUMNS - n_hidden, .n_rows = n_rows,
-                            .by_importance = importance, .data = &t, .label = table_label,
-                            .cell = table_cell});
-    if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
+    cn_text_table_print(f, &(cn_text_table){.titles = titles, .n_columns = N_COLUMNS - n_hidden,
+                                            .n_rows = n_rows, .by_importance = importance,
+                                            .arms = r->arms->arms, .data = &t, .cell = table_cell});
 }
 
 /* ---- files ---- */

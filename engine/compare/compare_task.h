@@ -20,5 +20,8 @@ typedef struct cn_compare_task {
 cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path);
 void cn_compare_task_free(cn_compare_task *t);
 
-/* Sets *out to the file's name without directory and extension. */
-cn_status cn_compare_task_name(char **out, const char *path);
+/* Sets *name to the file's name without directory and extension, and calls `read` with each line,
+ * at most `limit` of them (0: all). CN_ERR_ARG: the file has no lines, which `what` names, or
+ * `read` failed; the text names path and line. */
+cn_status cn_compare_read_lines(char **name, const char *path, uint32_t limit, const char *what,
+                                cn_status (*read)(void *task, const cn_line *line), void *task);

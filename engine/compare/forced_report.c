@@ -2,8 +2,6 @@
 #include "engine/compare/forced_report.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/compare/text_table.h"
@@ -58,11 +56,6 @@ typedef struct task_table {
     const cn_forced_run *run;
 } task_table;
 
-static const char *label(const void *table, uint32_t row)
-{
-    return ((const task_table *)table)->r->arms->arms[row].label;
-}
-
 static void put_share(char *s, double value)
 {
     snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.2f %%", 100 * value);
@@ -115,12 +108,10 @@ void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task)
     fprintf(f, "\n%s, %u %s\n\n", r->tasks[task].name, n_done,
             n_done == 1 ? "document" : "documents");
     const uint32_t *importance = r->config->select_probe ? by_importance : without_probe;
-    const uint32_t n_left_out = cn_text_table_print(
-        f, &(cn_text_table){.corner = "arm", .titles = titles, .n_columns = n_columns,
-                            .n_rows = r->arms->n,
-                            .by_importance = r->config->wide ? NULL : importance,
-                            .data = &t, .label = label, .cell = cell});
-    if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
+    cn_text_table_print(f, &(cn_text_table){.titles = titles, .n_columns = n_columns,
+                                            .n_rows = r->arms->n,
+                                            .by_importance = r->config->wide ? NULL : importance,
+                                            .arms = r->arms->arms, .data = &t, .cell = cell});
 }
 
 /* ---- JSON ---- */

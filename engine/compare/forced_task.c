@@ -1,8 +1,6 @@
 /* forced_task.c - see forced_task.h. */
 #include "engine/compare/forced_task.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 #include "engine/compare/compare_task.h"
 
@@ -36,47 +34,34 @@ static cn_status read_document(cn_forced_document *d, cn_engine *e, const json_t
     return CN_OK;
 }
 
-static cn_status read_forced_line(cn_forced_task *t, cn_engine *e, const cn_line *line)
+typedef struct loading_forced {
+    cn_forced_task *task;
+    cn_engine *engine;
+} loading_forced;
+
+static cn_status read_forced_line(void *loading, const cn_line *line)
 {
-    const cn_config *c = cn_engine_config(e);
+    const loading_forced *l = loading;
+    const cn_config *c = cn_engine_config(l->engine);
+    cn_forced_task *t = l->task;
     const cn_batch_format format = {.prompt_field = c->prompt_field, .id_field = c->id_field};
     CN_TRY(CN_ROOM(&t->documents, t->n, "the documents"));
     cn_forced_document *d = &t->documents[t->n++];
     *d = (cn_forced_document){.line = line->number};
     cn_batch_item item = {0};
     cn_status status = cn_batch_item_identify(&item, line, &format);
-    if (status == CN_OK) status = read_document(d, e, item.object);
+    if (status == CN_OK) status = read_document(d, l->engine, item.object);
     d->id = item.custom_id;
     item.custom_id = NULL;
     cn_batch_item_free(&item);
     return status;
 }
 
-static cn_status read_forced_lines(cn_forced_task *t, cn_engine *e, cn_line_reader *reader)
-{
-    const uint32_t limit = cn_engine_config(e)->limit;
-    while (limit == 0 || t->n < limit) {
-        cn_line line;
-        cn_line_state state;
-        CN_TRY(cn_line_reader_next(reader, -1, &line, &state));
-        if (state == CN_LINE_END) break;
-        if (state != CN_LINE_READY) continue;
-        cn_status status = read_forced_line(t, e, &line);
-        if (status != CN_OK)
-            return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
-    }
-    return t->n ? CN_OK : cn_fail(CN_ERR_ARG, "the file has no documents");
-}
-
 cn_status cn_forced_task_load(cn_forced_task *out, cn_engine *e, const char *path)
 {
     *out = (cn_forced_task){.path = path};
-    CN_TRY(cn_compare_task_name(&out->name, path));
-    cn_line_reader *reader;
-    CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
-    cn_status status = read_forced_lines(out, e, reader);
-    cn_line_reader_close(reader);
-    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
+    return cn_compare_read_lines(&out->name, path, cn_engine_config(e)->limit, "documents",
+                                 read_forced_line, &(loading_forced){out, e});
 }
 
 void cn_forced_task_free(cn_forced_task *t)

@@ -59,7 +59,7 @@ static uint32_t fit(const cn_text_table *t, widths *w)
 static void print_row(FILE *f, const cn_text_table *t, const widths *w, uint32_t row)
 {
     char cell[CN_TEXT_CELL_BYTES];
-    const char *label = t->label(t->data, row);
+    const char *label = t->arms[row].label;
     const size_t n = strlen(label);
     /* Arms of one table often begin alike: a long label is cut in the middle. */
     const int head = (int)w->label * 2 / 5, tail = (int)w->label - head - 3;
@@ -74,17 +74,18 @@ static void print_row(FILE *f, const cn_text_table *t, const widths *w, uint32_t
     }
 }
 
-uint32_t cn_text_table_print(FILE *f, const cn_text_table *t)
+void cn_text_table_print(FILE *f, const cn_text_table *t)
 {
-    widths w = {.label = strlen(t->corner)};
+    static const char corner[] = "arm";
+    widths w = {.label = strlen(corner)};
     CN_ASSERT(t->n_columns <= CN_TEXT_MAX_COLUMNS);
     for (uint32_t r = 0; r < t->n_rows; r++) {
-        const size_t n = strlen(t->label(t->data, r));
+        const size_t n = strlen(t->arms[r].label);
         if (n > w.label) w.label = n;
     }
     for (uint32_t c = 0; c < t->n_columns; c++) w.column[c] = widest(t, c);
     const uint32_t n_left_out = fit(t, &w);
-    fprintf(f, "| %-*s |", (int)w.label, t->corner);
+    fprintf(f, "| %-*s |", (int)w.label, corner);
     for (uint32_t c = 0; c < t->n_columns; c++)
         if (w.column[c]) fprintf(f, " %*s |", (int)w.column[c], t->titles[c]);
     fprintf(f, "\n|%.*s|", (int)w.label + 2, dashes);
@@ -93,5 +94,5 @@ uint32_t cn_text_table_print(FILE *f, const cn_text_table *t)
     for (uint32_t r = 0; r < t->n_rows; r++) print_row(f, t, &w, r);
     fprintf(f, "\n");
     fflush(f);
-    return n_left_out;
+    if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
 }
