@@ -35,8 +35,8 @@ static size_t mem_avail(cn_backend *be)
 
 /* ---- ops: each is a range in the timeline of a profiler ---- */
 
-#define CUDA_OP_AS(function, op, type)                                                             \
-    static cn_status function(cn_stream *s, const type *a)                                         \
+#define CUDA_OP(op, type)                                                                          \
+    static cn_status launch_##op(cn_stream *s, const type *a)                                      \
     {                                                                                              \
         nvtxRangePushA(#op);                                                                       \
         cn_cuda_use(s->cuda);                                                                      \
@@ -44,39 +44,9 @@ static size_t mem_avail(cn_backend *be)
         nvtxRangePop();                                                                            \
         return status;                                                                             \
     }
-#define CUDA_OP(op, type) CUDA_OP_AS(op, op, type)
-
-CUDA_OP(dummy_fill, cn_dummy_fill_args)
-CUDA_OP(embed, cn_embed_args)
-CUDA_OP(rmsnorm, cn_rmsnorm_args)
-CUDA_OP(gemm, cn_gemm_args)
-CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
-CUDA_OP(rope_store, cn_rope_store_args)
+CN_CUDA_OPS(CUDA_OP)
 CUDA_OP(latent_store, cn_latent_store_args)
 CUDA_OP(heads_gemm, cn_heads_gemm_args)
-CUDA_OP(draft_store, cn_draft_store_args)
-CUDA_OP(draft_part, cn_draft_part_args)
-CUDA_OP(draft_before, cn_draft_before_args)
-CUDA_OP(draft_keep, cn_draft_keep_args)
-CUDA_OP(attn_decode, cn_attn_args)
-CUDA_OP(attn_prefill, cn_attn_args)
-CUDA_OP(digest, cn_digest_args)
-CUDA_OP(predict, cn_predict_args)
-CUDA_OP(score, cn_score_args)
-CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
-CUDA_OP(attend_selected, cn_attend_selected_args)
-CUDA_OP(exchange, cn_exchange_args)
-CUDA_OP(fetch, cn_fetch_args)
-CUDA_OP(silu_mul, cn_silu_mul_args)
-CUDA_OP(route, cn_route_args)
-CUDA_OP(expert_gate_up, cn_expert_gate_up_args)
-CUDA_OP(expert_down, cn_expert_down_args)
-CUDA_OP(expert_sum, cn_expert_sum_args)
-CUDA_OP(gather, cn_gather_args)
-CUDA_OP(sample, cn_sample_args)
-CUDA_OP(count_reset, cn_count_reset_args)
-CUDA_OP(copy_blocks, cn_copy_args)
-CUDA_OP(compress, cn_compress_args)
 
 static bool links_norm(cn_backend *be, uint32_t n_tokens, const cn_product_shape *first,
                        const cn_product_shape *second)
@@ -190,39 +160,13 @@ static const cn_backend CUDA_TABLE = {
     .graph_end = cn_cuda_graph_end,
     .graph_launch = cn_cuda_graph_launch,
     .graph_free = cn_cuda_graph_free,
-    .dummy_fill = dummy_fill,
-    .embed = embed,
-    .rmsnorm = rmsnorm,
-    .gemm = gemm,
-    .gemm_silu_mul = gemm_silu_mul,
     .links_norm = links_norm,
-    .rope_store = rope_store,
-    .draft_store = draft_store,
-    .draft_part = draft_part,
-    .draft_before = draft_before,
-    .draft_keep = draft_keep,
-    .attn_decode = attn_decode,
-    .attn_prefill = attn_prefill,
-    .digest = digest,
-    .predict = predict,
-    .score = score,
-    .select = select_best,
-    .attend_selected = attend_selected,
+#define CUDA_ENTRY(op, type) .op = launch_##op,
+    CN_CUDA_OPS(CUDA_ENTRY)
+#undef CUDA_ENTRY
     .select_route = cn_cuda_select_route,
-    .exchange = exchange,
-    .fetch = fetch,
-    .silu_mul = silu_mul,
-    .route = route,
-    .expert_gate_up = expert_gate_up,
-    .expert_down = expert_down,
-    .expert_sum = expert_sum,
-    .gather = gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
-    .sample = sample,
-    .count_reset = count_reset,
-    .copy_blocks = copy_blocks,
     .compress_scratch_bytes = cn_cuda_compress_scratch_bytes,
-    .compress = compress,
 };
 
 /* Sizes the one allocation by the callback wanted_bytes, if the caller has set it. */
@@ -244,8 +188,8 @@ static cn_status open_parts(cn_cuda *c)
     if (c->switches.portable) c->device.hopper = false;
     if (!c->device.hopper) c->table.fp8_x_forms = 0;
     if (c->switches.latent) {
-        c->table.latent_store = latent_store;
-        c->table.heads_gemm = heads_gemm;
+        c->table.latent_store = launch_latent_store;
+        c->table.heads_gemm = launch_heads_gemm;
     }
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_experts_sm90_open(c));

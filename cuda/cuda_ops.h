@@ -179,61 +179,67 @@ cn_status cn_cuda_graph_launch(cn_stream *s, cn_graph *g);
 void cn_cuda_graph_free(cn_graph *g);
 
 /* ---- ops ---- */
+/* X(op, arguments). cn_cuda_<op> is the launcher. digest copies the list of tiles: the caller may
+ * change it as soon as the call returns. The arrays by sequence of predict are in device memory, so
+ * their values are not checked. */
+#define CN_CUDA_OPS(X)                                                                             \
+    X(dummy_fill, cn_dummy_fill_args)                                                              \
+    X(embed, cn_embed_args)                                                                        \
+    X(rmsnorm, cn_rmsnorm_args)                                                                    \
+    X(gemm, cn_gemm_args)                                                                          \
+    X(gemm_silu_mul, cn_gemm_silu_mul_args)                                                        \
+    X(rope_store, cn_rope_store_args)                                                              \
+    X(draft_store, cn_draft_store_args)                                                            \
+    X(draft_part, cn_draft_part_args)                                                              \
+    X(draft_before, cn_draft_before_args)                                                          \
+    X(draft_keep, cn_draft_keep_args)                                                              \
+    X(attn_decode, cn_attn_args)                                                                   \
+    X(attn_prefill, cn_attn_args)                                                                  \
+    X(digest, cn_digest_args)                                                                      \
+    X(predict, cn_predict_args)                                                                    \
+    X(score, cn_score_args)                                                                        \
+    X(select, cn_select_args)                                                                      \
+    X(attend_selected, cn_attend_selected_args)                                                    \
+    X(exchange, cn_exchange_args)                                                                  \
+    X(fetch, cn_fetch_args)                                                                        \
+    X(silu_mul, cn_silu_mul_args)                                                                  \
+    X(route, cn_route_args)                                                                        \
+    X(expert_gate_up, cn_expert_gate_up_args)                                                      \
+    X(expert_down, cn_expert_down_args)                                                            \
+    X(expert_sum, cn_expert_sum_args)                                                              \
+    X(gather, cn_gather_args)                                                                      \
+    X(sample, cn_sample_args)                                                                      \
+    X(count_reset, cn_count_reset_args)                                                            \
+    X(copy_blocks, cn_copy_args)                                                                   \
+    X(compress, cn_compress_args)
+
+#define CN_CUDA_DECLARE(op, type) cn_status cn_cuda_##op(cn_stream *s, const type *a);
+CN_CUDA_OPS(CN_CUDA_DECLARE)
+#undef CN_CUDA_DECLARE
 cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
-cn_status cn_cuda_dummy_fill(cn_stream *s, const cn_dummy_fill_args *a);
-cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
-cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
-cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
-cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
 bool cn_cuda_links_norm(cn_cuda *c, uint32_t n_tokens, const cn_product_shape *first,
                         const cn_product_shape *second);
-cn_status cn_cuda_draft_store(cn_stream *s, const cn_draft_store_args *a);
-cn_status cn_cuda_draft_part(cn_stream *s, const cn_draft_part_args *a);
-cn_status cn_cuda_draft_before(cn_stream *s, const cn_draft_before_args *a);
-cn_status cn_cuda_draft_keep(cn_stream *s, const cn_draft_keep_args *a);
-cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
 /* Scratch that attn_decode and attend_selected need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 /* Of opts.plain_bytes, what the device uses. */
 size_t cn_cuda_plain_bytes(const cn_cuda *c);
-cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
-/* The same where rows of K contain V. */
-cn_status cn_cuda_attn_latent_decode(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cuda_attn_latent_prefill(cn_stream *s, const cn_attn_args *a);
+/* With the switch `latent`: ops, and attn_decode and attn_prefill where rows of K contain V. */
 cn_status cn_cuda_latent_store(cn_stream *s, const cn_latent_store_args *a);
 cn_status cn_cuda_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a);
+cn_status cn_cuda_attn_latent_decode(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cuda_attn_latent_prefill(cn_stream *s, const cn_attn_args *a);
 /* Scratch that score and attend_selected need for the largest step under these options. */
 size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
-cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
-cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
 /* Attention to lists. done: the `select` before it has made all lists of these rows, and counts
  * their finished parts there; or NULL. */
 cn_status cn_cuda_attn_lists(cn_stream *s, const cn_list_attn_args *a, const uint32_t *done);
-cn_status cn_cuda_attend_selected(cn_stream *s, const cn_attend_selected_args *a);
 uint32_t cn_cuda_select_route(const cn_sel_forms *need, const cn_sel_forms *declared);
-/* Copies the list of tiles. The caller may change it as soon as the call returns. */
-cn_status cn_cuda_digest(cn_stream *s, const cn_digest_args *a);
-/* The arrays by sequence are in device memory, so their values are not checked. */
-cn_status cn_cuda_predict(cn_stream *s, const cn_predict_args *a);
-cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
 /* Sets the largest chosen_stride for which a thread block has enough shared memory. */
 cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most);
-cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a);
-cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
-cn_status cn_cuda_route(cn_stream *s, const cn_route_args *a);
-cn_status cn_cuda_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a);
-cn_status cn_cuda_expert_down(cn_stream *s, const cn_expert_down_args *a);
-cn_status cn_cuda_expert_sum(cn_stream *s, const cn_expert_sum_args *a);
-cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a);
 size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab);
-cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a);
-cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args *a);
-cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a);
 /* Room for the scores of one layer of a request of n_max slots, and for all layers of an ordinary
  * event. */
 size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
-cn_status cn_cuda_compress(cn_stream *s, const cn_compress_args *a);
 
 #ifdef __cplusplus
 }

@@ -81,40 +81,17 @@ static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t byt
 
 /* Defines the table entry of an op. On an immediate stream the op runs at once; on a threaded
  * stream it is queued with a copy of its arguments. */
-#define CPU_OP(op, function)                                                                \
+#define CPU_OP_AS(op, function, type)                                                       \
     static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); } \
-    static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                    \
+    static cn_status enqueue_##op(cn_stream *s, const type *a)                              \
     {                                                                                       \
         return cn_cpu_stream_submit(s, run_##op, a, sizeof *a);                             \
     }
 
-typedef cn_attn_args cn_attn_decode_args, cn_attn_prefill_args;
+#define CPU_OP(op, type) CPU_OP_AS(op, cn_cpu_##op, type)
 
-CPU_OP(embed, cn_cpu_embed)
-CPU_OP(rmsnorm, cn_cpu_rmsnorm)
-CPU_OP(gemm, cn_cpu_gemm_run)
-CPU_OP(rope_store, cn_cpu_rope_store)
-CPU_OP(draft_store, cn_cpu_draft_store)
-CPU_OP(draft_part, cn_cpu_draft_part)
-CPU_OP(draft_before, cn_cpu_draft_before)
-CPU_OP(draft_keep, cn_cpu_draft_keep)
-CPU_OP(attn_decode, cn_cpu_attn_decode)
-CPU_OP(attn_prefill, cn_cpu_attn_prefill)
-CPU_OP(digest, cn_cpu_digest)
-CPU_OP(predict, cn_cpu_predict)
-CPU_OP(score, cn_cpu_score)
-CPU_OP(select, cn_cpu_select)
-CPU_OP(attend_selected, cn_cpu_attend_selected)
-CPU_OP(exchange, cn_cpu_exchange)
-CPU_OP(fetch, cn_cpu_fetch)
-CPU_OP(silu_mul, cn_cpu_silu_mul)
-CPU_OP(gather, cn_cpu_gather)
-CPU_OP(route, cn_cpu_route)
-CPU_OP(expert_gate_up, cn_cpu_expert_gate_up)
-CPU_OP(expert_down, cn_cpu_expert_down)
-CPU_OP(expert_sum, cn_cpu_expert_sum)
-CPU_OP(latent_store, cn_cpu_latent_store)
-CPU_OP(heads_gemm, cn_cpu_heads_gemm)
+CN_CPU_OPS(CPU_OP)
+CPU_OP_AS(gemm, cn_cpu_gemm_run, cn_gemm_args)
 
 /* Rows of a step are sampled in parallel. Each worker uses its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
@@ -141,9 +118,9 @@ static cn_status sample_rows(cn_stream *s, const cn_sample_args *a)
     return CN_OK;
 }
 
-CPU_OP(sample, sample_rows)
-CPU_OP(count_reset, cn_cpu_count_reset)
-CPU_OP(compress, cn_cpu_compress)
+CPU_OP_AS(sample, sample_rows, cn_sample_args)
+CPU_OP(count_reset, cn_count_reset_args)
+CPU_OP(compress, cn_compress_args)
 
 /* ---- streams ---- */
 
@@ -227,31 +204,10 @@ static const cn_backend CPU_TABLE = {
     .fence_sync = cn_cpu_fence_sync,
     .timed_fence_create = cn_cpu_fence_create,
     .fence_seconds = cn_cpu_fence_seconds,
-    .embed = enqueue_embed,
-    .rmsnorm = enqueue_rmsnorm,
     .gemm = enqueue_gemm,
-    .rope_store = enqueue_rope_store,
-    .draft_store = enqueue_draft_store,
-    .draft_part = enqueue_draft_part,
-    .draft_before = enqueue_draft_before,
-    .draft_keep = enqueue_draft_keep,
-    .attn_decode = enqueue_attn_decode,
-    .attn_prefill = enqueue_attn_prefill,
-    .digest = enqueue_digest,
-    .predict = enqueue_predict,
-    .score = enqueue_score,
-    .select = enqueue_select,
-    .attend_selected = enqueue_attend_selected,
-    .exchange = enqueue_exchange,
-    .fetch = enqueue_fetch,
-    .silu_mul = enqueue_silu_mul,
-    .gather = enqueue_gather,
-    .route = enqueue_route,
-    .expert_gate_up = enqueue_expert_gate_up,
-    .expert_down = enqueue_expert_down,
-    .expert_sum = enqueue_expert_sum,
-    .latent_store = enqueue_latent_store,
-    .heads_gemm = enqueue_heads_gemm,
+#define CPU_ENTRY(op, type) .op = enqueue_##op,
+    CN_CPU_OPS(CPU_ENTRY)
+#undef CPU_ENTRY
     .ranks_latent = true,
     .sample_scratch_bytes = sample_scratch_bytes,
     .sample = enqueue_sample,

@@ -77,37 +77,44 @@ static inline uint32_t cn_cpu_grain(uint32_t elems_per_item)
 cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers);
 void cn_cpu_gemm_free(cn_cpu_gemm *g);
 
-cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a);
-cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
+/* X(op, arguments): the ops that are queued with a copy of their arguments. cn_cpu_<op> runs one.
+ * cpu_backend.c has the other ops. */
+#define CN_CPU_OPS(X)                                                                   \
+    X(embed, cn_embed_args)                                                             \
+    X(rmsnorm, cn_rmsnorm_args)                                                         \
+    X(rope_store, cn_rope_store_args)                                                   \
+    X(draft_store, cn_draft_store_args)                                                 \
+    X(draft_part, cn_draft_part_args)                                                   \
+    X(draft_before, cn_draft_before_args)                                               \
+    X(draft_keep, cn_draft_keep_args)                                                   \
+    X(attn_decode, cn_attn_args)                                                        \
+    X(attn_prefill, cn_attn_args)                                                       \
+    X(digest, cn_digest_args)                                                           \
+    X(predict, cn_predict_args)                                                         \
+    X(score, cn_score_args)                                                             \
+    X(select, cn_select_args)                                                           \
+    X(attend_selected, cn_attend_selected_args)                                         \
+    X(exchange, cn_exchange_args)                                                       \
+    X(fetch, cn_fetch_args)                                                             \
+    X(silu_mul, cn_silu_mul_args)                                                       \
+    X(gather, cn_gather_args)                                                           \
+    X(route, cn_route_args)                                                             \
+    X(expert_gate_up, cn_expert_gate_up_args)                                           \
+    X(expert_down, cn_expert_down_args)                                                 \
+    X(expert_sum, cn_expert_sum_args)                                                   \
+    X(latent_store, cn_latent_store_args)                                               \
+    X(heads_gemm, cn_heads_gemm_args)
+
+#define CN_CPU_DECLARE(op, type) cn_status cn_cpu_##op(cn_stream *s, const type *a);
+CN_CPU_OPS(CN_CPU_DECLARE)
+#undef CN_CPU_DECLARE
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
 /* Returns the input of a product with `weight`: x [n_tokens, k], or room with x rounded. */
 const float *cn_cpu_gemm_round(cn_stream *s, const cn_matrix *weight, const float *x, float *room,
                                uint32_t n_tokens, uint32_t k);
-cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
-cn_status cn_cpu_draft_store(cn_stream *s, const cn_draft_store_args *a);
-cn_status cn_cpu_draft_part(cn_stream *s, const cn_draft_part_args *a);
-cn_status cn_cpu_draft_before(cn_stream *s, const cn_draft_before_args *a);
-cn_status cn_cpu_draft_keep(cn_stream *s, const cn_draft_keep_args *a);
-cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a);
-cn_status cn_cpu_attend_selected(cn_stream *s, const cn_attend_selected_args *a);
-/* Its attention. */
+/* The attention of attend_selected. */
 cn_status cn_cpu_attn_lists(cn_stream *s, const cn_list_attn_args *a);
-cn_status cn_cpu_digest(cn_stream *s, const cn_digest_args *a);
-cn_status cn_cpu_predict(cn_stream *s, const cn_predict_args *a);
-cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a);
-cn_status cn_cpu_select(cn_stream *s, const cn_select_args *a);
-cn_status cn_cpu_exchange(cn_stream *s, const cn_exchange_args *a);
-cn_status cn_cpu_fetch(cn_stream *s, const cn_fetch_args *a);
-cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
-cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
-cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a);
-cn_status cn_cpu_expert_gate_up(cn_stream *s, const cn_expert_gate_up_args *a);
-cn_status cn_cpu_expert_down(cn_stream *s, const cn_expert_down_args *a);
-cn_status cn_cpu_expert_sum(cn_stream *s, const cn_expert_sum_args *a);
-cn_status cn_cpu_latent_store(cn_stream *s, const cn_latent_store_args *a);
-cn_status cn_cpu_heads_gemm(cn_stream *s, const cn_heads_gemm_args *a);
-/* The same on the calling thread. */
+/* heads_gemm on the calling thread. */
 void cn_cpu_heads_run(const cn_heads_gemm_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
