@@ -10,6 +10,7 @@
 #include "engine/bench/bench.h"
 #include "engine/lanes/lane.h"
 #include "engine/lanes/lane_engines.h"
+#include "engine/lanes/stat_rows.h"
 
 enum {
     OUTBOX_MAILS = 1 << 10,

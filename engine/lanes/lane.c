@@ -3,7 +3,6 @@
 
 #include <malloc.h>
 #include <math.h>
-#include <string.h>
 #include <time.h>
 
 #include "compress/away.h"
@@ -236,78 +235,4 @@ void cn_lane_stats(cn_lane *lane, cn_stats *out)
     if (lane->is_running) pthread_mutex_lock(&lane->lock);
     *out = lane->stats;
     if (lane->is_running) pthread_mutex_unlock(&lane->lock);
-}
-
-/* ---- sums ---- */
-
-static void add_homes(cn_stats *to, const cn_stats *s)
-{
-    for (int h = 0; h < CN_N_HOMES; h++) {
-        to->auto_admissions[h] += s->auto_admissions[h];
-        to->home_link_bytes_per_s[h] += s->home_link_bytes_per_s[h];
-    }
-    to->auto_moves += s->auto_moves;
-    to->home_blocks_total += s->home_blocks_total;
-    to->home_blocks_used += s->home_blocks_used;
-    to->exchanges += s->exchanges;
-    to->fetched_entries += s->fetched_entries;
-    to->missed_entries += s->missed_entries;
-    to->fetched_bytes += s->fetched_bytes;
-    to->put_bytes += s->put_bytes;
-    to->stall_s += s->stall_s;
-}
-
-static void add_swap(cn_stats *to, const cn_stats *s)
-{
-    to->swapped += s->swapped;
-    to->swap_blocks_total += s->swap_blocks_total;
-    to->swap_blocks_used += s->swap_blocks_used;
-    to->swap_windows_total += s->swap_windows_total;
-    to->swap_windows_used += s->swap_windows_used;
-    to->swap_outs += s->swap_outs;
-    to->swap_ins += s->swap_ins;
-    to->swapped_out_blocks += s->swapped_out_blocks;
-    to->swapped_in_blocks += s->swapped_in_blocks;
-    to->swapped_out_bytes += s->swapped_out_bytes;
-    to->swapped_in_bytes += s->swapped_in_bytes;
-}
-
-static void add_kv(cn_stats *to, const cn_stats *s)
-{
-    to->block_tokens = s->block_tokens;
-    to->block_bytes = s->block_bytes;
-    to->blocks_total += s->blocks_total;
-    to->blocks_used += s->blocks_used;
-    to->blocks_cached += s->blocks_cached;
-    to->blocks_spared += s->blocks_spared;
-    to->slots_total += s->slots_total;
-    to->slots_used += s->slots_used;
-    to->compressing += s->compressing;
-    to->compressions += s->compressions;
-    to->compression_s += s->compression_s;
-    to->evicted_tokens += s->evicted_tokens;
-    to->freed_bytes += s->freed_bytes;
-    to->selected_steps += s->selected_steps;
-    to->selected_tokens += s->selected_tokens;
-    to->candidate_tokens += s->candidate_tokens;
-}
-
-void cn_stats_add(cn_stats *to, const cn_stats *s)
-{
-    to->steps += s->steps;
-    to->generation_tokens += s->generation_tokens;
-    to->prompt_tokens += s->prompt_tokens;
-    to->cached_tokens += s->cached_tokens;
-    to->prefix_queries += s->prefix_queries;
-    to->requests_done += s->requests_done;
-    to->preemptions += s->preemptions;
-    to->holder_preemptions += s->holder_preemptions;
-    to->recomputed_tokens += s->recomputed_tokens;
-    to->running += s->running;
-    to->waiting += s->waiting;
-    to->waiting_interactive += s->waiting_interactive;
-    to->blocked += s->blocked;
-    add_kv(to, s);
-    add_homes(to, s);
-    add_swap(to, s);
 }

@@ -80,6 +80,3 @@ uint32_t cn_lane_n_waiting(const cn_lane *lane);
 void cn_lane_stats(cn_lane *lane, cn_stats *out);
 /* NULL, or why a step failed. */
 const char *cn_lane_failure(const cn_lane *lane);
-
-/* Adds the figures of an engine to those of others. */
-void cn_stats_add(cn_stats *to, const cn_stats *s);

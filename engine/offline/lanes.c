@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "engine/lanes/stat_rows.h"
 #include "engine/offline/batch_job.h"
 
 enum {

@@ -1,8 +1,8 @@
 /* service.c - starts and ends the intake thread and the engines; getters. See service.h. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/engine_probe.h"
+#include "engine/lanes/stat_rows.h"
 #include "engine/serve/calls/service_state.h"
 
 enum { INTAKE_CAPACITY = 4096 };

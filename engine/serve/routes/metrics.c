@@ -3,9 +3,10 @@
 #include "engine/serve/routes/metrics.h"
 
 #include <math.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "engine/lanes/stat_rows.h"
 
 typedef struct writer {
     cn_buf *out;
@@ -42,36 +43,6 @@ static void write_rows(writer *w, const char *type, const row *rows, size_t n)
 
 #define WRITE_ROWS(w, type, rows) write_rows(w, type, rows, sizeof(rows) / sizeof *(rows))
 
-enum { MAX_ROWS = 40 }; /* of an engine */
-typedef struct engine_rows {
-    row at[MAX_ROWS];
-    size_t n;
-} engine_rows;
-
-static void set_rows(engine_rows *out, const row *rows, size_t n)
-{
-    CN_ASSERT(n <= MAX_ROWS);
-    memcpy(out->at, rows, n * sizeof *rows);
-    out->n = n;
-}
-
-#define SET_ROWS(out, rows) set_rows(out, rows, sizeof(rows) / sizeof *(rows))
-
-/* Writes the rows that `of` makes of an engine, with a line for each engine. */
-static void write_engines(writer *w, const char *type,
-                          void (*of)(const cn_engine_figures *f, engine_rows *out))
-{
-    const cn_metrics *m = w->metrics;
-    engine_rows rows[CN_MAX_DEVICES];
-    for (uint32_t e = 0; e < m->n_engines; e++) of(&m->engines[e], &rows[e]);
-    for (size_t i = 0; m->n_engines > 0 && i < rows[0].n; i++) {
-        write_head(w, rows[0].at[i].name, type, rows[0].at[i].help);
-        for (uint32_t e = 0; e < m->n_engines; e++)
-            WRITE(w, "%s{%s,engine=\"%u\"} %.17g\n", rows[e].at[i].name, w->model.data, e,
-                  rows[e].at[i].value);
-    }
-}
-
 static void write_devices(writer *w)
 {
     const cn_metrics *m = w->metrics;
@@ -82,114 +53,47 @@ static void write_devices(writer *w)
               e, m->engines[e].device, m->engines[e].uuid);
 }
 
-static double share_metrics(uint32_t part, uint32_t whole)
+static double engine_kv_usage(const cn_engine_figures *f)
 {
-    return whole ? (double)part / whole : 0;
+    return f->stats.blocks_total ? (double)f->stats.blocks_used / f->stats.blocks_total : 0;
+}
+static double engine_up(const cn_engine_figures *f) { return f->is_up; }
+static double engine_step_age(const cn_engine_figures *f) { return f->turn_s; }
+
+static const struct {
+    const char *name, *help;
+    double (*value)(const cn_engine_figures *f);
+} engine_gauges[] = {
+    {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.", engine_kv_usage},
+    {"cinch_engine_up", "1 while the engine works; 0 when it failed or its step does not end.",
+     engine_up},
+    {"cinch_engine_step_age_seconds",
+     "Seconds since the engine began the step that runs; 0 while it waits for requests.",
+     engine_step_age},
+};
+
+static void write_engine(writer *w, const char *name, uint32_t e, double value)
+{
+    WRITE(w, "%s{%s,engine=\"%u\"} %.17g\n", name, w->model.data, e, value);
 }
 
-static void engine_gauges(const cn_engine_figures *f, engine_rows *out)
+/* Writes the figures of the engines, with a line for each engine. */
+static void write_engines(writer *w)
 {
-    const cn_stats *s = &f->stats;
-    const row rows[] = {
-        {"vllm:num_requests_running", "Requests in the running list.", s->running},
-        {"vllm:num_requests_waiting", "Requests waiting for admission.", s->waiting},
-        {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
-        {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.",
-         share_metrics(s->blocks_used, s->blocks_total)},
-        {"cinch_requests_blocked", "Running requests that wait for a query slot or a block.",
-         s->blocked},
-        {"cinch_requests_compressing", "Running requests whose KV is being compressed.",
-         s->compressing},
-        {"cinch_query_slots", "Query slots for requests with KV compression.", s->slots_total},
-        {"cinch_query_slots_used", "Query slots in use.", s->slots_used},
-        {"cinch_kv_blocks", "KV blocks.", s->blocks_total},
-        {"cinch_kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
-        {"cinch_kv_blocks_cached", "KV blocks held only by the prefix cache.", s->blocks_cached},
-        {"cinch_kv_blocks_spared",
-         "Additional KV blocks that running requests would hold without eviction.",
-         (double)s->blocks_spared},
-        {"cinch_kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
-        {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.", s->swap_blocks_total},
-        {"cinch_swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
-        {"cinch_swap_windows", "Capacity of the swap space in query windows.",
-         s->swap_windows_total},
-        {"cinch_swap_windows_used", "Query windows in the swap space.", s->swap_windows_used},
-        {"cinch_home_blocks", "Blocks of kv home peer or host.", s->home_blocks_total},
-        {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.", s->home_blocks_used},
-    };
-    SET_ROWS(out, rows);
-}
-
-static void engine_states(const cn_engine_figures *f, engine_rows *out)
-{
-    const row rows[] = {
-        {"cinch_engine_up", "1 while the engine works; 0 when it failed or its step does not end.",
-         f->is_up},
-        {"cinch_engine_step_age_seconds",
-         "Seconds since the engine began the step that runs; 0 while it waits for requests.",
-         f->turn_s},
-    };
-    SET_ROWS(out, rows);
-}
-
-static void engine_counters(const cn_engine_figures *f, engine_rows *out)
-{
-    const cn_stats *s = &f->stats;
-    const row rows[] = {
-        {"vllm:num_preemptions_total", "Preemptions.", (double)s->preemptions},
-        {"vllm:prompt_tokens_total", "Prompt tokens of admitted requests.",
-         (double)s->prompt_tokens},
-        {"vllm:generation_tokens_total", "Tokens generated.", (double)s->generation_tokens},
-        {"vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
-         (double)s->prefix_queries},
-        {"vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
-         (double)s->cached_tokens},
-        {"cinch_compressions_total", "Compressions of a request's KV.", (double)s->compressions},
-        {"cinch_evicted_tokens_total", "Tokens evicted, per layer and kv head.",
-         (double)s->evicted_tokens},
-        {"cinch_freed_bytes_total", "Bytes of KV freed by compressions.",
-         (double)s->freed_bytes},
-        {"cinch_compression_seconds_total",
-         "Sum of the seconds from enqueue to end of each compression.", s->compression_s},
-        {"cinch_selected_steps_total", "Decode steps of a request that attended to a list.",
-         (double)s->selected_steps},
-        {"cinch_selected_tokens_total", "Tokens that these steps attended to.",
-         (double)s->selected_tokens},
-        {"cinch_candidate_tokens_total", "Tokens that these steps could have attended to.",
-         (double)s->candidate_tokens},
-        {"cinch_exchanges_total", "Steps of a request that exchanged tokens with its kv home.",
-         (double)s->exchanges},
-        {"cinch_fetched_total",
-         "Tokens, or tiles of tls, that these steps brought back, summed over layers and kv heads.",
-         (double)s->fetched_entries},
-        {"cinch_missed_total",
-         "Tokens or tiles that --select-cap left at the home, summed over layers and kv heads.",
-         (double)s->missed_entries},
-        {"cinch_fetched_bytes_total", "Bytes of KV brought back from a kv home.",
-         (double)s->fetched_bytes},
-        {"cinch_put_bytes_total", "Bytes of KV copied to a kv home.", (double)s->put_bytes},
-        {"cinch_auto_moves_total",
-         "Running samples with kv home auto that moved from the device to another home.",
-         (double)s->auto_moves},
-        {"cinch_exchange_stall_seconds_total",
-         "Seconds that the host waited for exchanges; 0 where the device waits.", s->stall_s},
-        {"cinch_recomputed_tokens_total", "Tokens recomputed after a preemption.",
-         (double)s->recomputed_tokens},
-        {"cinch_steps_total", "Model steps.", (double)s->steps},
-        {"cinch_swapped_out_requests_total", "Requests moved to the swap space.",
-         (double)s->swap_outs},
-        {"cinch_swapped_in_requests_total", "Requests brought back from the swap space.",
-         (double)s->swap_ins},
-        {"cinch_swapped_out_blocks_total", "KV blocks moved to the swap space.",
-         (double)s->swapped_out_blocks},
-        {"cinch_swapped_in_blocks_total", "KV blocks brought back from the swap space.",
-         (double)s->swapped_in_blocks},
-        {"cinch_swapped_out_bytes_total", "Bytes moved to the swap space, windows included.",
-         (double)s->swapped_out_bytes},
-        {"cinch_swapped_in_bytes_total", "Bytes brought back from the swap space.",
-         (double)s->swapped_in_bytes},
-    };
-    SET_ROWS(out, rows);
+    const cn_metrics *m = w->metrics;
+    size_t n;
+    const cn_stat_row *rows = cn_stat_rows(&n);
+    for (size_t i = 0; m->n_engines > 0 && i < n; i++) {
+        if (!rows[i].name) continue;
+        write_head(w, rows[i].name, rows[i].type, rows[i].help);
+        for (uint32_t e = 0; e < m->n_engines; e++)
+            write_engine(w, rows[i].name, e, cn_stat_value(&m->engines[e].stats, &rows[i]));
+    }
+    for (size_t i = 0; m->n_engines > 0 && i < sizeof engine_gauges / sizeof *engine_gauges; i++) {
+        write_head(w, engine_gauges[i].name, "gauge", engine_gauges[i].help);
+        for (uint32_t e = 0; e < m->n_engines; e++)
+            write_engine(w, engine_gauges[i].name, e, engine_gauges[i].value(&m->engines[e]));
+    }
 }
 
 static void write_serve(writer *w, const cn_serve_figures *f)
@@ -395,9 +299,7 @@ cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
     w.status = make_labels(&w);
     if (w.status == CN_OK) {
         write_devices(&w);
-        write_engines(&w, "gauge", engine_gauges);
-        write_engines(&w, "gauge", engine_states);
-        write_engines(&w, "counter", engine_counters);
+        write_engines(&w);
         write_homes(&w);
         write_ends(&w, &m->serve);
         for (int i = 0; i < CN_N_HISTOGRAMS; i++)
