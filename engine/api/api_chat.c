@@ -63,8 +63,8 @@ static const struct {
 };
 
 /* Unknown members are those of clients, such as litellm's provider_specific_fields. */
-static cn_status check_chat_members(const char *where, json_t *message, unsigned role,
-                                    cn_api_unknown *unknown, json_t **warnings)
+static cn_status check_chat_members(cn_api_request *r, const char *where, json_t *message,
+                                    unsigned role)
 {
     const char *key;
     json_t *v;
@@ -76,7 +76,7 @@ static cn_status check_chat_members(const char *where, json_t *message, unsigned
         if (is_nothing(v) || (i < n && members[i].roles & role)) continue;
         if (i < n) return unsupported(where, key);
         snprintf(name, sizeof name, "messages[].%.64s", key);
-        CN_TRY(cn_api_unknown_take(unknown, name, v, warnings));
+        CN_TRY(cn_api_unknown_take(r->unknown, name, v, &r->warnings));
     }
     return CN_OK;
 }
@@ -183,8 +183,7 @@ static cn_status read_tool_calls(const char *message, json_t *calls, json_t *out
     return CN_OK;
 }
 
-static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_unknown *unknown,
-                              json_t **warnings)
+static cn_status read_message(cn_api_request *r, json_t *list, size_t i, json_t *message)
 {
     const struct role *role = NULL;
     char where[WHERE_BYTES / 2];
@@ -199,7 +198,7 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     if (!role)
         return cn_api_refuse(
             where, "role \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"", sent);
-    CN_TRY(check_chat_members(where, message, role->bit, unknown, warnings));
+    CN_TRY(check_chat_members(r, where, message, role->bit));
     CN_TRY(put_chat_key(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
     const json_t *content = json_object_get(message, "content");
@@ -218,60 +217,57 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     return read_tool_calls(where, calls, out);
 }
 
-cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v,
-                               cn_api_unknown *unknown, json_t **warnings)
+cn_status cn_api_chat_messages(cn_api_request *r, const char *key, json_t *v)
 {
     json_t *list = json_array();
-    CN_TRY(put_chat_key(variables, "messages", list));
+    CN_TRY(put_chat_key(r->chat, "messages", list));
     if (json_array_size(v) == 0) return cn_api_refuse(key, "an array of messages, at least one", v);
     for (size_t i = 0; i < json_array_size(v); i++)
-        CN_TRY(read_message(list, i, json_array_get(v, i), unknown, warnings));
+        CN_TRY(read_message(r, list, i, json_array_get(v, i)));
     return CN_OK;
 }
 
 /* ---- other variables ---- */
 
-cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v)
+cn_status cn_api_chat_documents(cn_api_request *r, const char *key, json_t *v)
 {
     size_t i;
     json_t *document;
     if (!json_is_array(v)) return cn_api_refuse(key, "an array of objects", v);
     json_array_foreach(v, i, document) if (!json_is_object(document)) return cn_api_refuse(
         key, "an array of objects", document);
-    return put_chat_key(variables, "documents", json_incref(v));
+    return put_chat_key(r->chat, "documents", json_incref(v));
 }
 
-cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v)
+cn_status cn_api_chat_switch(cn_api_request *r, const char *key, json_t *v)
 {
     if (!json_is_boolean(v)) return cn_api_refuse(key, "true or false", v);
-    return put_chat_key(variables, key, json_incref(v));
+    return put_chat_key(r->chat, key, json_incref(v));
 }
 
 /* Variables that only some templates have, such as enable_thinking. */
-cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v)
+cn_status cn_api_chat_kwargs(cn_api_request *r, const char *key, json_t *v)
 {
     static const char *const fields[] = {"messages", "tools", "documents", "add_generation_prompt",
-                                         "continue_final_message"};
+                                         "continue_final_message", NULL};
     const char *name;
     json_t *value;
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
     json_object_foreach(v, name, value)
     {
-        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-            if (strcmp(name, fields[i]) == 0)
-                return cn_fail(CN_ERR_ARG, "%s: %s is a field of the body: set it there", key,
-                               name);
+        if (cn_json_is_named(fields, name))
+            return cn_fail(CN_ERR_ARG, "%s: %s is a field of the body: set it there", key, name);
         /* null means "not set", as elsewhere in a body. */
         if (json_is_null(value)) continue;
         if (strcmp(name, "enable_thinking") == 0 && !json_is_boolean(value))
             return cn_api_refuse("chat_template_kwargs.enable_thinking", "true or false", value);
-        CN_TRY(put_chat_key(variables, name, json_incref(value)));
+        CN_TRY(put_chat_key(r->chat, name, json_incref(value)));
     }
     return CN_OK;
 }
 
 /* [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}] */
-cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v)
+cn_status cn_api_chat_tools(cn_api_request *r, const char *key, json_t *v)
 {
     size_t i;
     json_t *tool;
@@ -291,7 +287,7 @@ cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v)
         if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
             return cn_api_refuse(where, "parameters as a JSON schema", parameters);
     }
-    return put_chat_key(variables, "tools", json_incref(v));
+    return put_chat_key(r->chat, "tools", json_incref(v));
 }
 
 cn_status cn_api_chat_check(const json_t *variables)

@@ -8,18 +8,15 @@
 
 #include <jansson.h>
 
-#include "engine/api/api_unknown.h"
-#include "engine/base/base.h"
+#include "engine/api/api_request.h"
 
-/* Each reads the field `key` with the value v and sets members of `variables`. CN_ERR_ARG names the
+/* Each reads the field `key` with the value v and sets members of r->chat. CN_ERR_ARG names the
  * field, the value and what was expected. */
-cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v,
-                               cn_api_unknown *unknown, json_t **warnings);
-cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v);
-cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v);
-cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v);
-
-cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v);
+cn_status cn_api_chat_messages(cn_api_request *r, const char *key, json_t *v);
+cn_status cn_api_chat_documents(cn_api_request *r, const char *key, json_t *v);
+cn_status cn_api_chat_switch(cn_api_request *r, const char *key, json_t *v);
+cn_status cn_api_chat_kwargs(cn_api_request *r, const char *key, json_t *v);
+cn_status cn_api_chat_tools(cn_api_request *r, const char *key, json_t *v);
 
 /* Fields that exclude each other. */
 cn_status cn_api_chat_check(const json_t *variables);

@@ -144,33 +144,15 @@ static json_t *chat_token(const cn_api_logprobs_form *f, const cn_logprob *entri
     return NULL;
 }
 
-static bool has_key(const json_t *object, const cn_buf *key)
-{
-#if JANSSON_VERSION_HEX >= 0x020e00
-    return json_object_getn(object, key->data, key->len) != NULL;
-#else
-    return json_object_get(object, key->data) != NULL; /* a key ends at a NUL */
-#endif
-}
-
-static bool set_logprob_key(json_t *object, const cn_buf *key, json_t *value)
-{
-#if JANSSON_VERSION_HEX >= 0x020e00
-    return json_object_setn_new(object, key->data, key->len, value) == 0;
-#else
-    return json_object_set_new(object, key->data, value) == 0;
-#endif
-}
-
 /* Adds an alternative. If one with the same text is there, the key is "token_id:N", with which vLLM
  * replaces texts. `text` has the text of the token and is overwritten. */
 static bool add_alternative(json_t *top, cn_buf *text, const cn_logprob *p)
 {
-    if (has_key(top, text)) {
+    if (json_object_getn(top, text->data, text->len)) {
         cn_buf_clear(text);
         if (cn_buf_addf(text, "token_id:%u", p->token) != CN_OK) return false;
     }
-    return set_logprob_key(top, text, logprob_value(p->logprob));
+    return json_object_setn_new(top, text->data, text->len, logprob_value(p->logprob)) == 0;
 }
 
 /* Whether the token of entries[0] is among its alternatives. */

@@ -37,31 +37,6 @@ static cn_status as_bool(const char *key, const json_t *v, bool *out)
 
 /* ---- the chat ---- */
 
-static cn_status set_messages(cn_api_request *r, const char *key, json_t *v)
-{
-    return cn_api_chat_messages(r->chat, key, v, r->unknown, &r->warnings);
-}
-
-static cn_status set_documents(cn_api_request *r, const char *key, json_t *v)
-{
-    return cn_api_chat_documents(r->chat, key, v);
-}
-
-static cn_status set_switch(cn_api_request *r, const char *key, json_t *v)
-{
-    return cn_api_chat_switch(r->chat, key, v);
-}
-
-static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t *v)
-{
-    return cn_api_chat_kwargs(r->chat, key, v);
-}
-
-static cn_status set_tools(cn_api_request *r, const char *key, json_t *v)
-{
-    return cn_api_chat_tools(r->chat, key, v);
-}
-
 static cn_status set_parallel_calls(cn_api_request *r, const char *key, json_t *v)
 {
     bool parallel = true;
@@ -218,11 +193,6 @@ static cn_status set_priority(cn_api_request *r, const char *key, json_t *v)
     return CN_OK;
 }
 
-static cn_status set_stream(cn_api_request *r, const char *key, json_t *v)
-{
-    return as_bool(key, v, &r->stream);
-}
-
 static cn_status set_stream_options(cn_api_request *r, const char *key, json_t *v)
 {
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
@@ -269,16 +239,6 @@ static cn_status set_prompt_logprobs(cn_api_request *r, const char *key, json_t 
     return CN_OK;
 }
 
-static cn_status set_echo(cn_api_request *r, const char *key, json_t *v)
-{
-    return as_bool(key, v, &r->echo);
-}
-
-static cn_status set_return_token_ids(cn_api_request *r, const char *key, json_t *v)
-{
-    return as_bool(key, v, &r->return_token_ids);
-}
-
 static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
 {
     int64_t n;
@@ -300,13 +260,6 @@ static cn_status set_max_tokens(cn_api_request *r, const char *key, json_t *v)
     return CN_OK;
 }
 
-/* The field is read once all other fields are known. */
-static cn_status set_later(cn_api_request *r, const char *key, json_t *v)
-{
-    (void)r, (void)key, (void)v;
-    return CN_OK;
-}
-
 /* ---- the tables ---- */
 
 /* The members of /v1/responses alone are in responses_request.c. */
@@ -322,39 +275,40 @@ enum {
 static const struct field {
     const char *key;
     unsigned endpoints;
-    cn_status (*set)(cn_api_request *r, const char *key, json_t *v);
+    cn_status (*set)(cn_api_request *r, const char *key, json_t *v); /* NULL: see `flag` */
+    size_t flag; /* offset in cn_api_request; 0: the field is read once all others are known */
 } fields[] = {
-    {"messages", CHAT, set_messages},
-    {"prompt", COMPLETION, set_prompt},
-    {"stop", ALL, set_stop},
-    {"stop_token_ids", ALL, set_stop_token_ids},
-    {"allowed_token_ids", ALL, set_allowed_token_ids},
-    {"bad_words", ALL, set_bad_words},
-    {"logit_bias", ALL, set_logit_bias},
-    {"logprobs", CHAT, set_chat_logprobs},
-    {"logprobs", COMPLETION, set_completion_logprobs},
-    {"top_logprobs", CHATS, set_later},
-    {"max_completion_tokens", CHAT, set_later},
-    {"max_tokens", BOTH, set_max_tokens},
-    {"echo", COMPLETION, set_echo},
-    {"best_of", ALL, set_later},
-    {"prompt_logprobs", ALL, set_prompt_logprobs},
-    {"return_token_ids", ALL, set_return_token_ids},
-    {"truncate_prompt_tokens", ALL, set_truncate},
-    {"reasoning_effort", CHAT, set_later},
-    {"seed", ALL, set_seed},
-    {"priority", ALL, set_priority},
-    {"stream", ALL, set_stream},
-    {"stream_options", BOTH, set_stream_options},
-    {"chat_template_kwargs", CHATS, set_template_kwargs},
-    {"documents", CHATS, set_documents},
-    {"tools", CHAT, set_tools},
-    {"tool_choice", CHATS, set_later},
-    {"parallel_tool_calls", CHATS, set_parallel_calls},
-    {"add_generation_prompt", CHATS, set_switch},
-    {"continue_final_message", CHATS, set_switch},
-    {"response_format", BOTH, cn_api_set_response_format},
-    {"structured_outputs", ALL, cn_api_set_structured_outputs},
+    {"messages", CHAT, cn_api_chat_messages, 0},
+    {"prompt", COMPLETION, set_prompt, 0},
+    {"stop", ALL, set_stop, 0},
+    {"stop_token_ids", ALL, set_stop_token_ids, 0},
+    {"allowed_token_ids", ALL, set_allowed_token_ids, 0},
+    {"bad_words", ALL, set_bad_words, 0},
+    {"logit_bias", ALL, set_logit_bias, 0},
+    {"logprobs", CHAT, set_chat_logprobs, 0},
+    {"logprobs", COMPLETION, set_completion_logprobs, 0},
+    {"top_logprobs", CHATS, NULL, 0},
+    {"max_completion_tokens", CHAT, NULL, 0},
+    {"max_tokens", BOTH, set_max_tokens, 0},
+    {"echo", COMPLETION, NULL, offsetof(cn_api_request, echo)},
+    {"best_of", ALL, NULL, 0},
+    {"prompt_logprobs", ALL, set_prompt_logprobs, 0},
+    {"return_token_ids", ALL, NULL, offsetof(cn_api_request, return_token_ids)},
+    {"truncate_prompt_tokens", ALL, set_truncate, 0},
+    {"reasoning_effort", CHAT, NULL, 0},
+    {"seed", ALL, set_seed, 0},
+    {"priority", ALL, set_priority, 0},
+    {"stream", ALL, NULL, offsetof(cn_api_request, stream)},
+    {"stream_options", BOTH, set_stream_options, 0},
+    {"chat_template_kwargs", CHATS, cn_api_chat_kwargs, 0},
+    {"documents", CHATS, cn_api_chat_documents, 0},
+    {"tools", CHAT, cn_api_chat_tools, 0},
+    {"tool_choice", CHATS, NULL, 0},
+    {"parallel_tool_calls", CHATS, set_parallel_calls, 0},
+    {"add_generation_prompt", CHATS, cn_api_chat_switch, 0},
+    {"continue_final_message", CHATS, cn_api_chat_switch, 0},
+    {"response_format", BOTH, cn_api_set_response_format, 0},
+    {"structured_outputs", ALL, cn_api_set_structured_outputs, 0},
 };
 
 /* Accepted without effect: they do not change the answer. */
@@ -371,6 +325,7 @@ static const char *const harmless[] = {
     "store",
     "user",
     "verbosity",
+    NULL,
 };
 
 /* Accepted only at this value (as JSON), which means what cinch does anyway. */
@@ -393,13 +348,6 @@ static const struct neutral {
     {"suffix", "\"\""},
     {"use_beam_search", "false"},
 };
-
-static bool is_harmless(const char *key)
-{
-    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
-        if (strcmp(key, harmless[i]) == 0) return true;
-    return false;
-}
 
 static bool equal_values(const json_t *a, const json_t *b)
 {
@@ -426,15 +374,18 @@ static cn_status check_neutral(cn_api_request *r, const char *key, const json_t 
 /* U+0000 is accepted in the texts that become the prompt, whose lengths are read. */
 static cn_status check_nuls(const char *key, json_t *v)
 {
-    static const char *const keys[] = {"messages", "prompt", "input", "instructions"};
+    static const char *const keys[] = {"messages", "prompt", "input", "instructions", NULL};
     static const char *const texts[] = {"content", "text", "reasoning", "reasoning_content",
                                         "arguments", "output", NULL};
-    bool is_prompt = false;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        is_prompt = is_prompt || strcmp(key, keys[i]) == 0;
-    if (!is_prompt) return cn_json_refuse_nul(v, key, CN_ERR_ARG);
+    if (!cn_json_is_named(keys, key)) return cn_json_refuse_nul(v, key, CN_ERR_ARG);
     if (json_is_string(v) || strcmp(key, "prompt") == 0) return CN_OK;
     return cn_json_refuse_nul_except(v, key, texts, CN_ERR_ARG);
+}
+
+static cn_status set_field(cn_api_request *r, const struct field *f, json_t *v)
+{
+    if (f->set) return f->set(r, f->key, v);
+    return f->flag ? as_bool(f->key, v, (bool *)((char *)r + f->flag)) : CN_OK;
 }
 
 static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
@@ -443,10 +394,10 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
     bool known = false;
     if (json_is_null(v)) return CN_OK;
     if (r->endpoint == CN_API_RESPONSES) CN_TRY(cn_responses_set(r, key, v, &known));
-    if (known || is_harmless(key)) return CN_OK;
+    if (known || cn_json_is_named(harmless, key)) return CN_OK;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].endpoints >> r->endpoint & 1 && strcmp(key, fields[i].key) == 0)
-            return fields[i].set(r, fields[i].key, v);
+            return set_field(r, &fields[i], v);
     CN_TRY(cn_request_set_json(&r->params.sampling, &r->params.kv,
                                CN_SECTION_SAMPLING | CN_SECTION_KV, key, v, &known));
     return known ? CN_OK : check_neutral(r, key, v);
@@ -616,6 +567,8 @@ static cn_status read_body(cn_api_request *r, json_t *body, const cn_api_default
 /* Removes the members of the body that params does not point into. */
 static void drop_read(const cn_api_request *r, json_t *body)
 {
+    static const char *const borrows[] = {"messages", "input",     "instructions",
+                                          "stop",     "bad_words", NULL};
     const char *key;
     json_t *v;
     void *next;
@@ -624,10 +577,8 @@ static void drop_read(const cn_api_request *r, json_t *body)
         if (r->prompts[i].text) has_text = true;
     json_object_foreach_safe(body, next, key, v)
     {
-        const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "input") == 0 ||
-                              strcmp(key, "instructions") == 0 || strcmp(key, "stop") == 0 ||
-                              strcmp(key, "bad_words") == 0 ||
-                              (strcmp(key, "prompt") == 0 && has_text);
+        const bool borrowed =
+            cn_json_is_named(borrows, key) || (strcmp(key, "prompt") == 0 && has_text);
         if (!borrowed) json_object_del(body, key);
     }
 }

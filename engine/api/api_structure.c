@@ -52,15 +52,14 @@ static cn_status set(cn_api_request *r, const char *key, cn_structure_kind kind,
 static cn_status set_json_schema(cn_api_request *r, const char *key, json_t *format)
 {
     static const char where[] = "response_format.json_schema";
+    static const char *const members[] = {"name", "schema", "strict", "description", NULL};
     json_t *v = json_object_get(format, "json_schema"), *value;
     const char *member;
     if (!json_is_object(v)) return cn_api_refuse(where, "an object with the schema", v);
     json_object_foreach(v, member, value)
     {
-        const bool known = !strcmp(member, "name") || !strcmp(member, "schema") ||
-                           !strcmp(member, "strict") || !strcmp(member, "description");
         char shown[SHOWN_BYTES];
-        if (!known)
+        if (!cn_json_is_named(members, member))
             return cn_fail(CN_ERR_ARG,
                            "%s: unknown member '%s': expected name, schema, strict and "
                            "description",

@@ -1,7 +1,6 @@
 /* api_tools.c - tool calls in bodies, chunks and structured output. See api_tools.h. */
 #include "engine/api/api_tools.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/text/call_marks.h"

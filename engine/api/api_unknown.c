@@ -58,15 +58,13 @@ cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *
 }
 
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,
-                                 size_t n, json_t **warnings)
+                                 json_t **warnings)
 {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)o, key, value)
     {
-        size_t i = 0;
-        while (i < n && strcmp(known[i], key) != 0) i++;
-        if (i == n && !json_is_null(value))
+        if (!cn_json_is_named(known, key) && !json_is_null(value))
             CN_TRY(cn_for_param(cn_api_unknown_take(u, key, value, warnings), key));
     }
     return CN_OK;

@@ -32,7 +32,7 @@ cn_status cn_api_ignore(cn_api_unknown *u, const char *key, const char *why, con
 cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
                               json_t **warnings);
 
-/* The same for each member of an object that is not in known[n] and not null. CN_ERR_ARG is about
- * that member (cn_last_param). */
+/* The same for each member of an object that is not in `known`, which ends with NULL, and not null.
+ * CN_ERR_ARG is about that member (cn_last_param). */
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,
-                                 size_t n, json_t **warnings);
+                                 json_t **warnings);

@@ -11,8 +11,7 @@ enum { SHOWN_BYTES = 96, WHERE_BYTES = 64, PLACE_BYTES = 96 };
 typedef struct reader {
     json_t *messages; /* in the form of a chat body */
     json_t *turn;     /* the assistant message that the next item may continue; NULL: none */
-    cn_api_unknown *unknown;
-    json_t **warnings;
+    cn_api_request *request;
 } reader;
 
 static cn_status responses_out_of_memory(void)
@@ -25,7 +24,7 @@ static cn_status put_input_key(json_t *object, const char *key, json_t *value)
     return json_object_set_new(object, key, value) == 0 ? CN_OK : responses_out_of_memory();
 }
 
-static bool is_responses_nothing(const json_t *v)
+bool cn_responses_is_nothing(const json_t *v)
 {
     return !v || json_is_null(v) || json_is_false(v) ||
            (json_is_array(v) && json_array_size(v) == 0) ||
@@ -51,11 +50,9 @@ static cn_status check_responses_members(reader *in, const json_t *object, const
     json_object_foreach((json_t *)(uintptr_t)object, key, v)
     {
         char name[SHOWN_BYTES];
-        size_t i = 0;
-        while (known[i] && strcmp(known[i], key) != 0) i++;
-        if (known[i] || is_responses_nothing(v)) continue;
+        if (cn_json_is_named(known, key) || cn_responses_is_nothing(v)) continue;
         snprintf(name, sizeof name, "%s.%.64s", place, key);
-        CN_TRY(cn_api_unknown_take(in->unknown, name, v, in->warnings));
+        CN_TRY(cn_api_unknown_take(in->request->unknown, name, v, &in->request->warnings));
     }
     return CN_OK;
 }
@@ -182,15 +179,14 @@ static cn_status take_assistant(reader *in, const char *where, json_t *content)
 
 static cn_status take_message(reader *in, const char *where, json_t *item)
 {
-    static const char *const roles[] = {"user", "system", "developer"};
+    static const char *const roles[] = {"user", "system", "developer", NULL};
     json_t *message = NULL, *content = json_object_get(item, "content");
     const json_t *role = json_object_get(item, "role");
     const char *name = json_string_value(role);
     if (name && strcmp(name, "assistant") == 0) return take_assistant(in, where, content);
     in->turn = NULL;
-    for (size_t i = 0; name && i < sizeof roles / sizeof *roles; i++) {
-        if (strcmp(name, roles[i]) != 0) continue;
-        CN_TRY(add_message(in, roles[i], &message));
+    if (name && cn_json_is_named(roles, name)) {
+        CN_TRY(add_message(in, name, &message));
         return set_content(in, where, "content", content, message);
     }
     if (!role) return cn_fail(CN_ERR_ARG, "%s: role is missing", where);
@@ -202,15 +198,15 @@ static cn_status take_reasoning(reader *in, const char *where, json_t *item)
 {
     json_t *content = json_object_get(item, "content"), *summary = json_object_get(item, "summary");
     json_t *encrypted = json_object_get(item, "encrypted_content");
-    const bool has_text = !is_responses_nothing(content);
+    const bool has_text = !cn_responses_is_nothing(content);
     char place[WHERE_BYTES];
     cn_buf text = {0};
     snprintf(place, sizeof place, "%s.%s", where, has_text ? "content" : "summary");
-    if (!has_text && is_responses_nothing(summary)) {
-        if (is_responses_nothing(encrypted)) return CN_OK;
-        return cn_api_ignore(in->unknown, "input[].encrypted_content",
+    if (!has_text && cn_responses_is_nothing(summary)) {
+        if (cn_responses_is_nothing(encrypted)) return CN_OK;
+        return cn_api_ignore(in->request->unknown, "input[].encrypted_content",
                              "cinch cannot read it and needs content or a summary", encrypted,
-                             in->warnings);
+                             &in->request->warnings);
     }
     if (in->turn &&
         (json_object_get(in->turn, "content") || json_object_get(in->turn, "tool_calls")))
@@ -311,13 +307,13 @@ static cn_status refuse_type(const char *where, const json_t *type)
                                          "compaction_trigger",
                                          "program",
                                          "program_output",
-                                         "configuration_update"};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strcmp(json_string_value(type), others[i]) == 0)
-            return cn_fail(CN_ERR_ARG,
-                           "%s: type \"%s\" is not supported: send function_call and "
-                           "function_call_output items, or the text as a message",
-                           where, others[i]);
+                                         "configuration_update",
+                                         NULL};
+    if (cn_json_is_named(others, json_string_value(type)))
+        return cn_fail(CN_ERR_ARG,
+                       "%s: type \"%s\" is not supported: send function_call and "
+                       "function_call_output items, or the text as a message",
+                       where, json_string_value(type));
     return cn_api_refuse(where,
                          "type \"message\", \"reasoning\", \"function_call\" or "
                          "\"function_call_output\"",
@@ -371,14 +367,12 @@ static cn_status take_input(reader *in, json_t *instructions, json_t *input)
     return CN_OK;
 }
 
-cn_status cn_responses_messages(json_t *variables, json_t *instructions, json_t *input,
-                                cn_api_unknown *unknown, json_t **warnings)
+cn_status cn_responses_messages(cn_api_request *r, json_t *instructions, json_t *input)
 {
-    reader in = {.messages = json_array(), .unknown = unknown, .warnings = warnings};
+    reader in = {.request = r, .messages = json_array()};
     if (!in.messages) return responses_out_of_memory();
     cn_status status = take_input(&in, instructions, input);
-    if (status == CN_OK)
-        status = cn_api_chat_messages(variables, "input", in.messages, unknown, warnings);
+    if (status == CN_OK) status = cn_api_chat_messages(r, "input", in.messages);
     json_decref(in.messages);
     return status;
 }

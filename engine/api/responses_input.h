@@ -7,10 +7,11 @@
 
 #include <jansson.h>
 
-#include "engine/api/api_unknown.h"
+#include "engine/api/api_request.h"
 
-/* Sets "messages" of `variables`: `instructions`, unless it is NULL or null, as a system message,
+/* Sets "messages" of r->chat: `instructions`, unless it is NULL or null, as a system message,
  * and the items of `input`, or its text. CN_ERR_ARG names the item, and for what is not supported
  * what to send instead. */
-cn_status cn_responses_messages(json_t *variables, json_t *instructions, json_t *input,
-                                cn_api_unknown *unknown, json_t **warnings);
+cn_status cn_responses_messages(cn_api_request *r, json_t *instructions, json_t *input);
+/* Whether v is absent, null, false or empty. */
+bool cn_responses_is_nothing(const json_t *v);

@@ -105,12 +105,6 @@ json_t *cn_response_part_json(const cn_api_result *r, const cn_response_item *it
                      "text", text, n);
 }
 
-static json_t *one_part(const cn_api_result *r, const cn_response_item *item, bool with_text)
-{
-    return with_text ? json_pack("[o]", cn_response_part_json(r, item, item->text, item->n))
-                     : json_array();
-}
-
 static json_t *item_json(const cn_api_result *r, const char *id, const cn_response_item *item,
                          const char *status, bool with_text)
 {
@@ -122,7 +116,9 @@ static json_t *item_json(const cn_api_result *r, const char *id, const cn_respon
                          "status", status, "call_id", call->id, "name", call->name, "arguments",
                          with_text ? item->text : "", with_text ? item->n : 0);
     }
-    json_t *parts = one_part(r, item, with_text);
+    json_t *parts = with_text
+                        ? json_pack("[o]", cn_response_part_json(r, item, item->text, item->n))
+                        : json_array();
     if (item->kind == CN_OUT_MESSAGE)
         return json_pack("{s:s, s:s, s:s, s:s, s:o}", "id", item_id, "type", "message", "status",
                          status, "role", "assistant", "content", parts);

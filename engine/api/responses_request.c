@@ -24,23 +24,16 @@ static const json_t *set_responses_member(const json_t *object, const char *key)
     return v && !json_is_null(v) ? v : NULL;
 }
 
-static bool is_responses_one_of(const char *text, const char *const *names, size_t n)
-{
-    size_t i = 0;
-    while (i < n && strcmp(text, names[i]) != 0) i++;
-    return i < n;
-}
-
-/* Takes note of the members of an object that are not in known[n]. */
+/* Takes note of the members of an object that are not in `known`, which ends with NULL. */
 static cn_status check_members(cn_api_request *r, const char *place, const json_t *object,
-                               const char *const *known, size_t n)
+                               const char *const *known)
 {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)(uintptr_t)object, key, v)
     {
         char name[SHOWN_BYTES];
-        if (is_responses_one_of(key, known, n) || json_is_null(v) || json_is_false(v)) continue;
+        if (cn_json_is_named(known, key) || json_is_null(v) || json_is_false(v)) continue;
         snprintf(name, sizeof name, "%s.%.64s", place, key);
         CN_TRY(cn_api_unknown_take(r->unknown, name, v, &r->warnings));
     }
@@ -48,12 +41,6 @@ static cn_status check_members(cn_api_request *r, const char *place, const json_
 }
 
 /* ---- members of their own ---- */
-
-static cn_status set_responses_later(cn_api_request *r, const char *key, json_t *v)
-{
-    (void)r, (void)key, (void)v;
-    return CN_OK;
-}
 
 /* A response has one output. */
 static cn_status set_one(cn_api_request *r, const char *key, json_t *v)
@@ -72,7 +59,7 @@ static cn_status set_include(cn_api_request *r, const char *key, json_t *v)
         "reasoning.encrypted_content",   "file_search_call.results",
         "web_search_call.results",       "web_search_call.action.sources",
         "message.input_image.image_url", "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs"};
+        "code_interpreter_call.outputs", NULL};
     size_t i;
     json_t *item;
     if (!json_is_array(v)) return cn_api_refuse(key, "an array of strings", v);
@@ -81,7 +68,7 @@ static cn_status set_include(cn_api_request *r, const char *key, json_t *v)
         const char *name = json_string_value(item);
         if (name && strcmp(name, "message.output_text.logprobs") == 0)
             r->params.sampling.logprobs = 0;
-        else if (!name || !is_responses_one_of(name, absent, sizeof absent / sizeof *absent))
+        else if (!name || !cn_json_is_named(absent, name))
             return cn_api_refuse(key,
                                  "\"message.output_text.logprobs\" or another of OpenAI's "
                                  "values",
@@ -100,9 +87,9 @@ static cn_status set_metadata(cn_api_request *r, const char *key, json_t *v)
 static cn_status set_responses_stream_options(cn_api_request *r, const char *key, json_t *v)
 {
     static const char *const known[] = {"include_usage", "include_obfuscation",
-                                        "continuous_usage_stats"};
+                                        "continuous_usage_stats", NULL};
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
-    return check_members(r, key, v, known, sizeof known / sizeof *known);
+    return check_members(r, key, v, known);
 }
 
 /* OpenAI drops items from the beginning of the input, cinch drops tokens. */
@@ -118,37 +105,38 @@ static cn_status set_truncation(cn_api_request *r, const char *key, json_t *v)
 
 static cn_status set_reasoning(cn_api_request *r, const char *key, json_t *v)
 {
-    static const char *const known[] = {"effort", "summary", "generate_summary", "context", "mode"};
-    static const char *const summaries[] = {"auto", "concise", "detailed", "none"};
+    static const char *const known[] = {"effort", "summary", "generate_summary", "context", "mode",
+                                        NULL};
+    static const char *const summaries[] = {"auto", "concise", "detailed", "none", NULL};
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
     for (size_t i = 1; i <= 2; i++) {
         json_t *summary = json_object_get(v, known[i]);
         const char *name = json_string_value(summary);
         if (!summary || json_is_null(summary)) continue;
-        if (!name || !is_responses_one_of(name, summaries, sizeof summaries / sizeof *summaries))
+        if (!name || !cn_json_is_named(summaries, name))
             return cn_api_refuse("reasoning.summary", "\"auto\", \"concise\" or \"detailed\"",
                                  summary);
         r->summarizes = strcmp(name, "none") != 0;
     }
-    return check_members(r, key, v, known, sizeof known / sizeof *known);
+    return check_members(r, key, v, known);
 }
 
 static const struct field {
     const char *key;
-    cn_status (*set)(cn_api_request *r, const char *key, json_t *v);
+    cn_status (*set)(cn_api_request *r, const char *key, json_t *v); /* NULL: it is read later */
 } responses_fields[] = {
     {"include", set_include},
-    {"input", set_responses_later},
-    {"instructions", set_responses_later},
-    {"max_output_tokens", set_responses_later},
-    {"max_tool_calls", set_responses_later}, /* counts hosted tools alone */
+    {"input", NULL},
+    {"instructions", NULL},
+    {"max_output_tokens", NULL},
+    {"max_tool_calls", NULL}, /* counts hosted tools alone */
     {"metadata", set_metadata},
     {"n", set_one},
-    {"prompt_cache_options", set_responses_later},
+    {"prompt_cache_options", NULL},
     {"reasoning", set_reasoning},
     {"stream_options", set_responses_stream_options},
-    {"text", set_responses_later},
-    {"tools", set_responses_later},
+    {"text", NULL},
+    {"tools", NULL},
     {"truncation", set_truncation},
 };
 
@@ -176,21 +164,15 @@ static const struct refused others[] = {
     {"response_format", "text.format"},
 };
 
-static bool is_empty(const json_t *v)
-{
-    return json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
-           (json_is_object(v) && json_object_size(v) == 0);
-}
-
 cn_status cn_responses_set(cn_api_request *r, const char *key, json_t *v, bool *known)
 {
     *known = true;
     for (size_t i = 0; i < sizeof responses_fields / sizeof *responses_fields; i++)
         if (strcmp(key, responses_fields[i].key) == 0)
-            return responses_fields[i].set(r, responses_fields[i].key, v);
+            return responses_fields[i].set ? responses_fields[i].set(r, key, v) : CN_OK;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (strcmp(key, refused[i].key) == 0)
-            return is_empty(v) ? CN_OK
+            return cn_responses_is_nothing(v) ? CN_OK
                                : cn_fail(CN_ERR_ARG, "%s: not supported, because %s", key,
                                          refused[i].instead);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -218,7 +200,7 @@ static cn_status refuse_hosted(const char *where, const json_t *type)
 static cn_status read_tool(cn_api_request *r, const char *where, json_t *tool, json_t **out)
 {
     static const char *const members[] = {"name", "description",   "parameters",     "strict",
-                                          "type", "output_schema", "allowed_callers"};
+                                          "type", "output_schema", "allowed_callers", NULL};
     enum { N_COPIED = 4 };
     const json_t *type = json_object_get(tool, "type");
     if (!json_is_object(tool) || !type) return cn_api_refuse(where, "a tool with a type", tool);
@@ -234,7 +216,7 @@ static cn_status read_tool(cn_api_request *r, const char *where, json_t *tool, j
         if (v && !json_is_null(v) && json_object_set(function, members[i], v) != 0)
             return no_memory_for_key(where);
     }
-    return check_members(r, "tools[]", tool, members, sizeof members / sizeof *members);
+    return check_members(r, "tools[]", tool, members);
 }
 
 static cn_status read_tools(cn_api_request *r, const char *key, const json_t *v)
@@ -249,7 +231,7 @@ static cn_status read_tools(cn_api_request *r, const char *key, const json_t *v)
         status = read_tool(r, where, json_array_get(v, i), &tool);
         if (tool && json_array_append_new(list, tool) != 0) status = no_memory_for_key(key);
     }
-    if (status == CN_OK) status = cn_api_chat_tools(r->chat, key, list);
+    if (status == CN_OK) status = cn_api_chat_tools(r, key, list);
     json_decref(list);
     return status;
 }
@@ -288,11 +270,11 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
 {
     const json_t *type = json_object_get(v, "type");
     const char *name = json_string_value(type);
-    static const char *const choices[] = {"auto", "required", "none"};
-    enum { N_MODES = 2, N_CHOICES = 3 };
+    static const char *const choices[] = {"none", "auto", "required", NULL};
+    const char *const *modes = choices + 1;
     *out = NULL;
     if (!v || json_is_null(v)) return CN_OK;
-    if (json_is_string(v) && is_responses_one_of(json_string_value(v), choices, N_CHOICES)) {
+    if (json_is_string(v) && cn_json_is_named(choices, json_string_value(v))) {
         *out = json_incref(v);
     } else if (name && strcmp(name, "function") == 0) {
         json_t *function = json_object_get(v, "name");
@@ -300,8 +282,7 @@ static cn_status read_choice(cn_api_request *r, const char *key, json_t *v, json
         *out = json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", function);
     } else if (name && strcmp(name, "allowed_tools") == 0) {
         json_t *mode = json_object_get(v, "mode");
-        if (!json_is_string(mode) ||
-            !is_responses_one_of(json_string_value(mode), choices, N_MODES))
+        if (!json_is_string(mode) || !cn_json_is_named(modes, json_string_value(mode)))
             return cn_api_refuse(key, "mode \"auto\" or \"required\"", v);
         CN_TRY(allow_tools(r, key, json_object_get(v, "tools")));
         *out = json_incref(mode);
@@ -333,14 +314,14 @@ static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parse
 
 static cn_status read_schema(cn_api_request *r, const char *key, json_t *format)
 {
-    static const char *const members[] = {"name", "schema", "strict", "description", "type"};
+    static const char *const members[] = {"name", "schema", "strict", "description", "type", NULL};
     enum { N_COPIED = 4 };
     json_t *schema = json_object_get(format, "schema"), *copy = json_object();
     json_t *chat = json_pack("{s:s, s:o}", "type", "json_schema", "json_schema", copy);
     cn_status status = chat ? CN_OK : no_memory_for_key(key);
     if (!json_is_object(schema)) status = cn_api_refuse("text.format.schema", "an object", schema);
     if (status == CN_OK)
-        status = check_members(r, "text.format", format, members, sizeof members / sizeof *members);
+        status = check_members(r, "text.format", format, members);
     for (size_t i = 0; status == CN_OK && i < N_COPIED; i++) {
         json_t *v = json_object_get(format, members[i]);
         if (v && json_object_set(copy, members[i], v) != 0) status = no_memory_for_key(key);
@@ -352,12 +333,12 @@ static cn_status read_schema(cn_api_request *r, const char *key, json_t *format)
 
 static cn_status finish_text(cn_api_request *r, json_t *body, const char **key)
 {
-    static const char *const known[] = {"format", "verbosity"};
+    static const char *const known[] = {"format", "verbosity", NULL};
     json_t *text = json_object_get(body, *key = "text"), *format = json_object_get(text, "format");
     const char *type = json_string_value(json_object_get(format, "type"));
     if (!text || json_is_null(text)) return CN_OK;
     if (!json_is_object(text)) return cn_api_refuse(*key, "an object", text);
-    CN_TRY(check_members(r, *key, text, known, sizeof known / sizeof *known));
+    CN_TRY(check_members(r, *key, text, known));
     if (!format || json_is_null(format)) return CN_OK;
     if (type && strcmp(type, "json_schema") == 0) return read_schema(r, "text", format);
     if (type && (strcmp(type, "text") == 0 || strcmp(type, "json_object") == 0))
@@ -392,12 +373,6 @@ static json_t *repeated_reasoning(json_t *body)
                      json_object_get(v, "summary"));
 }
 
-static json_t *or_default(json_t *body, const char *key, const char *text)
-{
-    return set_responses_member(body, key) ? json_incref(json_object_get(body, key))
-                                           : json_loads(text, JSON_DECODE_ANY, NULL);
-}
-
 static cn_status repeat_responses(cn_api_request *r, json_t *body)
 {
     static const struct {
@@ -420,9 +395,12 @@ static cn_status repeat_responses(cn_api_request *r, json_t *body)
                           "temperature", float_json(s->temperature), "top_p", float_json(s->top_p),
                           "text", repeated_text(body), "reasoning", repeated_reasoning(body));
     bool ok = o != NULL;
-    for (size_t i = 0; ok && i < sizeof as_sent / sizeof *as_sent; i++)
-        ok = json_object_set_new(o, as_sent[i].key,
-                                 or_default(body, as_sent[i].key, as_sent[i].otherwise)) == 0;
+    for (size_t i = 0; ok && i < sizeof as_sent / sizeof *as_sent; i++) {
+        json_t *v = json_object_get(body, as_sent[i].key);
+        v = v && !json_is_null(v) ? json_incref(v)
+                                  : json_loads(as_sent[i].otherwise, JSON_DECODE_ANY, NULL);
+        ok = json_object_set_new(o, as_sent[i].key, v) == 0;
+    }
     char *text = ok ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(REPEATED_DIGITS)) : NULL;
     ok = text && cn_buf_add(&r->repeated, text + 1, strlen(text) - 2) == CN_OK;
     free(text);
@@ -453,8 +431,7 @@ cn_status cn_responses_finish(cn_api_request *r, json_t *body, cn_opt_tool_parse
 {
     json_t *input = json_object_get(body, *key = "input");
     if (!input || json_is_null(input)) return cn_fail(CN_ERR_ARG, "%s: missing", *key);
-    CN_TRY(cn_responses_messages(r->chat, json_object_get(body, "instructions"), input, r->unknown,
-                                 &r->warnings));
+    CN_TRY(cn_responses_messages(r, json_object_get(body, "instructions"), input));
     *key = "max_output_tokens";
     CN_TRY(cn_api_set_length(r, "max_output_tokens", json_object_get(body, *key)));
     CN_TRY(finish_logprobs(r, body, key));

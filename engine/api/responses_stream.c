@@ -20,11 +20,9 @@ static json_t *new_event(cn_response_stream *s, const char *type)
 static json_t *item_event(cn_response_stream *s, const cn_response_item *item, const char *type)
 {
     char id[CN_ITEM_ID_BYTES];
-    json_t *o = new_event(s, type);
     cn_response_item_id(id, s->writer.id, item);
-    if (o) json_object_set_new(o, "item_id", json_string(id));
-    if (o) json_object_set_new(o, "output_index", json_integer(item->index));
-    return o;
+    return json_pack("{s:s, s:I, s:s, s:i}", "type", type, "sequence_number",
+                     (json_int_t)s->n_events++, "item_id", id, "output_index", (int)item->index);
 }
 
 /* Appends an event without its last n_cut characters, and releases it. */

@@ -324,7 +324,7 @@ static bool holds_nul(json_t *value)
     return false;
 }
 
-static bool is_named(const char *const *names, const char *key)
+bool cn_json_is_named(const char *const *names, const char *key)
 {
     while (names && *names && strcmp(*names, key) != 0) names++;
     return names && *names;
@@ -346,7 +346,7 @@ cn_status cn_json_refuse_nul_except(json_t *value, const char *where, const char
     }
     json_object_foreach(value, key, child)
     {
-        if (json_is_string(child) && is_named(exempt, key)) continue;
+        if (json_is_string(child) && cn_json_is_named(exempt, key)) continue;
         snprintf(path, sizeof path, "%s.%s", where, cn_json_printable(key, shown, sizeof shown));
         CN_TRY(cn_json_refuse_nul_except(child, path, exempt, error));
     }

@@ -71,10 +71,12 @@ typedef struct cn_json_limits {
 cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,
                                 const cn_json_limits *limits);
 
+/* Whether the key is one of the names, which end with NULL. names may be NULL. */
+bool cn_json_is_named(const char *const *names, const char *key);
 /* Returns `error`, with the path of the string, if a string in value contains a NUL. `where` is the
  * path of value itself. value may be NULL. */
 cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error);
-/* The same, except for strings that are members with one of these names, which end with NULL. */
+/* The same, except for strings that are members with one of these names (cn_json_is_named). */
 cn_status cn_json_refuse_nul_except(json_t *value, const char *where, const char *const *exempt,
                                     cn_status error);
 

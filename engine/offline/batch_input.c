@@ -215,10 +215,10 @@ cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
 static cn_status check_input_members(cn_batch_item *item, const cn_batch_format *format,
                                      cn_api_unknown *unknown)
 {
-    const char *const known[] = {"custom_id", "method", "url", "body", format->answer_field};
-    const size_t n = sizeof known / sizeof *known - (format->answer_field == NULL);
+    const char *const known[] = {"custom_id", "method", "url", "body", format->answer_field,
+                                 NULL};
     if (format->prompt_field) return CN_OK;
-    return cn_api_unknown_members(unknown, item->object, known, n, &item->request.warnings);
+    return cn_api_unknown_members(unknown, item->object, known, &item->request.warnings);
 }
 
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,

@@ -24,9 +24,8 @@ static cn_status check_keys(const json_t *object, const char *what, const char *
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        const char *const *k = known;
-        while (*k && strcmp(*k, key) != 0) k++;
-        if (!*k) return cn_fail(CN_ERR_MODEL, "%s: unknown field \"%s\"", what, PRINTABLE(key));
+        if (!cn_json_is_named(known, key))
+            return cn_fail(CN_ERR_MODEL, "%s: unknown field \"%s\"", what, PRINTABLE(key));
     }
     return CN_OK;
 }

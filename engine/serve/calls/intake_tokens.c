@@ -4,7 +4,6 @@
  *   {"tokens": [1, 2]} -> {"prompt": "text"}
  * with "model" in all, and "warnings" in the reply about unknown fields.
  * Thread: intake, or that of a large body. Stage: 1 and 2. */
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/serve/calls/service_state.h"
@@ -50,9 +49,8 @@ static cn_status take_switch(json_t *body, const char *key, bool *out)
 static cn_status text_tokens(cn_service *s, const cn_prompt_maker *maker, const json_t *body,
                              bool add_special, cn_tokens *out, json_t **warnings)
 {
-    static const char *const known[] = {"prompt", "model"};
-    CN_TRY(cn_api_unknown_members(s->defaults.unknown, body, known, sizeof known / sizeof *known,
-                                  warnings));
+    static const char *const known[] = {"prompt", "model", NULL};
+    CN_TRY(cn_api_unknown_members(s->defaults.unknown, body, known, warnings));
     const json_t *prompt = json_object_get(body, "prompt");
     const char *text = json_string_value(prompt);
     const size_t n = json_string_length(prompt);
@@ -145,12 +143,12 @@ static cn_status decode_ids(cn_service *s, const json_t *ids, cn_buf *text)
 static cn_status decode_tokens(cn_token_job *job, json_t *body)
 {
     const cn_json_at at = {body, "body", CN_ERR_ARG};
-    static const char *const known[] = {"tokens", "model"};
+    static const char *const known[] = {"tokens", "model", NULL};
     json_t *ids, *warnings = NULL;
     CN_TRY(cn_for_param(cn_json_arr(&at, "tokens", CN_JSON_REQUIRED, &ids), "tokens"));
     cn_buf text = {0};
-    cn_status status = cn_api_unknown_members(job->service->defaults.unknown, body, known,
-                                              sizeof known / sizeof *known, &warnings);
+    cn_status status =
+        cn_api_unknown_members(job->service->defaults.unknown, body, known, &warnings);
     if (status == CN_OK) status = cn_for_param(decode_ids(job->service, ids, &text), "tokens");
     if (status == CN_OK)
         status = finish_reply(job, json_pack("{s:s%}", "prompt", text.data, text.len), warnings);

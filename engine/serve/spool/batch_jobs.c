@@ -204,11 +204,6 @@ cn_files *cn_batches_files(cn_batches *b) { return b->files; }
 
 /* ---- sharing the engine ---- */
 
-static bool asks_lines(const cn_batch *b)
-{
-    return b->record.status == CN_BATCH_STATUS_IN_PROGRESS && !*b->paused;
-}
-
 static uint32_t count_inflight(const cn_batches *b)
 {
     uint32_t n = 0;
@@ -224,7 +219,8 @@ static void take_stock(cn_batches *b)
     while (b->first_live < b->n && is_over(b->all[b->first_live])) b->first_live++;
     b->n_asking = 0;
     for (size_t i = b->first_live; i < b->n; i++) {
-        b->n_asking += asks_lines(b->all[i]);
+        b->n_asking +=
+            b->all[i]->record.status == CN_BATCH_STATUS_IN_PROGRESS && !*b->all[i]->paused;
         bytes += is_over(b->all[i]) ? 0 : cn_batch_bytes(b->all[i]);
     }
     cn_files_set_unlisted_bytes(b->files, bytes);
@@ -486,10 +482,9 @@ cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *bod
 {
     /* The last has no effect: output files stay until they are deleted. */
     static const char *const known[] = {"input_file_id", "endpoint", "completion_window",
-                                        "metadata", "output_expires_after"};
+                                        "metadata", "output_expires_after", NULL};
     json_t *warnings = NULL;
-    cn_status status = cn_api_unknown_members(b->opts.defaults.unknown, body, known,
-                                              sizeof known / sizeof *known, &warnings);
+    cn_status status = cn_api_unknown_members(b->opts.defaults.unknown, body, known, &warnings);
     if (status == CN_OK) status = create_job(b, v, body, batch);
     if (status == CN_OK && warnings && json_object_set(*batch, "warnings", warnings) != 0) {
         json_decref(*batch);
