@@ -15,7 +15,6 @@
 
 #include "compress/away.h"
 #include "compress/policy.h"
-#include "engine/base/base.h"
 
 typedef enum cn_seq_state {
     CN_SEQ_WAITING,     /* in a queue; holds nothing */

@@ -5,8 +5,6 @@
  * copy. With cuBLASLt, gemm_silu_mul is a product followed by silu_mul. */
 #include "cuda/gemm/gemm.h"
 
-#include <string.h>
-
 #include "cuda/gemm/gemm_fp8.h"
 
 const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS] = {

@@ -1,8 +1,6 @@
 /* bench_dataset.c - see bench_dataset.h. */
 #include "engine/bench/bench_dataset.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 #include "engine/base/line_reader.h"
 #include "engine/text/prompt.h"

@@ -3,8 +3,6 @@
  *
  * Exit codes as those of run-batch: 0 every line is answered, 2 some lines have an error, 3 lines
  * are missing, 1 nothing was done. */
-#include <signal.h>
-#include <string.h>
 
 #include "engine/cmd/command.h"
 #include "engine/offline/merge.h"

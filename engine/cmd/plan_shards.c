@@ -2,7 +2,6 @@
 #include "engine/cmd/plan_shards.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/base/line_reader.h"
 #include "engine/base/philox.h"

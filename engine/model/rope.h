@@ -8,7 +8,6 @@
  * double would differ by up to 0.004 rad. */
 #pragma once
 
-#include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
 
 /* inv_freq[head_dim/2], f32: radians per position of each dimension pair (i, i + head_dim/2), after

@@ -2,7 +2,6 @@
 #include "engine/offline/audit.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "compress/away.h"
 

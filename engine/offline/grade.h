@@ -13,7 +13,6 @@
  * reference without a number matches nothing. */
 #pragma once
 
-#include "engine/base/base.h"
 #include "engine/options/options.h"
 
 /* True if output[n] matches the reference. rule must not be CN_OPT_GRADE_NONE. */

@@ -4,7 +4,6 @@
  * Owner: cn_batch_drive. Thread: one. Stage: beside all stages. */
 #pragma once
 
-#include "engine/base/base.h"
 #include "engine/options/options.h"
 
 /* The figures to show. Requests of earlier runs of the file count as read and as done. */

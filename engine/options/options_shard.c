@@ -1,7 +1,6 @@
 /* options_shard.c - which shard of the input a run answers: from --shard, or from what Slurm,
  * Kubernetes and others tell their tasks in the environment; and the files that its name expands
  * to. See options.h. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -7,7 +7,6 @@
 
 #include "engine/base/base.h"
 #include "engine/checkpoint/model_config.h"
-#include "engine/options/options.h"
 
 typedef struct cn_calibrator cn_calibrator;
 

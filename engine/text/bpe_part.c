@@ -17,8 +17,6 @@
  * Merges that a trainer made fulfil 2. With others a word is one part. */
 #include "engine/text/bpe_state.h"
 
-#include <string.h>
-
 enum {
     MAX_PART_BYTES = 1 << 20, /* unless no cut is found */
     PROBES = 4                /* borders that are tried before the part grows */

@@ -1,8 +1,6 @@
 /* word_steps.c - see word_steps.h. */
 #include "engine/text/word_steps.h"
 
-#include <string.h>
-
 #include "engine/base/utf8.h"
 #include "engine/text/pretoken.h"
 #include "engine/text/split_regex.h"

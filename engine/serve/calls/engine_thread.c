@@ -1,7 +1,6 @@
 /* engine_thread.c - what runs on the thread of an engine (engine/lanes/lane.h): takes requests and
  * cancels, delivers, and gives the requests of an engine that failed or hangs to the others. See
  * service.h. */
-#include <string.h>
 
 #include "engine/serve/calls/service_state.h"
 

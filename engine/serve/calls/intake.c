@@ -24,12 +24,6 @@ cn_status cn_intake_open(cn_service *s)
     return CN_OK;
 }
 
-/* Refuses a request for another model: its client has reached the wrong server. */
-static cn_status check_intake_model(const cn_call *call, const json_t *body)
-{
-    return cn_api_model_check(cn_service_names(call->service), json_object_get(body, "model"));
-}
-
 cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes)
 {
     const char *data = text->data ? text->data : "";
@@ -58,7 +52,9 @@ static cn_status parse_body(cn_call *call)
     cn_budget *memory = &call->service->memory;
     CN_TRY(cn_intake_parse(call->service, &call->body, &body, &call->held_bytes));
     cn_buf_free(&call->body);
-    cn_status status = check_intake_model(call, body);
+    /* A client that asks for another model has reached the wrong server. */
+    cn_status status =
+        cn_api_model_check(cn_service_names(call->service), json_object_get(body, "model"));
     if (status == CN_OK)
         status = cn_api_request_parse(&call->parsed, call->endpoint, body,
                                       &call->service->defaults);

@@ -227,18 +227,14 @@ static void free_upload(void *form)
     cn_free(f);
 }
 
-/* OpenAI's expiry of a file, as its package sends it. Files are kept until they are deleted. */
-static bool is_expiry(const char *name)
-{
-    return strcmp(name, "expires_after") == 0 || strncmp(name, "expires_after[", 14) == 0;
-}
-
 static cn_status begin_field(void *form, const char *name, const char *filename)
 {
     upload_form *f = form;
     f->in_file = strcmp(name, "file") == 0;
     f->in_purpose = strcmp(name, "purpose") == 0;
-    if (is_expiry(name)) return CN_OK;
+    /* OpenAI's expiry of a file, as its package sends it. Files are kept until they are deleted. */
+    if (strcmp(name, "expires_after") == 0 || strncmp(name, "expires_after[", 14) == 0)
+        return CN_OK;
     if (!f->in_file && !f->in_purpose)
         return cn_fail(CN_ERR_ARG, "unknown form field \"%s\": expected file and purpose", name);
     if ((f->in_file && f->has_file) || (f->in_purpose && *f->purpose))

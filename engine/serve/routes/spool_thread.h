@@ -8,8 +8,6 @@
  * before the reply reports it, and neither the HTTP loop nor the engine may wait for a disk. */
 #pragma once
 
-#include <stdatomic.h>
-
 #include "engine/serve/server.h"
 #include "engine/serve/spool/batch_jobs.h"
 

@@ -3,8 +3,6 @@
 #include "engine/serve/routes/status_json.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static json_t *integer(uint64_t v) { return json_integer((json_int_t)v); }
 

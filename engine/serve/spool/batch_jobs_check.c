@@ -1,8 +1,6 @@
 /* batch_jobs_check.c - see batch_jobs_check.h. */
 #include "engine/serve/spool/batch_jobs_check.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 
 cn_status cn_batch_check_open(cn_batch_check *c, const char *path, cn_api_endpoint endpoint,

@@ -213,11 +213,6 @@ static cn_status eval_list(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
     return CN_OK;
 }
 
-static bool is_hashable(cn_jvalue v)
-{
-    return v.kind != CN_J_LIST && v.kind != CN_J_DICT && v.kind != CN_J_UNDEFINED;
-}
-
 static cn_status eval_dict(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
 {
     CN_TRY(cn_jdict_new(&run->arena, CN_J_DICT, 0, out));
@@ -225,7 +220,7 @@ static cn_status eval_dict(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
         cn_jvalue key, v;
         CN_TRY(cn_jeval(run, item, &key));
         CN_TRY(cn_jeval(run, item->next, &v));
-        if (!is_hashable(key))
+        if (key.kind == CN_J_LIST || key.kind == CN_J_DICT || key.kind == CN_J_UNDEFINED)
             return cn_fail(CN_ERR_ARG, "a %s cannot be a key of a dict", cn_jtype_name(key));
         CN_TRY(cn_jwork(run, 1 + out->dict->n / 8));
         CN_TRY(cn_jdict_put(&run->arena, out->dict, key, v));

@@ -12,11 +12,6 @@
 
 static char lex_char(const cn_jlex *l, size_t i) { return i < l->n ? l->src[i] : '\0'; }
 
-static cn_jtext rest_of_template(const cn_jlex *l, size_t i)
-{
-    return (cn_jtext){l->src + i, l->n - i};
-}
-
 /* Moves on and counts lines. */
 static void advance_jinja(cn_jlex *l, size_t to)
 {
@@ -49,7 +44,7 @@ static size_t skip_jinja_space(const cn_jlex *l, size_t i)
 {
     uint32_t cp;
     for (size_t len; i < l->n; i += len) {
-        len = cn_pychar(rest_of_template(l, i), &cp);
+        len = cn_pychar((cn_jtext){l->src + i, l->n - i}, &cp);
         if (!cn_pyspace(cp)) break;
     }
     return i;

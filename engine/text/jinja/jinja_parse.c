@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "engine/text/jinja/jinja_ast.h"
-#include "engine/text/jinja/jinja_pystring.h"
 
 /* ---- tokens ---- */
 
@@ -64,11 +63,6 @@ cn_status cn_jparse_deeper(cn_jparser *p)
 static cn_status expect_kind(cn_jparser *p, cn_jtoken_kind kind, const char *want)
 {
     return p->now.kind == kind ? cn_jparse_advance(p) : cn_jparse_fail(p, want);
-}
-
-static cn_status expect_name(cn_jparser *p, const char *name)
-{
-    return cn_jparse_at_name(p, name) ? cn_jparse_advance(p) : cn_jparse_fail(p, name);
 }
 
 /* ---- bodies ---- */
@@ -155,7 +149,7 @@ static cn_status parse_for(cn_jparser *p, cn_jnode **out)
     cn_jnode *loop = *out;
     CN_TRY(cn_jparse_advance(p));
     CN_TRY(cn_jparse_target(p, &loop->a));
-    CN_TRY(expect_name(p, "in"));
+    CN_TRY(cn_jparse_at_name(p, "in") ? cn_jparse_advance(p) : cn_jparse_fail(p, "in"));
     CN_TRY(cn_jparse_exprs(p, false, &loop->b));
     if (cn_jparse_at_name(p, "if")) {
         CN_TRY(cn_jparse_advance(p));

@@ -136,12 +136,6 @@ bool cn_pyends(cn_jtext t, cn_jtext suffix)
     return t.n >= suffix.n && cn_jtext_same((cn_jtext){t.at + t.n - suffix.n, suffix.n}, suffix);
 }
 
-static bool ends_line(uint32_t cp)
-{
-    return (cp >= 0x0A && cp <= 0x0D) || (cp >= 0x1C && cp <= 0x1E) || cp == 0x85 || cp == 0x2028 ||
-           cp == 0x2029;
-}
-
 bool cn_pyline(cn_jtext *rest, cn_jtext *line)
 {
     if (rest->n == 0) return false;
@@ -149,7 +143,8 @@ bool cn_pyline(cn_jtext *rest, cn_jtext *line)
     while (rest->n) {
         uint32_t cp;
         size_t len = cn_pychar(*rest, &cp);
-        bool end = ends_line(cp);
+        bool end = (cp >= 0x0A && cp <= 0x0D) || (cp >= 0x1C && cp <= 0x1E) || cp == 0x85 ||
+                   cp == 0x2028 || cp == 0x2029;
         if (end && cp == '\r' && rest->n > 1 && rest->at[1] == '\n') len = 2;
         rest->at += len;
         rest->n -= len;

@@ -1,6 +1,5 @@
 /* jinja_tojson.c - values to JSON as Python's json.dumps writes it, and JSON to values. See
  * jinja_run.h. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
