@@ -5,9 +5,7 @@
 
 #include "engine/ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 /* Checks shapes that do not depend on the request. CN_ERR_SHAPE when no event can run in p. */
 cn_status cn_compress_check_shape(const cn_pools *p);
@@ -17,6 +15,4 @@ cn_status cn_compress_check_shape(const cn_pools *p);
 cn_status cn_compress_check_request(const cn_compress_args *a, const cn_compress_req *r,
                                     size_t scratch_bytes);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

@@ -14,9 +14,7 @@
 #include "engine/ops.h"
 #include "engine/select/selected_stages.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 enum {
     CN_CUDA_SIDE_STREAMS = 4, /* LOW streams that the arena has room for */
@@ -241,6 +239,4 @@ size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t 
  * event. */
 size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

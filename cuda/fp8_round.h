@@ -3,9 +3,7 @@
 
 #include "cuda/cuda_ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 typedef struct cn_fp8_rounding {
     const void *x;        /* [T,K] bf16; K a multiple of 8 */
@@ -23,6 +21,4 @@ cn_status cn_fp8_round(cn_stream *s, const cn_fp8_rounding *r);
  * of which scale_n rows, or a whole row, have one. */
 cn_status cn_fp8_spread_scales(cn_stream *s, float *out, const cn_matrix *w, uint32_t n);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

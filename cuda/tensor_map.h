@@ -7,9 +7,7 @@
 
 #include "engine/base/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 enum {
     CN_BOX_COLS = 64,   /* bf16 values of a row of a box */
@@ -31,6 +29,4 @@ cn_status cn_map_open(void);
 /* Encodes the map of the array at `base`, which may be filled later. Call after cn_map_open. */
 cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *s);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

@@ -19,9 +19,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* They stand around declarations that C++ reads too. */
 #ifdef __cplusplus
-extern "C" {
+#define CN_BEGIN_C extern "C" {
+#define CN_END_C }
+#else
+#define CN_BEGIN_C
+#define CN_END_C
 #endif
+
+CN_BEGIN_C
 
 #define CINCH_VERSION "0.1.0"
 
@@ -483,6 +490,4 @@ typedef struct cn_stats {
 } cn_stats;
 void cn_engine_stats(const cn_engine *e, cn_stats *out);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

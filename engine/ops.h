@@ -34,9 +34,7 @@
 #include "engine/matrix_ops.h"
 #include "paged/planes.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 typedef struct cn_backend cn_backend;
 typedef struct cn_stream cn_stream; /* in-order queue of device work */
@@ -769,6 +767,4 @@ typedef struct cn_cuda_backend_opts {
 cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);
 typedef cn_status (*cn_backend_cuda_open_fn)(cn_backend **out, const cn_cuda_backend_opts *o);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

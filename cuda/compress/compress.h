@@ -22,9 +22,7 @@
 
 #include "cuda/cuda_ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 enum {
     CN_COMPRESS_SPAN = 256, /* slots; a whole number of blocks of any size */
@@ -137,6 +135,4 @@ cn_status cn_compress_set_aside(cn_stream *s, const cn_compress_chunk *c);
  * position of that slot as P. */
 cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

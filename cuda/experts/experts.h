@@ -8,9 +8,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/tensor_map.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 /* A product of all pairs with the weights of their experts. */
 typedef struct cn_expert_call {
@@ -53,6 +51,4 @@ cn_status cn_experts_any_run(cn_stream *s, const cn_expert_call *call);
 cn_status cn_experts_gather(cn_stream *s, void *out, const void *x, const uint32_t *pair_tokens,
                             uint32_t n_pairs, uint32_t k);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

@@ -12,9 +12,7 @@
 
 #include "cuda/cuda_ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 enum {
     CN_GEMM_BUCKETS = 38,
@@ -140,6 +138,4 @@ void cn_gemm_cache_save(const cn_cuda *c);
 /* Fills out with n random bf16 values in (-1, 1). The same seed gives the same values. */
 cn_status cn_gemm_fill_random(cn_stream *s, void *out, size_t n, uint64_t seed);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

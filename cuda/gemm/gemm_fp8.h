@@ -3,9 +3,7 @@
 
 #include "cuda/gemm/gemm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 /* Prepares the kernels. Does nothing on other GPUs. */
 cn_status cn_gemm_fp8_open(cn_cuda *c);
@@ -15,6 +13,4 @@ cn_status cn_gemm_fp8_open(cn_cuda *c);
 cn_status cn_gemm_fp8_run(cn_stream *s, const cn_gemm_call *call, const cn_matrix *weight,
                           void *rounded);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

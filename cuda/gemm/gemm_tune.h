@@ -4,9 +4,7 @@
 
 #include "cuda/gemm/gemm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 enum {
     CN_GEMM_MODEL_SHAPES = 6, /* the layer's products, the head and the router */
@@ -68,6 +66,4 @@ void cn_gemm_tune_layers(cn_gemm_tuner *t);
 /* A stand-in for attention: holds all shared memory of the GPU for some microseconds. */
 cn_status cn_gemm_pause(cn_stream *s);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

@@ -15,9 +15,7 @@
 
 #include "cuda/cuda_ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 /* Bits of a route; from CN_ROUTE_KEYS on a bit for each cn_sel_key that the last stage may have. */
 enum {
@@ -44,6 +42,4 @@ cn_status cn_select_launch(cn_stream *s, const cn_select_args *a, bool few, uint
 /* Where `select` counts the finished parts of n_units lists; NULL: there is no room. */
 uint32_t *cn_select_done(const cn_stream *s, uint32_t n_units);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C

@@ -24,9 +24,7 @@
 #define CN_HOST_DEVICE
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CN_BEGIN_C
 
 /* Records `fmt` as this thread's last error and returns `status`, so that a caller can write
  * `return cn_fail(CN_ERR_MODEL, "%s: expected 2 dimensions, got %d", name, n);`. */
@@ -147,6 +145,4 @@ cn_status cn_random_bytes(void *out, size_t n);
  * the result back to hash more data. */
 uint64_t cn_hash64(uint64_t h, const void *data, size_t n);
 
-#ifdef __cplusplus
-}
-#endif
+CN_END_C
