@@ -83,11 +83,11 @@ template <int N_WORDS, int N_PAIRS> struct cn_label_query {
     float factor[2 * N_PAIRS]; /* divided by 16 */
 };
 
-/* Loads the heads from `first` on of n. Heads from n on repeat the last one. labels: [n, stride]
+/* Loads the heads from `first` on of n. Heads from n on repeat the last one. labels: [n, N_WORDS]
  * quantised. */
 template <int N_WORDS, int N_PAIRS>
 __device__ static inline cn_label_query<N_WORDS, N_PAIRS>
-cn_label_load(const uint2 *labels, uint32_t stride, const float *factor, uint32_t first, uint32_t n)
+cn_label_load(const uint2 *labels, const float *factor, uint32_t first, uint32_t n)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, last = n - 1;
     const bool own = lane / 8 == lane % 4;
@@ -100,7 +100,7 @@ cn_label_load(const uint2 *labels, uint32_t stride, const float *factor, uint32_
 #pragma unroll
         for (uint32_t j = 0; j < N_WORDS; j++) {
             const uint32_t head = min(first + 2 * pair + lane / 4 % 2, last);
-            q.words[pair][j] = own ? labels[head * stride + j] : make_uint2(0, 0);
+            q.words[pair][j] = own ? labels[head * N_WORDS + j] : make_uint2(0, 0);
         }
     return q;
 }

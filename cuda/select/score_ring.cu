@@ -343,7 +343,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, uint32_t n_bl
     const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
     const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
     const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
-    const uint32_t stride = cn_ring_table_stride(has_bounds ? 2 * d : d);
+    const uint32_t stride = (has_bounds ? 2 * d : d) + CN_RING_TABLE_PAD;
     const size_t share = cn_launch_shared_of(s->cuda, n_blocks) - STATIC_BYTES - room_of(p);
     const size_t labels =
         has_labels ? p.group * (p.query_words * sizeof(uint2) + sizeof(float)) : 0;

@@ -59,19 +59,13 @@ __device__ static inline uint32_t cn_ring_query_width(const cn_score_params &p,
     return x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
 }
 
-/* Elements from a row of that table to the next. */
-__host__ __device__ static inline uint32_t cn_ring_table_stride(uint32_t width)
-{
-    return width + CN_RING_TABLE_PAD;
-}
-
 /* Fills the table of rows or bounds. */
 __device__ static inline void cn_ring_fill_table(const cn_score_params &p, const cn_score_part &x,
                                                  const cn_ring_memory &m)
 {
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     const uint32_t width = cn_ring_query_width(p, x), n = cn_ring_query_rows(p, x) * width;
-    const uint32_t stride = cn_ring_table_stride(width);
+    const uint32_t stride = width + CN_RING_TABLE_PAD;
 #pragma unroll 1
     for (uint32_t at = threadIdx.x; at < n; at += CN_FEED_THREADS) {
         const uint32_t row = at / width, i = at % width;

@@ -206,7 +206,7 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
                                                 uint32_t known)
 {
     const float factor = cn_score_scale_of(p, x);
-    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_table_stride(cn_ring_query_width(p, x)));
+    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_query_width(p, x) + CN_RING_TABLE_PAD);
     cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, p.args.out + x.first, 1);
     for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
         const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
@@ -224,7 +224,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
 {
     const float factor = cn_score_scale_of(p, x);
     const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
-    const uint32_t stride = cn_ring_table_stride(cn_ring_query_width(p, x));
+    const uint32_t stride = cn_ring_query_width(p, x) + CN_RING_TABLE_PAD;
     const cn_bf16 *q = cn_ring_query_row(m, 0, group, stride);
     cn_key_lots l =
         cn_ring_first_lot<IS_ROWS>(x, m.n_workers, cn_score_rows(p, x.first) + own, row);

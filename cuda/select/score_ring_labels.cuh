@@ -152,8 +152,8 @@ cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_rin
 #pragma unroll 1
     for (uint32_t first = 0; first < (ROW ? ROW : p.group); first += CN_LABEL_HEADS) {
         if (ROW == 0 && p.group > CN_LABEL_HEADS)
-            q = cn_label_load<N_WORDS, CN_RING_PAIRS>(m.labels, N_WORDS,
-                                                      cn_ring_label_factors(p, m), first, p.group);
+            q = cn_label_load<N_WORDS, CN_RING_PAIRS>(m.labels, cn_ring_label_factors(p, m), first,
+                                                      p.group);
         if (whole)
             cn_ring_label_heads<N_WORDS, ROW, true>(p, x, lot, q, first, own);
         else
@@ -235,7 +235,7 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
-        m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, p.group);
+        m.labels, cn_ring_label_factors(p, m), 0, p.group);
     cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         const bool whole = cn_ring_is_whole(p, x, lot);
@@ -255,7 +255,7 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
                                                    uint32_t known)
 {
     const cn_label_query<N_WORDS, 1> q =
-        cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, 1);
+        cn_label_load<N_WORDS, 1>(m.labels, cn_ring_label_factors(p, m), 0, 1);
     const uint32_t warp = threadIdx.x / CN_WARP;
     const bool is_line = DIGITS || p.args.n_layers == 1;
     const uint64_t cache = is_line ? CN_CACHE_EVICT_NORMAL : CN_CACHE_EVICT_LAST;

@@ -439,19 +439,6 @@ __device__ static inline void clear_counts(uint32_t *counts)
     if (THREADS + threadIdx.x < CN_COUNTS) counts[THREADS + threadIdx.x] = 0;
 }
 
-/* Finds the lowest selected score, whose high byte is known, and lists the block's candidates.
- * counts: of the unit, or NULL. */
-template <uint32_t PARTS>
-__device__ static inline void select_unit(const select_list &l, const select_scores &held,
-                                          const select_digit &high, uint32_t *counts,
-                                          select_shared<PARTS> *shared)
-{
-    const select_digit low = find_low(l, held, high, shared);
-    if (counts && l.part == 0) clear_counts(counts);
-    list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, low.above, low.equal,
-                  shared);
-}
-
 /* The arrays of the step are read before the wait. `score` lets the next kernel start only after it
  * has waited for all kernels that write them. A kernel between it and this one is one of `score`.
  *
@@ -484,7 +471,11 @@ __global__ static void __launch_bounds__(THREADS, 4)
             count_bins(l, held, 0, 0, &shared);
             n_high = unit_high(l.part, &shared);
         }
-        select_unit(l, held, find_high(n_high, k, &shared), counts, &shared);
+        const select_digit high = find_high(n_high, k, &shared);
+        const select_digit low = find_low(l, held, high, &shared);
+        if (counts && l.part == 0) clear_counts(counts);
+        list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, low.above,
+                      low.equal, &shared);
     } else if (counts && l.part == 0) {
         clear_counts(counts); /* no other block waits for them */
     }
