@@ -464,17 +464,15 @@ void cn_engine_fail_sample(cn_engine *e, cn_sample *sample, const char *error)
 
 void cn_engine_cancel(cn_engine *e, uint64_t request)
 {
-    for (cn_list_node *at = e->requests.head; at; at = at->next) {
-        cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
+    CN_LIST_EACH(cn_engine_request, r, &e->requests, node) {
         if (r->id == request) r->cancelled = true;
     }
 }
 
 void cn_engine_sweep_cancelled(cn_engine *e)
 {
-    for (cn_list_node *at = e->requests.head, *next; at; at = next) {
-        cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
-        next = at->next; /* a callback may append requests but never removes one */
+    /* A callback may append requests but never removes one. */
+    CN_LIST_EACH_SAFE(cn_engine_request, r, &e->requests, node) {
         if (!r->cancelled) continue;
         for (uint32_t i = 0; i < r->n_samples; i++)
             if (!r->samples[i].done)

@@ -222,8 +222,7 @@ static bool takes_work(cn_sample *s)
 void cn_structure_make_early(cn_engine *e)
 {
     make_mask_room(e);
-    for (cn_list_node *at = e->requests.head; at; at = at->next) {
-        cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
+    CN_LIST_EACH(cn_engine_request, r, &e->requests, node) {
         for (uint32_t i = 0; r->is_away && i < r->n_samples; i++) {
             cn_sample *s = &r->samples[i];
             if (s->is_late || !takes_work(s)) continue;

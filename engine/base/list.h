@@ -2,9 +2,7 @@
  * leaf: it includes nothing of the project.
  *
  * The links are part of the listed struct, so no operation allocates. A zeroed cn_list is empty. A
- * node can be in one list at a time. To walk a list:
- *   for (item *i = CN_CONTAINER_OF(list.head, item, node); i;
- *        i = CN_CONTAINER_OF(i->node.next, item, node)) */
+ * node can be in one list at a time. */
 #pragma once
 
 #include <stddef.h>
@@ -17,6 +15,14 @@ static inline void *cn_container_of(const void *part, size_t offset)
 
 /* The `type` whose `member` is at `part`; NULL if part is NULL, which ends a list. */
 #define CN_CONTAINER_OF(part, type, member) ((type *)cn_container_of(part, offsetof(type, member)))
+
+/* Walks a list: `it` is one item after another. The body of the SAFE one may remove it. */
+#define CN_LIST_EACH(type, it, list, member)                                                       \
+    for (type *it = CN_CONTAINER_OF((list)->head, type, member); it;                               \
+         it = CN_CONTAINER_OF(it->member.next, type, member))
+#define CN_LIST_EACH_SAFE(type, it, list, member)                                                  \
+    for (type *it = CN_CONTAINER_OF((list)->head, type, member), *next_##it;                       \
+         it && (next_##it = CN_CONTAINER_OF(it->member.next, type, member), it); it = next_##it)
 
 typedef struct cn_list_node {
     struct cn_list_node *prev, *next;

@@ -137,8 +137,7 @@ bool cn_form_equal(const cn_form *a, const cn_form *b)
 
 static cn_grammar *find_grammar(const cn_list *list, const cn_form *f)
 {
-    for (cn_list_node *at = list->head; at; at = at->next) {
-        cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
+    CN_LIST_EACH(cn_grammar, grammar, list, node) {
         if (cn_form_equal(&grammar->form, f)) return grammar;
     }
     return NULL;
@@ -174,8 +173,7 @@ static void drop_unused(cn_grammars *g)
 static cn_grammar *find_largest(const cn_grammars *g)
 {
     cn_grammar *largest = NULL;
-    for (cn_list_node *at = g->made.head; at; at = at->next) {
-        cn_grammar *grammar = CN_CONTAINER_OF(at, cn_grammar, node);
+    CN_LIST_EACH(cn_grammar, grammar, &g->made, node) {
         if (!largest ||
             cn_automaton_bytes(grammar->automaton) > cn_automaton_bytes(largest->automaton))
             largest = grammar;

@@ -58,8 +58,7 @@ void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
     }
     drop_again(run);
     const cn_batch_port *port = run->port;
-    for (cn_list_node *at = run->inflight.head; at; at = at->next) {
-        cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
+    CN_LIST_EACH(cn_batch_job, job, &run->inflight, node) {
         if (job->replays || port->n_tokens(port->user, job) == 0) port->cancel(port->user, job);
     }
 }
@@ -123,8 +122,7 @@ static void fail_for_one_reason(cn_batch_run *run)
 
 static bool has_first_line(const cn_list *jobs)
 {
-    for (const cn_list_node *at = jobs->head; at; at = at->next) {
-        const cn_batch_job *job = CN_CONTAINER_OF((cn_list_node *)at, cn_batch_job, node);
+    CN_LIST_EACH(cn_batch_job, job, jobs, node) {
         if (job->item.line <= CN_FIRST_LINES) return true;
     }
     return false;
@@ -626,8 +624,7 @@ cn_batch_work cn_batch_run_work(const cn_batch_run *run, uint64_t unread, uint32
                        .limit = context,
                        .prompt = t->answered ? (double)t->prompt_tokens / (double)t->answered : 0,
                        .most_kv = most_kv};
-    for (const cn_list_node *at = run->inflight.head; at; at = at->next) {
-        cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
+    CN_LIST_EACH(cn_batch_job, job, &run->inflight, node) {
         if (job->replays) continue;
         cn_lengths_add(&u.running, port->n_tokens(port->user, job));
         const uint64_t limit = most_tokens(job, context);

@@ -184,8 +184,7 @@ static bool has_to_wait(const cn_lanes *l, const lane_call *call)
 static lane_call *first_ready(const cn_lanes *l)
 {
     lane_call *first = NULL;
-    for (cn_list_node *at = l->ready.head; at; at = at->next) {
-        lane_call *call = CN_CONTAINER_OF(at, lane_call, node);
+    CN_LIST_EACH(lane_call, call, &l->ready, node) {
         const int32_t mine = call->job->attempt.params.priority;
         if (has_to_wait(l, call) || (call->is_suspect && !choose(l, call))) continue;
         if (!first || mine < first->job->attempt.params.priority) first = call;

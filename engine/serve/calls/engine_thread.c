@@ -380,14 +380,10 @@ static void end_cancelled(cn_call *call)
 
 static void end_cancelled_of(cn_service_lane *at)
 {
-    for (cn_list_node *node = at->active.head, *next; node; node = next) {
-        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
-        next = node->next;
+    CN_LIST_EACH_SAFE(cn_call, call, &at->active, node) {
         if (atomic_load(&call->cancelled)) end_cancelled(call);
     }
-    for (cn_list_node *node = at->posted.head, *next; node; node = next) {
-        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
-        next = node->next;
+    CN_LIST_EACH_SAFE(cn_call, call, &at->posted, node) {
         if (!atomic_load(&call->cancelled) ||
             !cn_lane_try_recall(&at->lane, queue_of(call), &call->mail))
             continue;
@@ -424,9 +420,7 @@ static uint32_t take_active(cn_service_lane *at)
 static uint32_t take_posted(cn_service_lane *at)
 {
     uint32_t n = 0;
-    for (cn_list_node *node = at->posted.head, *next; node; node = next) {
-        cn_call *call = CN_CONTAINER_OF(node, cn_call, node);
-        next = node->next;
+    CN_LIST_EACH_SAFE(cn_call, call, &at->posted, node) {
         if (!others_work(call) || atomic_load(&call->cancelled) ||
             !cn_lane_try_recall(&at->lane, queue_of(call), &call->mail))
             continue;

@@ -80,9 +80,7 @@ static void start_job(cn_service *s, long_job *job)
 
 static void start_waiting(cn_service *s)
 {
-    for (cn_list_node *at = s->long_waiting.head, *next; at; at = next) {
-        long_job *job = CN_CONTAINER_OF(at, long_job, node);
-        next = at->next;
+    CN_LIST_EACH_SAFE(long_job, job, &s->long_waiting, node) {
         if (may_start(s, job)) start_job(s, job);
     }
 }

@@ -64,8 +64,7 @@ static connection *find_slowest(const cn_http_server *s, double now)
 {
     connection *slowest = NULL;
     double most_s = 0;
-    for (const cn_list_node *at = s->receiving.head; at; at = at->next) {
-        connection *c = CN_CONTAINER_OF(at, connection, node);
+    CN_LIST_EACH(connection, c, &s->receiving, node) {
         /* The list is in the order of since_s: later ones cannot be slower. */
         if (slowest && !slowest->reused && most_s >= now - c->since_s) break;
         const double slow_s = http_connection_slow_s(c, now);
@@ -94,8 +93,7 @@ static double peer_stalled_s(const connection *c, double now)
 static connection *find_stalled(const cn_http_server *s, bool long_only, double now)
 {
     connection *stalled = NULL;
-    for (const cn_list_node *at = s->replying.head; at; at = at->next) {
-        connection *c = CN_CONTAINER_OF(at, connection, node);
+    CN_LIST_EACH(connection, c, &s->replying, node) {
         const double this_s = peer_stalled_s(c, now);
         if (long_only && !(c->exchange && c->exchange->counted_long)) continue;
         if (this_s >= 0 && (!stalled || this_s > peer_stalled_s(stalled, now))) stalled = c;
@@ -108,8 +106,7 @@ static connection *find_stalled(const cn_http_server *s, bool long_only, double 
 static connection *find_surplus(const cn_http_server *s)
 {
     if (s->n_kept <= s->receiving.n / 2) return NULL;
-    for (const cn_list_node *at = s->receiving.head; at; at = at->next) {
-        connection *c = CN_CONTAINER_OF(at, connection, node);
+    CN_LIST_EACH(connection, c, &s->receiving, node) {
         if (c->kept) return c;
     }
     return NULL;

@@ -271,14 +271,10 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     cn_http_server *s = arg;
     const double now = cn_now_s();
-    for (cn_list_node *at = s->receiving.head, *next; at; at = next) {
-        connection *c = CN_CONTAINER_OF(at, connection, node);
-        next = at->next;
+    CN_LIST_EACH_SAFE(connection, c, &s->receiving, node) {
         if (is_late(c, now) || (c->state == CONN_IDLE && c->reused && s->draining)) time_out(c);
     }
-    for (cn_list_node *at = s->replying.head, *next; at; at = next) {
-        connection *c = CN_CONTAINER_OF(at, connection, node);
-        next = at->next;
+    CN_LIST_EACH_SAFE(connection, c, &s->replying, node) {
         if (is_stuck(c, now)) http_connection_close(c, "client does not read");
     }
     if (s->out_of_files) http_accept_resume(s);

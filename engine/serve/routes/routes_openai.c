@@ -449,8 +449,7 @@ static cn_status open_stream_part(cn_server *server, void **out)
 /* The HTTP server answers the requests whose replies have not begun. */
 static void cut_part(void *part)
 {
-    for (cn_list_node *at = ((openai_part *)part)->replies.head; at; at = at->next) {
-        reply *r = CN_CONTAINER_OF(at, reply, node);
+    CN_LIST_EACH(reply, r, &((openai_part *)part)->replies, node) {
         if (r->begun && !r->ended && cn_call_request(r->call)->stream) cut_stream(r);
     }
 }

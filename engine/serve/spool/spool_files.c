@@ -219,8 +219,7 @@ static void expire_reservations(cn_files *f)
 {
     const double now = cn_files_now_s(&f->limits);
     if (f->limits.upload_expires_s == 0) return;
-    for (cn_list_node *at = f->uploads.head; at; at = at->next) {
-        cn_upload *u = CN_CONTAINER_OF(at, cn_upload, node);
+    CN_LIST_EACH(cn_upload, u, &f->uploads, node) {
         const uint64_t written = atomic_load(&u->bytes);
         if (now - u->began_s < f->limits.upload_expires_s || written >= u->reserved_bytes) continue;
         atomic_store(&u->expired, true);
