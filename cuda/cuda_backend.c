@@ -96,10 +96,7 @@ static void leave_others(const cn_cuda *c)
 }
 
 /* The CUDA runtime keeps a current device for each thread. The next call reports an error. */
-static void enter(cn_backend *be)
-{
-    cn_cuda_use(be->ctx);
-}
+static void enter(cn_backend *be) { cn_cuda_use(be->ctx); }
 
 static void close_backend(cn_backend *be)
 {

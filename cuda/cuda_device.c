@@ -153,10 +153,7 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, const cn_cuda_backend_opts *o
     return CN_OK;
 }
 
-void cn_cuda_use(const cn_cuda *c)
-{
-    cudaSetDevice(c->device.ordinal);
-}
+void cn_cuda_use(const cn_cuda *c) { cudaSetDevice(c->device.ordinal); }
 
 static cn_status enable_peer(const cn_cuda *from, const cn_cuda *to)
 {

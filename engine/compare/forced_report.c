@@ -24,10 +24,7 @@ static double peak(const cn_forced_run *run, const cn_forced_figures *f)
 }
 
 /* The mean of a sum; NAN without units. */
-static double mean(double sum, uint64_t n)
-{
-    return n ? sum / (double)n : (double)NAN;
-}
+static double mean(double sum, uint64_t n) { return n ? sum / (double)n : (double)NAN; }
 
 /* ---- the table ---- */
 
@@ -130,10 +127,7 @@ static json_t *documents_json(const cn_forced_task *t, const cn_forced_run *run)
 }
 
 /* null without a value. */
-static json_t *mean_json(double value)
-{
-    return isnan(value) ? json_null() : json_real(value);
-}
+static json_t *mean_json(double value) { return isnan(value) ? json_null() : json_real(value); }
 
 static void add_selection_json(json_t *arm, const cn_select_figures *f)
 {

@@ -217,10 +217,7 @@ cn_status cn_forced_run_group(cn_forced_run *r)
     return status;
 }
 
-uint32_t cn_forced_run_done(const cn_forced_run *r)
-{
-    return r->n_done;
-}
+uint32_t cn_forced_run_done(const cn_forced_run *r) { return r->n_done; }
 
 const cn_forced_figures *cn_forced_run_figures(const cn_forced_run *r, uint32_t arm)
 {

@@ -36,10 +36,7 @@ static void open_failed(cn_mail *mail)
     lane->on_failed(lane);
 }
 
-static void open_stop(cn_mail *mail)
-{
-    CN_CONTAINER_OF(mail, cn_lane, stop_mail)->stopping = true;
-}
+static void open_stop(cn_mail *mail) { CN_CONTAINER_OF(mail, cn_lane, stop_mail)->stopping = true; }
 
 static void keep_stats(cn_lane *lane)
 {

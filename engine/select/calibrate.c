@@ -281,12 +281,6 @@ void cn_calibrator_free(cn_calibrator *c)
     cn_free(c);
 }
 
-const cn_model_config *cn_calibrator_config(const cn_calibrator *c)
-{
-    return &c->config;
-}
+const cn_model_config *cn_calibrator_config(const cn_calibrator *c) { return &c->config; }
 
-uint64_t cn_calibrator_tokens(const cn_calibrator *c)
-{
-    return c->n_tokens;
-}
+uint64_t cn_calibrator_tokens(const cn_calibrator *c) { return c->n_tokens; }

@@ -327,10 +327,7 @@ static void leave_submission(cn_service_lane *at, cn_call *call)
     cn_list_append(&at->orphans, &sub->node);
 }
 
-static bool is_last_chance(const cn_call *call)
-{
-    return call->n_lost + 1 >= CN_CALL_MOST_LOST;
-}
+static bool is_last_chance(const cn_call *call) { return call->n_lost + 1 >= CN_CALL_MOST_LOST; }
 
 /* Ends a call whose last engine hangs as well. While no engine works, the line of a batch waits for
  * the end of the step: its error would end the batch. */

@@ -41,10 +41,7 @@ static void skip_empty_lines(connection *c)
     }
 }
 
-static bool has_body(const cn_exchange *x)
-{
-    return x->head.chunked || x->head.content_length > 0;
-}
+static bool has_body(const cn_exchange *x) { return x->head.chunked || x->head.content_length > 0; }
 
 /* The request is complete: from here on a reply alone decides whether the connection stays open. */
 static void handle_request(connection *c)

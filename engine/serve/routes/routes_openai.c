@@ -374,20 +374,11 @@ static void handle(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint)
         generate(part, x, endpoint);
 }
 
-static void handle_chat(void *user, cn_exchange *x)
-{
-    handle(user, x, CN_API_CHAT);
-}
+static void handle_chat(void *user, cn_exchange *x) { handle(user, x, CN_API_CHAT); }
 
-static void handle_completion(void *user, cn_exchange *x)
-{
-    handle(user, x, CN_API_COMPLETION);
-}
+static void handle_completion(void *user, cn_exchange *x) { handle(user, x, CN_API_COMPLETION); }
 
-static void handle_response(void *user, cn_exchange *x)
-{
-    handle(user, x, CN_API_RESPONSES);
-}
+static void handle_response(void *user, cn_exchange *x) { handle(user, x, CN_API_RESPONSES); }
 
 /* ---- models ---- */
 
