@@ -2,7 +2,6 @@
  * the one function that cinch-cuda.so exports. */
 #include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
-#include <string.h>
 
 #include "cuda/cuda_ops.h"
 #include "cuda/experts/experts.h"

@@ -1,6 +1,5 @@
 /* cuda_device.c - finds and checks the GPU, turns CUDA errors into status codes, and divides the
  * one allocation of device memory (first fit). */
-#include <string.h>
 
 #include "cuda/cuda_ops.h"
 

@@ -5,7 +5,6 @@
  * device has read the chunk. With all chunks in flight the caller waits for the oldest; this
  * happens while weights are loaded, not in a step. Each stream has its own chunks, so a copy that
  * is queued behind a compression does not delay copies for the model. */
-#include <string.h>
 
 #include "cuda/cuda_ops.h"
 

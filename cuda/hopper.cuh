@@ -6,8 +6,6 @@
  * CU_TENSOR_MAP_SWIZZLE_128B writes and wgmma reads. A tile begins at a multiple of 1024 bytes. */
 #pragma once
 
-#include <stdint.h>
-
 #include "cuda/barrier.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/util.cuh"

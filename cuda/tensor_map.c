@@ -3,7 +3,6 @@
 #include "cuda/tensor_map.h"
 
 #include <cudaTypedefs.h>
-#include <string.h>
 
 #include "cuda/cuda_ops.h"
 

@@ -8,8 +8,6 @@
  * everything up to the last table in use. The others are rare and have copies of their own. */
 #include "engine/batch.h"
 
-#include <string.h>
-
 #include "compress/selector.h"
 #include "engine/base/base.h"
 #include "engine/sampler.h"

@@ -7,8 +7,6 @@
  * model runs meanwhile. */
 #include "engine/engine_state.h"
 
-#include <string.h>
-
 /* ---- compression events ---- */
 
 static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)

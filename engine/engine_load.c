@@ -2,7 +2,6 @@
  * memory once, and creates every part. Nothing is allocated on the device afterwards. */
 #include "engine/engine_state.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/checkpoint/quant.h"

@@ -1,8 +1,6 @@
 /* engine_probe.c - see engine_probe.h. */
 #include "engine/engine_probe.h"
 
-#include <string.h>
-
 #include "compress/policy.h"
 #include "engine/engine_state.h"
 #include "engine/select/select_cost.h"

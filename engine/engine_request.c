@@ -2,8 +2,6 @@
  * the output of its samples, and drop it when it has finished, failed or was cancelled. */
 #include "engine/engine_state.h"
 
-#include <string.h>
-
 #include "engine/text/prompt.h"
 
 /* ---- a request's own memory ---- */

@@ -22,10 +22,6 @@
  * their outputs is undefined. Only a backend with graphs receives padding. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "engine/base/base.h"
 #include "engine/base/dtype.h"
 #include "engine/draft_ops.h"

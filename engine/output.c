@@ -6,8 +6,6 @@
  * rest to the front. */
 #include "engine/output.h"
 
-#include <string.h>
-
 #include "engine/text/detok.h"
 #include "engine/text/stop.h"
 

@@ -8,9 +8,6 @@
 #pragma once
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "engine/base/philox.h"
 

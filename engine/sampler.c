@@ -2,7 +2,6 @@
 #include "engine/sampler.h"
 
 #include <math.h>
-#include <string.h>
 #include <utf8proc.h>
 
 /* As in vLLM: a lower temperature only loses precision. */

@@ -4,7 +4,6 @@
  * A request whose grammar is not made yet is UNREADY in the scheduler. Its form is compiled on the
  * thread of engine/grammar/compile.h, when no other waiting request of its owner has had its form
  * compiled: waiting requests hold little memory, and no owner keeps the thread from others. */
-#include <string.h>
 
 #include "engine/engine_state.h"
 

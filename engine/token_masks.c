@@ -19,7 +19,6 @@
  *
  * The exchange of an away row cannot be repeated (HOMES.md §6). If there are such requests with
  * a form, the masks of their rows are made before the step is planned, and kept likewise. */
-#include <string.h>
 
 #include "engine/engine_state.h"
 #include "engine/grammar/unique_masks.h"

@@ -2,7 +2,6 @@
 #include "engine/token_rules.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
 #include "engine/sampler.h"
 

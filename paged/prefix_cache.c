@@ -3,8 +3,6 @@
  * arrays indexed by block id, and nothing is allocated after create. */
 #include "paged/prefix_cache.h"
 
-#include <string.h>
-
 typedef struct entry {
     cn_prefix_key parent, key; /* key CN_PREFIX_ROOT: the block has no entry */
     uint64_t hash;

@@ -2,8 +2,6 @@
  * See sched_state.h; DESIGN.md §3.3 and §3.6. */
 #include "scheduler/sched_state.h"
 
-#include <string.h>
-
 uint32_t cn_sched_margin(const cn_scheduler *s)
 {
     uint32_t n = 0;

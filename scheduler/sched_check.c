@@ -4,8 +4,6 @@
  * that depend on them. */
 #include "scheduler/sched_state.h"
 
-#include <string.h>
-
 /* Returns from the function that uses it. */
 #define REQUIRE(cond, text)         \
     do {                            \

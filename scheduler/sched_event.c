@@ -18,8 +18,6 @@
  * their source. The commit puts the area in front. */
 #include "scheduler/sched_state.h"
 
-#include <string.h>
-
 static bool is_shared(const cn_scheduler *s, uint32_t block)
 {
     return cn_pool_refs(s->device.blocks, block) > 1;

@@ -2,8 +2,6 @@
  * See scheduler.h and sched_state.h. */
 #include "scheduler/sched_state.h"
 
-#include <string.h>
-
 typedef struct seq_mem {
     cn_seq seq;
     cn_seq_sched sched;

@@ -4,8 +4,6 @@
  * anything. */
 #include "cuda/compress/compress.h"
 
-#include <string.h>
-
 #include "compress/compress_check.h"
 #include "compress/policy.h"
 

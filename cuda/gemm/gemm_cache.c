@@ -4,7 +4,6 @@
  * splits sharers stages" or "... library HEX", and a last line "end". A damaged file is ignored and
  * replaced. */
 #include <errno.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -2,7 +2,6 @@
  *
  * Every decision depends only on the text so far, never on how it was cut into pieces: where more
  * text could change a decision, the text is held until it arrives. */
-#include <string.h>
 
 #include "engine/api/api_tools.h"
 #include "engine/api/call_openings.h"

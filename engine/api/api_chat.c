@@ -1,8 +1,6 @@
 /* api_chat.c - messages and other variables of the chat template. See api_chat.h. */
 #include "engine/api/api_chat.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96, WHERE_BYTES = 128, MAX_ARGUMENT_DEPTH = 32 };

@@ -2,7 +2,6 @@
 #include "engine/api/api_logprobs.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/base/utf8.h"
 

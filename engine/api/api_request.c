@@ -1,8 +1,6 @@
 /* api_request.c - a table of the fields of a body, and a reader for each. See api_request.h. */
 #include "engine/api/api_request.h"
 
-#include <string.h>
-
 #include "compress/policy.h"
 #include "engine/api/api_chat.h"
 #include "engine/api/api_fields.h"

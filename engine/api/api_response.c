@@ -2,7 +2,6 @@
 #include "engine/api/api_response.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "compress/policy.h"
 #include "engine/api/api_result_state.h"

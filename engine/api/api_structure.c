@@ -2,7 +2,6 @@
 #include "engine/api/api_structure.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/api/api_chat.h"
 #include "engine/api/api_tools.h"

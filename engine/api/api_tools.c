@@ -1,8 +1,6 @@
 /* api_tools.c - tool calls in bodies, chunks and structured output. See api_tools.h. */
 #include "engine/api/api_tools.h"
 
-#include <string.h>
-
 #include "engine/text/call_marks.h"
 
 enum { CALL_BYTES = 110 /* of a call in a body, without its values */ };

@@ -1,8 +1,6 @@
 /* api_unknown.c - see api_unknown.h. */
 #include "engine/api/api_unknown.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 
 enum { SHOWN_BYTES = 96 };

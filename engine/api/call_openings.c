@@ -1,8 +1,6 @@
 /* call_openings.c - see call_openings.h. */
 #include "engine/api/call_openings.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 
 enum {

@@ -2,7 +2,6 @@
 #include "engine/api/python_arguments.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 

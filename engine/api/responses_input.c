@@ -1,8 +1,6 @@
 /* responses_input.c - see responses_input.h. */
 #include "engine/api/responses_input.h"
 
-#include <string.h>
-
 #include "engine/api/api_chat.h"
 #include "engine/base/json.h"
 

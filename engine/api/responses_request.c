@@ -2,7 +2,6 @@
 #include "engine/api/responses_request.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/api/api_chat.h"
 #include "engine/api/api_fields.h"

@@ -1,8 +1,6 @@
 /* responses_stream.c - see responses_stream.h. */
 #include "engine/api/responses_stream.h"
 
-#include <string.h>
-
 #include "engine/api/api_result_state.h"
 #include "engine/api/responses_items.h"
 #include "engine/api/responses_write.h"

@@ -1,7 +1,6 @@
 /* responses_write.c - see responses_write.h. */
 #include "engine/api/responses_write.h"
 
-#include <string.h>
 #include <time.h>
 
 #include "engine/api/api_result_state.h"

@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 #include "engine/base/json_pointer.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/base.h"
 

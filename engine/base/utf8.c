@@ -1,8 +1,6 @@
 /* utf8.c - reads UTF-8 that may be invalid. See utf8.h. */
 #include "engine/base/utf8.h"
 
-#include <string.h>
-
 /* Length of the character that begins with `lead`, or 0 if that is not a lead byte. *lo and *hi are
  * the bounds of the second byte; they exclude overlong forms, surrogates and values above U+10FFFF.
  */

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/event_log.h"
 #include "engine/base/json.h"

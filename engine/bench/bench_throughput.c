@@ -3,7 +3,6 @@
  * are fixed (ignore_eos), so that the work does not depend on the model's output. The clock starts
  * after the model is loaded and the prompts are tokenised. */
 #include <signal.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/bench/bench.h"

@@ -2,7 +2,6 @@
 #include "engine/bench/bench_timeline.h"
 
 #include <errno.h>
-#include <string.h>
 
 struct cn_timeline {
     FILE *file;

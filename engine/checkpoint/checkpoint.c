@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/checkpoint/dummy_weight.h"
 #include "engine/checkpoint/fp8_weights.h"

@@ -2,7 +2,6 @@
 #include "engine/checkpoint/checkpoint_dir.h"
 
 #include <dirent.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

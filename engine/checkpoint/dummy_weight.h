@@ -14,8 +14,6 @@
  * same model. */
 #pragma once
 
-#include <string.h>
-
 #include "engine/base/base.h"
 
 CN_HOST_DEVICE static inline uint32_t cn_dummy_mix(uint32_t x)

@@ -1,8 +1,6 @@
 /* eagle_head.c - see eagle_head.h. */
 #include "engine/checkpoint/eagle_head.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 #include "engine/checkpoint/retrieval_file.h"
 

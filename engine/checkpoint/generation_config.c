@@ -1,8 +1,6 @@
 /* generation_config.c - generation_config.json. See generation_config.h. */
 #include "engine/checkpoint/generation_config.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20, CONFIG_MAX_DEPTH = 16, MAX_NEW_TOKENS = 1 << 30 };

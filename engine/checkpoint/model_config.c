@@ -3,7 +3,6 @@
 #include "engine/checkpoint/model_config.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/checkpoint_dir.h"

@@ -2,8 +2,6 @@
  * of transformers. */
 #include "engine/checkpoint/model_experts.h"
 
-#include <string.h>
-
 /* Refuses a key that has another value than the one that is computed. */
 static cn_status refuse_other_text(const cn_json_at *a, const char *key, const char *supported)
 {

@@ -4,7 +4,6 @@
 
 #include <fnmatch.h>
 #include <pcre2.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { FILE_MAX_BYTES = 4 << 20, FILE_MAX_DEPTH = 16, PLACE_BYTES = 512 };

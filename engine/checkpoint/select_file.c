@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/base/json.h"

@@ -6,7 +6,6 @@
  * nothing was done, a pipe for the answers was closed, or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <time.h>

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/base/line_reader.h"

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <string.h>
 
 #include "engine/cmd/command_files.h"
 

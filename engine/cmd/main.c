@@ -1,8 +1,6 @@
 /* main.c - the cinch program: finds the subcommand and runs it. */
 #include <fcntl.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -3,8 +3,6 @@
 
 #include <signal.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "engine/cmd/command.h"

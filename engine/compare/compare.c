@@ -4,7 +4,6 @@
  * default, because later arms would find the prompts of earlier ones. A task's figures are printed
  * when the task is done or fails. The JSON file is rewritten after every arm, so that a comparison
  * that is stopped keeps what it has measured. A file that cannot be written stops no arm. */
-#include <string.h>
 
 #include "compress/selector.h"
 #include "engine/cmd/command.h"

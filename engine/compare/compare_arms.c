@@ -1,8 +1,6 @@
 /* compare_arms.c - see compare_arms.h. */
 #include "engine/compare/compare_arms.h"
 
-#include <string.h>
-
 #include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"

@@ -2,7 +2,6 @@
 #include "engine/compare/compare_run.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/engine_probe.h"
 #include "engine/offline/grade.h"

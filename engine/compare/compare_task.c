@@ -1,8 +1,6 @@
 /* compare_task.c - see compare_task.h. */
 #include "engine/compare/compare_task.h"
 
-#include <string.h>
-
 static cn_status read_each(cn_line_reader *reader, uint32_t limit, const char *what,
                            cn_status (*read)(void *task, const cn_line *line), void *task)
 {

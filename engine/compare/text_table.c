@@ -1,8 +1,6 @@
 /* text_table.c - see text_table.h. */
 #include "engine/compare/text_table.h"
 
-#include <string.h>
-
 static size_t widest(const cn_text_table *t, uint32_t column)
 {
     char cell[CN_TEXT_CELL_BYTES];

@@ -20,7 +20,6 @@
  * Bytes read: those of K and V of each token and kv head, once per pass. Rows in eight bits are
  * made f32 tile by tile. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"

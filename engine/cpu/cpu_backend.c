@@ -1,6 +1,5 @@
 /* cpu_backend.c - the op table of the CPU backend; its memory; opening and closing. */
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "engine/cpu/cpu_compress.h"

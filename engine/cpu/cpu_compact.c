@@ -6,7 +6,6 @@
  * block j is also source block i <= j, the overwritten slot is one of these, and moving in place is
  * safe. If i > j the slot may not have been read yet, so source block i is copied to the stage
  * before the first move. */
-#include <string.h>
 
 #include "compress/rule.h"
 #include "engine/base/base.h"

@@ -2,7 +2,6 @@
  * one memory to another. On the CPU all memory is host memory; only the strides of the planes
  * differ. The caller may change the list once the op returns, and a threaded stream runs the copies
  * later. The op therefore queues the list itself, in pieces of at most PIECE copies. */
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 

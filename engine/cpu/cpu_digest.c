@@ -1,7 +1,6 @@
 /* cpu_digest.c - digest: labels and bounds of the keys of complete tiles. Tasks are (tile, layer,
  * kv head). Bytes read: those of K of each token, layer and kv head. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"

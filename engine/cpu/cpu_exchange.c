@@ -5,7 +5,6 @@
  * gives the lowest wanted score. A third pass, newest candidate first, takes all above it and the
  * newest of those equal to it, and lists those that are not in the area, best first. Candidates
  * that are held or chosen are marked in bits, CN_CPU_MARKED candidates at a time. */
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 

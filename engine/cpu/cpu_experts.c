@@ -1,7 +1,6 @@
 /* cpu_experts.c - a layer with experts: which experts a token takes, their products, and the sum.
  * The products of an expert are gemm over its pairs, whose rows have the same bits in any batch. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 

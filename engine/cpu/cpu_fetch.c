@@ -1,7 +1,6 @@
 /* cpu_fetch.c - fetch: copies the moved entries of the home space into the exchange areas. Tasks
  * are units. Bytes moved: those of K and V for each token of a move, read and written; for tiles
  * labels and scales too. */
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 

@@ -23,7 +23,6 @@
 #include <float.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "engine/cpu/cpu_ops.h"

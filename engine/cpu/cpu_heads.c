@@ -1,7 +1,6 @@
 /* cpu_heads.c - heads_gemm: a product with a matrix of its own for each head. A task is some rows
  * of a head. A row is one multiply-add per k, in order of k, or sums of lanes in a fixed order; so
  * its bits depend neither on the other rows nor on the task. */
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_update.h"

@@ -1,7 +1,6 @@
 /* cpu_norm.c - the row-wise ops: embed, gather, rmsnorm, silu_mul. One thread computes a row, in
  * one order of sums, so the bits of a row depend only on its input. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"

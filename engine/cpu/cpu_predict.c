@@ -9,7 +9,6 @@
  * G_k is the leading part of G. So one Cholesky factor G = L L^T, and y = L^-1 b, serve all
  * windows: window k solves L_k^T w = y_k. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cinch.h"
 #include "engine/cpu/cpu_ops.h"

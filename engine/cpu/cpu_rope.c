@@ -3,7 +3,6 @@
  * request holds a query slot, in the observation window. Half a head is a multiple of 8 elements,
  * so vectors of 8 fit. draft_store: the same for the queries and keys of a retrieval head;
  * latent_store: for latent attention. */
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"

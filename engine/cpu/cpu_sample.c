@@ -8,7 +8,6 @@
 #include "engine/cpu/cpu_sample.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/base/base.h"
 #include "engine/sample_math.h"

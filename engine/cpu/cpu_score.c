@@ -9,7 +9,6 @@
  * above the diagonal is also used as its mirror image below the diagonal. */
 #include <cblas.h>
 #include <math.h>
-#include <string.h>
 
 #include "compress/rule.h"
 #include "engine/base/base.h"

@@ -13,7 +13,6 @@
  *
  * Bytes read per candidate and kv head: rows those of K, bounds 8 d, labels n_channels / 2 + 2. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_rows.h"

@@ -5,7 +5,6 @@
  * highest bit down, with one vectorised count over all scores for each bit. One more pass collects
  * the slots above that value and the highest slots that equal it. No sort, no data-dependent
  * branch. */
-#include <string.h>
 
 #include "engine/base/base.h"
 #include "engine/cpu/cpu_compress.h"

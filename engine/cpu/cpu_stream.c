@@ -9,7 +9,6 @@
 #include "engine/cpu/cpu_stream.h"
 
 #include <pthread.h>
-#include <string.h>
 
 enum { QUEUE_ENTRIES = 64, STREAM_ERROR_BYTES = 512 };
 

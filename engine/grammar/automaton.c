@@ -8,7 +8,6 @@
 #include "engine/grammar/automaton.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     UNKNOWN = UINT32_MAX, /* a state that was not made yet */

@@ -2,7 +2,6 @@
 #include "engine/grammar/calls.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/grammar/json_rules.h"

@@ -2,8 +2,6 @@
  * where the length of the UTF-8 form changes, then where a byte's range would not be whole. */
 #include "engine/grammar/charset.h"
 
-#include <string.h>
-
 #include "engine/base/utf8.h"
 
 bool cn_charset_try_add(cn_charset *c, uint32_t lo, uint32_t hi)

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <time.h>
 
 #include "engine/base/json.h"

@@ -1,8 +1,6 @@
 /* gbnf.c - see gbnf.h. */
 #include "engine/grammar/gbnf.h"
 
-#include <string.h>
-
 #include "engine/grammar/productions.h"
 
 static const char name_marks[] = "-_";

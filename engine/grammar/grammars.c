@@ -1,8 +1,6 @@
 /* grammars.c - see grammars.h. */
 #include "engine/grammar/grammars.h"
 
-#include <string.h>
-
 #include "engine/grammar/compile.h"
 #include "engine/grammar/regex.h"
 

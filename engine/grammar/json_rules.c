@@ -1,8 +1,6 @@
 /* json_rules.c - see json_rules.h. */
 #include "engine/grammar/json_rules.h"
 
-#include <string.h>
-
 #include "engine/grammar/regex.h"
 
 enum { MAX_DIGITS = 18 }; /* of an integer with bounds */

@@ -1,8 +1,6 @@
 /* key_index.c - see key_index.h. */
 #include "engine/grammar/key_index.h"
 
-#include <string.h>
-
 static cn_status no_key_memory(void)
 {
     return cn_fail(CN_ERR_MEMORY, "out of memory for an index");

@@ -1,8 +1,6 @@
 /* lark.c - see lark.h. */
 #include "engine/grammar/lark.h"
 
-#include <string.h>
-
 #include "engine/grammar/productions.h"
 
 enum { SHOWN_NAME = 64, MOST_ATTRIBUTE_BYTES = 256 };

@@ -2,7 +2,6 @@
 #include "engine/grammar/network.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { FIRST_CAPACITY = 64, EDGES_PER_NODE = 4 };
 

@@ -2,7 +2,6 @@
 #include "engine/grammar/productions.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 #include "engine/base/utf8.h"
 #include "engine/grammar/regex.h"

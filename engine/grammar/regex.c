@@ -2,8 +2,6 @@
  * character class that is not plain ASCII becomes a rule, so that repeating it is one edge. */
 #include "engine/grammar/regex.h"
 
-#include <string.h>
-
 #include "engine/base/utf8.h"
 
 enum { MAX_GROUPS_INSIDE = 64, MAX_REPEAT = 65535, NO_RULE = 0, NO_ITEM = UINT32_MAX };

@@ -3,7 +3,6 @@
 #include "engine/grammar/schema_parts.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/base/json_pointer.h"

@@ -1,5 +1,4 @@
 /* schema_array.c - arrays of a schema. See schema_parts.h. */
-#include <string.h>
 
 #include "engine/grammar/schema_parts.h"
 

@@ -1,7 +1,6 @@
 /* schema_formats.c - the patterns of formats. See schema_parts.h. A format with several rows has
  * shorter forms, for strings with a small maxLength: each is a part of the one before. "" allows
  * any string, because the format says how to show or to store it. */
-#include <string.h>
 
 #include "engine/grammar/schema_parts.h"
 

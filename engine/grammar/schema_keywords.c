@@ -1,7 +1,6 @@
 /* schema_keywords.c - the keywords of JSON Schema, and those that are the same for every type. See
  * schema_parts.h. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/grammar/schema_parts.h"

@@ -5,7 +5,6 @@
  * expression of patternProperties, and those that match none. A name that matches two expressions
  * is not read. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/grammar/schema_object.h"

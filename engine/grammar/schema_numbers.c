@@ -6,7 +6,6 @@
  * double. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/grammar/schema_parts.h"

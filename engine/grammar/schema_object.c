@@ -2,8 +2,6 @@
  * schema_object.h. */
 #include "engine/grammar/schema_object.h"
 
-#include <string.h>
-
 enum { NOWHERE = UINT32_MAX, MAX_COUNTED = 4096 };
 
 /* The members read so far are counted up to `last`: as far as their number matters. Without a limit

@@ -1,6 +1,5 @@
 /* schema_text.c - strings of a schema: pattern, format and length. One condition is emitted as it
  * is; several are combined in a machine (text_dfa.h). See schema_parts.h. */
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/grammar/regex.h"

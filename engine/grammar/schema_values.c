@@ -2,7 +2,6 @@
  */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/grammar/schema_parts.h"
 

@@ -4,7 +4,6 @@
 #include "engine/grammar/text_dfa.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/grammar/key_index.h"
 #include "engine/grammar/regex.h"

@@ -2,7 +2,6 @@
 #include "engine/grammar/token_trie.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define MAX_IDS 0x3fffu /* tokens with the same bytes */
 

@@ -1,8 +1,6 @@
 /* unique_masks.c - see unique_masks.h. */
 #include "engine/grammar/unique_masks.h"
 
-#include <string.h>
-
 enum {
     BYTES = 256,
     N_FIRST = 3,

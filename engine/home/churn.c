@@ -1,8 +1,6 @@
 /* churn.c - see churn.h. */
 #include "engine/home/churn.h"
 
-#include <string.h>
-
 enum { WANTED = 0x8000 };
 
 /* Candidates in which the run of k goes around. */

@@ -2,8 +2,6 @@
  * which only the part in use is copied. */
 #include "engine/home/exchange.h"
 
-#include <string.h>
-
 #include "engine/select/select_step.h"
 #include "engine/start/planner.h"
 #include "engine/start/start_plan.h"

@@ -1,8 +1,6 @@
 /* lane_engines.c - see lane_engines.h. */
 #include "engine/lanes/lane_engines.h"
 
-#include <string.h>
-
 #include "engine/cpu/cpu_pool.h"
 #include "engine/engine_probe.h"
 #include "engine/start/host_memory.h"

@@ -2,7 +2,6 @@
 #include "engine/model/draft.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/checkpoint/retrieval_file.h"
 #include "engine/model/rope.h"

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 enum { ANY = -2, SPEC_BYTES = 128, NPY_HEADER_BYTES = 128 };

@@ -2,7 +2,6 @@
 #include "engine/model/weights.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/checkpoint/fp8_weights.h"
 

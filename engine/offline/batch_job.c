@@ -2,8 +2,6 @@
  * batch_job.h. */
 #include "engine/offline/batch_job.h"
 
-#include <string.h>
-
 void cn_batch_job_free(cn_batch_job *job)
 {
     job->run->held_bytes -= job->held_bytes;

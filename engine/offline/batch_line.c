@@ -2,7 +2,6 @@
 #include "engine/offline/batch_line.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/api/api_response.h"
 #include "engine/api/http_status.h"

@@ -2,7 +2,6 @@
 #include "engine/offline/batch_run.h"
 
 #include <stdarg.h>
-#include <string.h>
 #include <time.h>
 
 #include "engine/api/http_status.h"

@@ -2,7 +2,6 @@
 #include "engine/offline/done_files.h"
 
 #include <glob.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "engine/offline/output_scan.h"

@@ -1,8 +1,6 @@
 /* fingerprint.c - see fingerprint.h. */
 #include "engine/offline/fingerprint.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 #include "engine/checkpoint/file_sum.h"
 #include "engine/checkpoint/retrieval_file.h"

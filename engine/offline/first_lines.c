@@ -1,7 +1,6 @@
 /* first_lines.c - see first_lines.h. */
 #include "engine/offline/first_lines.h"
 
-#include <string.h>
 #include <sys/stat.h>
 
 #include "engine/base/json.h"

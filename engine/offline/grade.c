@@ -3,7 +3,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <string.h>
 
 /* s[0 .. n); s NULL: nothing was found. */
 typedef struct piece {

@@ -2,8 +2,6 @@
  * entry without marks is free. See id_set.h. */
 #include "engine/offline/id_set.h"
 
-#include <string.h>
-
 enum { MARK_BITS = 3, FIRST_CAP = 1024 };
 
 cn_id cn_id_of(const char *kind, const void *text, size_t n)

@@ -1,8 +1,6 @@
 /* lanes.c - see lanes.h. */
 #include "engine/offline/lanes.h"
 
-#include <string.h>
-
 #include "engine/engine.h"
 #include "engine/lanes/stat_rows.h"
 #include "engine/offline/batch_job.h"

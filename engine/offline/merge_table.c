@@ -3,8 +3,6 @@
  * of the C library takes more memory for large arrays. */
 #include "engine/offline/merge_table.h"
 
-#include <string.h>
-
 enum { ERROR_BIT = 1, BUCKET_BITS = 16, N_BUCKETS = 1 << BUCKET_BITS };
 
 bool cn_merge_entry_is_error(const cn_merge_entry *e) { return e->id.lo & ERROR_BIT; }

@@ -1,8 +1,6 @@
 /* output_scan.c - see output_scan.h. */
 #include "engine/offline/output_scan.h"
 
-#include <string.h>
-
 #include "engine/base/line_reader.h"
 #include "engine/offline/batch_line.h"
 

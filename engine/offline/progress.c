@@ -1,7 +1,6 @@
 /* progress.c - see progress.h. */
 #include "engine/offline/progress.h"
 
-#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 

@@ -5,7 +5,6 @@
  *
  * See cn_config_find_models in options.h. */
 #include <dirent.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,6 +1,5 @@
 /* options_check.c - the checks that involve several options: options that need another one, options
  * that exclude each other, and values that must fit together. See options.h. */
-#include <string.h>
 
 #include "compress/away.h"
 #include "compress/policy.h"

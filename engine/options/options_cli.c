@@ -1,5 +1,4 @@
 /* options_cli.c - the command line: flags to values, and --help. See options.h. */
-#include <string.h>
 
 #include "engine/options/option_value.h"
 

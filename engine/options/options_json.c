@@ -1,7 +1,6 @@
 /* options_json.c - options in a request's JSON: the rows with a `json` key, with the same bounds as
  * their flags. See options.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "compress/away.h"
 #include "compress/policy.h"

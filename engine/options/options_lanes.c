@@ -1,7 +1,6 @@
 /* options_lanes.c - --data-parallel-size and --devices: how many engines a process has, and on
  * which devices. See options.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/options/option_value.h"
 

@@ -1,7 +1,6 @@
 /* options_mode.c - options that a command accepts, because it takes their whole section, but that
  * have no effect on it or on one of its modes. They are errors: who sets an option expects an
  * effect. See options.h. */
-#include <string.h>
 
 #include "engine/options/option_value.h"
 

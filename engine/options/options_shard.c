@@ -2,7 +2,6 @@
  * Kubernetes and others tell their tasks in the environment; and the files that its name expands
  * to. See options.h. */
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "engine/options/option_value.h"

@@ -1,6 +1,5 @@
 /* served_names.c - the names of the model in requests and responses. See options.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/options/options.h"
 

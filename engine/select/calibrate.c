@@ -6,7 +6,6 @@
 #include "engine/select/calibrate.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/select_file.h"

@@ -2,8 +2,6 @@
  * offset of max_rows elements. */
 #include "engine/select/select.h"
 
-#include <string.h>
-
 enum {
     ALIGN_BYTES = 64,
     /* Candidates of one launch of `score`. A step with more is split, so this bounds memory, not

@@ -5,7 +5,6 @@
 #include "engine/select/select_probe.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "engine/cpu/cpu_rows.h"
 

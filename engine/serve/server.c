@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <time.h>

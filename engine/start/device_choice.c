@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

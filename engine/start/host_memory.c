@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { MOST_PERCENT = 70 }; /* the rest is for everything else on the machine */

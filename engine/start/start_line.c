@@ -1,8 +1,6 @@
 /* start_line.c - see start_line.h. */
 #include "engine/start/start_line.h"
 
-#include <string.h>
-
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/start/planner.h"

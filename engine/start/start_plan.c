@@ -1,8 +1,6 @@
 /* start_plan.c - see start_plan.h. */
 #include "engine/start/start_plan.h"
 
-#include <string.h>
-
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/start/host_memory.h"

@@ -2,7 +2,6 @@
 #include "engine/text/added_tokens.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <utf8proc.h>
 
 #include "engine/base/utf8.h"

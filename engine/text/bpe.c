@@ -1,8 +1,6 @@
 /* bpe.c - byte-pair merges of one word. See bpe.h. */
 #include "engine/text/bpe_state.h"
 
-#include <string.h>
-
 /* An entry of the `ignore_merges` table (open addressing); empty if n is 0. */
 typedef struct whole_word {
     size_t at; /* offset in word_text */

@@ -1,8 +1,6 @@
 /* call_marks.c - see call_marks.h. */
 #include "engine/text/call_marks.h"
 
-#include <string.h>
-
 const cn_call_mark cn_call_marks[CN_N_CALL_MARKS] = {
     {CN_TOOL_CALL_OPEN, CN_MARK_OPENS}, {CN_TOOL_CALL_CLOSE, CN_MARK_CLOSES},
     {"<|python_tag|>", CN_MARK_OPENS},  {CN_MISTRAL_CALLS, CN_MARK_OPENS},

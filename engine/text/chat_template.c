@@ -2,7 +2,6 @@
 #include "engine/text/chat_template.h"
 
 #include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/base/json.h"

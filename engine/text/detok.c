@@ -1,8 +1,6 @@
 /* detok.c - streaming decode. See detok.h. */
 #include "engine/text/detok.h"
 
-#include <string.h>
-
 #include "engine/base/utf8.h"
 #include "engine/text/call_marks.h"
 

@@ -1,7 +1,6 @@
 /* nfc.c - normalization form C. See nfc.h. */
 #include "engine/text/nfc.h"
 
-#include <string.h>
 #include <utf8proc.h>
 
 #include "engine/base/utf8.h"

@@ -1,8 +1,6 @@
 /* pretoken.c - the split rules. See pretoken.h. */
 #include "engine/text/pretoken.h"
 
-#include <string.h>
-
 #include "engine/text/split_regex.h"
 #include "engine/text/word_regex.h"
 

@@ -1,8 +1,6 @@
 /* prompt.c - see prompt.h. */
 #include "engine/text/prompt.h"
 
-#include <string.h>
-
 /* The member of a body that has the prompt. */
 static const char *prompt_param(const cn_request_params *p)
 {

@@ -6,7 +6,6 @@
 #include "engine/text/split_regex.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/base/utf8.h"

@@ -9,8 +9,6 @@
  * output does not matter. */
 #include "engine/text/stop.h"
 
-#include <string.h>
-
 typedef struct stop_string {
     const char *text; /* borrowed */
     uint16_t *fail;   /* [length] longest proper border of text[0..i] */

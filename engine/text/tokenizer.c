@@ -2,7 +2,6 @@
 #include "engine/text/tokenizer.h"
 
 #include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/base/json.h"

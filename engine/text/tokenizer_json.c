@@ -4,8 +4,6 @@
  * so it is rejected by name. */
 #include "engine/text/tokenizer_json.h"
 
-#include <string.h>
-
 #include "engine/base/json.h"
 #include "engine/base/utf8.h"
 

@@ -1,8 +1,6 @@
 /* tokens.c - a growable list of token ids. See tokens.h. */
 #include "engine/text/tokens.h"
 
-#include <string.h>
-
 cn_status cn_tokens_add(cn_tokens *t, const uint32_t *ids, size_t n)
 {
     if (n > t->cap - t->len) {

@@ -1,8 +1,6 @@
 /* vocab.c - the tokens of a vocabulary. See vocab.h. */
 #include "engine/text/vocab.h"
 
-#include <string.h>
-
 #include "engine/base/utf8.h"
 
 enum { FREE_SLOT = 0xFFFFFFFF };

@@ -1,5 +1,4 @@
 /* call.c - the functions of a call that its owner uses. See call.h and service_state.h. */
-#include <string.h>
 
 #include "engine/serve/calls/service_state.h"
 

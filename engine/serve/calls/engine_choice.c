@@ -11,7 +11,6 @@
  *    one, they do not count. Equal engines take turns.
  * Loads are exact: what is on its way to an engine is part of its load. What its cache has is not
  * (paged/prefix_marks.h), which may cost time and never changes an answer. */
-#include <string.h>
 
 #include "engine/serve/calls/service_state.h"
 

@@ -1,7 +1,6 @@
 /* intake.c - the thread that parses bodies and tokenises prompts, one request at a time, and starts
  * threads for the large ones (intake_long.c): interactive requests before batch requests. See
  * service.h. */
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/sampler.h"

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <sha2.h>
 #include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
 

@@ -1,6 +1,5 @@
 /* http_connection.c - reads a connection's input: heads, bodies, pipelined requests, and what comes
  * after the last reply. See http_state.h. */
-#include <string.h>
 
 #include "engine/serve/http/http_state.h"
 

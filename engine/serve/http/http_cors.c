@@ -2,7 +2,6 @@
  * http_state.h.
  *
  * A page sends its key in Authorization. Cookies are not used: credentials are not allowed. */
-#include <string.h>
 
 #include "engine/serve/http/http_state.h"
 

@@ -1,6 +1,5 @@
 /* http_exchange.c - the data of one request and its reply. See http_server.h and http_state.h. */
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
 /* http_hints.c - what to use in place of paths that other servers have. See http_state.h. */
-#include <string.h>
 
 #include "engine/serve/http/http_state.h"
 

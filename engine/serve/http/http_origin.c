@@ -4,8 +4,6 @@
  * reach. The browser names the page in Origin. A page whose own name resolves to the server's
  * address sends that name as Host. With keys neither matters: the page does not know a key. */
 #include <arpa/inet.h>
-#include <stdio.h>
-#include <string.h>
 #include <strings.h>
 #include <unistd.h>
 

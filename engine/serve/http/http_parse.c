@@ -1,7 +1,6 @@
 /* http_parse.c - see http_parse.h. */
 #include "engine/serve/http/http_parse.h"
 
-#include <string.h>
 #include <strings.h>
 
 enum {

@@ -1,7 +1,6 @@
 /* http_server.c - routes, keys, limits and deadlines. See http_server.h. */
 #include "engine/serve/http/http_state.h"
 
-#include <string.h>
 #include <strings.h>
 
 enum { LINGER_S = 2, SWEEP_MS = 500 };

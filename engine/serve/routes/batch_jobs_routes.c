@@ -1,6 +1,5 @@
 /* batch_jobs_routes.c - /v1/batches: create, list, get, cancel. Thread: HTTP, except functions with
  * a cn_batches parameter, which run on the batch thread. */
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/serve/routes/spool_thread.h"

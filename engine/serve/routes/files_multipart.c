@@ -2,7 +2,6 @@
  * delimiter or a whole header, and passes on the bytes that cannot be part of either. */
 #include "engine/serve/routes/files_multipart.h"
 
-#include <string.h>
 #include <strings.h>
 
 #include "engine/base/utf8.h"

@@ -3,7 +3,6 @@
  *
  * An upload is written to disk as it arrives: BEGIN (reserves space in the spool before the first
  * byte of the body is read) -> bytes -> KEEP. */
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/serve/routes/files_multipart.h"

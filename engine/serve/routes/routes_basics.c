@@ -1,6 +1,5 @@
 /* routes_basics.c - /tokenize, /detokenize, /health, /version. Thread: HTTP; the intake thread does
  * the tokenising. */
-#include <string.h>
 
 #include "engine/serve/server_parts.h"
 

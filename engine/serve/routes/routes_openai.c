@@ -4,7 +4,6 @@
  * A streamed reply begins with the first output. Until then a failure can still set the HTTP
  * status. */
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "engine/api/responses_stream.h"

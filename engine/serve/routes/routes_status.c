@@ -6,7 +6,6 @@
  * script. */
 #include "engine/serve/server_parts.h"
 
-#include <string.h>
 #include <time.h>
 
 #include "engine/lanes/lane.h"

@@ -3,7 +3,6 @@
 #include "engine/serve/spool/batch_jobs.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 #include "engine/serve/spool/batch_jobs_state.h"

@@ -2,7 +2,6 @@
 #include "engine/serve/spool/batch_jobs_record.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/json.h"
 

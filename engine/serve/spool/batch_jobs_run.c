@@ -1,7 +1,6 @@
 /* batch_jobs_run.c - moves one batch through the states of batch_jobs_record.h. Every step may fail
  * and is then retried, so every step may run twice. */
 #include <math.h>
-#include <string.h>
 #include <time.h>
 
 #include "engine/offline/batch_line.h"

@@ -1,6 +1,5 @@
 /* jinja_builtin.c - finds functions and assigns arguments to their parameters. See
  * jinja_builtin.h. */
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

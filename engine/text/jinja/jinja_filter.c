@@ -1,7 +1,6 @@
 /* jinja_filter.c - filters of strings and numbers, and tojson. See jinja_builtin.h. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

@@ -1,7 +1,6 @@
 /* jinja_filter_seq.c - filters of lists, dicts and other things that can be iterated. See
  * jinja_builtin.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

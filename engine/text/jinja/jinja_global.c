@@ -1,5 +1,4 @@
 /* jinja_global.c - functions that every template sees, and the entry points. See jinja.h. */
-#include <string.h>
 #include <time.h>
 
 #include "engine/base/json.h"

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/utf8.h"
 #include "engine/text/jinja/jinja_pystring.h"

@@ -1,6 +1,5 @@
 /* jinja_method.c - methods of strings, dicts, lists and loops. The methods that change a list or
  * dict do not exist: jinja2's immutable sandbox refuses them. See jinja_builtin.h. */
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

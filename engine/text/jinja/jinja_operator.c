@@ -2,7 +2,6 @@
  * jinja_run.h. */
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

@@ -1,5 +1,4 @@
 /* jinja_parse.c - tokens to statements. See jinja_ast.h. */
-#include <string.h>
 
 #include "engine/text/jinja/jinja_ast.h"
 

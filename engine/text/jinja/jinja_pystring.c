@@ -1,7 +1,6 @@
 /* jinja_pystring.c - Python's string functions. See jinja_pystring.h. */
 #include "engine/text/jinja/jinja_pystring.h"
 
-#include <string.h>
 #include <utf8proc.h>
 
 #include "engine/base/utf8.h"

@@ -1,5 +1,4 @@
 /* jinja_test.c - what may follow "is". See jinja_builtin.h. */
-#include <string.h>
 
 #include "engine/text/jinja/jinja_pystring.h"
 #include "engine/text/jinja/jinja_run.h"

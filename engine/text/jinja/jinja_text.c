@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/base/utf8.h"
 #include "engine/text/jinja/jinja_pystring.h"

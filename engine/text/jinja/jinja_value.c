@@ -2,7 +2,6 @@
 #include "engine/text/jinja/jinja_value.h"
 
 #include <stdalign.h>
-#include <string.h>
 
 enum { CHUNK_BYTES = 32 << 10, COMPARE_DEPTH = 64 };
 
