@@ -310,7 +310,7 @@ static const struct {
     {"engine/serve/spool/",
      {"engine/options/", "engine/api/", "engine/offline/", "engine/serve/calls/"}},
     {"engine/serve/routes/",
-     {"engine/", "engine/lanes/lane.h", "engine/options/", "engine/text/", "engine/api/",
+     {"engine/", "engine/lanes/stat_rows.h", "engine/options/", "engine/text/", "engine/api/",
       "engine/offline/", "engine/serve/", "engine/serve/http/", "engine/serve/calls/",
       "engine/serve/spool/"}},
     {"engine/bench/",

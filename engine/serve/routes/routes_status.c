@@ -8,7 +8,6 @@
 
 #include <time.h>
 
-#include "engine/lanes/lane.h"
 #include "engine/lanes/stat_rows.h"
 #include "engine/serve/routes/assets.h"
 #include "engine/serve/routes/status_json.h"
