@@ -746,6 +746,9 @@ typedef struct cn_cuda_backend_opts {
      * hidden 0: nothing is timed. */
     uint32_t n_heads, n_kv_heads, head_dim, hidden, vocab;
     uint32_t intermediate, n_experts; /* the widest dense MLP, experts of a layer; 0: none */
+    /* Bit i: product i of a layer (qkv, o, gate and up, down) has FP8 weights in every layer. It is
+     * not timed. */
+    uint32_t fp8_products;
     uint32_t max_seqs, max_tokens;
     uint32_t score_layers; /* most layers of one call of `score`; 0: one */
     uint32_t score_heads;  /* most query heads of one call of `score`; 0: n_heads */

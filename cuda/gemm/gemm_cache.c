@@ -19,11 +19,12 @@ static void make_key(const cn_cuda *c, char key[KEY_BYTES])
     cudaDriverGetVersion(&driver);
     snprintf(key, KEY_BYTES,
              "cinch %s gemm %d, %s, %u SMs, driver %d, cuBLASLt %zu, heads %u/%u x %u, hidden %u, "
-             "intermediate %u, experts %u, vocabulary %u, tokens %u, sequences %u, kind %d",
+             "intermediate %u, experts %u, vocabulary %u, tokens %u, sequences %u, kind %d, "
+             "fp8 %u",
              CINCH_VERSION, FORMAT, c->device.name, c->device.n_sms, driver,
              cublasLtGetVersion(), o->n_heads, o->n_kv_heads, o->head_dim, o->hidden,
              o->intermediate, o->n_experts, o->vocab, o->max_tokens, o->max_seqs,
-             (int)c->switches.gemm);
+             (int)c->switches.gemm, o->fp8_products);
 }
 
 static bool make_path(const cn_cuda *c, const char *key, const char *suffix, char path[PATH_BYTES])

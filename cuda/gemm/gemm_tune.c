@@ -23,15 +23,24 @@ static void set_shapes(cn_gemm_tuner *t)
         [CN_GEMM_DOWN] = {.n = h, .k = i},
     };
     for (uint32_t j = 0; j < CN_GEMM_LAYER_SHAPES; j++)
-        t->shapes[j] = (cn_gemm_model_shape){shapes[j], o->max_tokens};
+        if (!(o->fp8_products >> j & 1))
+            t->shapes[j] = (cn_gemm_model_shape){shapes[j], o->max_tokens};
     t->shapes[CN_GEMM_LAYER_SHAPES] =
         (cn_gemm_model_shape){{.n = o->vocab, .k = h, .out_f32 = true}, o->max_seqs};
     t->shapes[CN_GEMM_LAYER_SHAPES + 1] =
         (cn_gemm_model_shape){{.n = o->n_experts, .k = h, .out_f32 = true}, o->max_tokens};
 }
 
-/* Whether the model has the product. */
+/* Whether the model has the product, with plain weights. */
 static bool has_product(cn_gemm_shape shape) { return shape.n > 0 && shape.k > 0; }
+
+/* Whether all products of a layer are timed. */
+static bool has_layer(const cn_gemm_tuner *t)
+{
+    for (uint32_t i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
+        if (!has_product(t->shapes[i].shape)) return false;
+    return true;
+}
 
 /* ---- one candidate ---- */
 
@@ -258,7 +267,7 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
             if (list->n > 0) e->plans[b] = list->plans[0];
         }
     }
-    if (t->c->opts.intermediate > 0) cn_gemm_tune_layers(t);
+    if (has_layer(t)) cn_gemm_tune_layers(t);
     return CN_OK;
 }
 

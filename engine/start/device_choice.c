@@ -363,6 +363,21 @@ static cn_status check_and_size(const void *ctx, cn_backend *be, uint64_t *bytes
     return status == CN_OK ? n->needs->bytes(n->needs->ctx, be, bytes) : status;
 }
 
+/* As in cn_cuda_backend_opts. */
+static uint32_t fp8_products(const cn_model_config *m)
+{
+    static const cn_quant_part parts[] = {CN_QUANT_QKV, CN_QUANT_O, CN_QUANT_GATE_UP,
+                                          CN_QUANT_DOWN};
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        bool all = true;
+        for (uint32_t layer = 0; layer < m->n_layers; layer++)
+            all = all && cn_model_config_is_fp8(m, parts[i], layer);
+        bits |= (uint32_t)all << i;
+    }
+    return bits;
+}
+
 static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_config *m,
                            const cuda_needs *n, uint32_t ordinal)
 {
@@ -385,6 +400,7 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
         .hidden = m->hidden,
         .intermediate = cn_model_config_widest_mlp(m),
         .n_experts = m->experts.router.n_experts,
+        .fp8_products = fp8_products(m),
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
