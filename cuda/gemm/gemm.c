@@ -206,6 +206,12 @@ cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan
     return cn_cuda_silu_mul(s, &gate);
 }
 
+static cn_status no_plan(cn_gemm_shape shape, uint32_t n_tokens)
+{
+    return cn_fail(CN_ERR_SHAPE, "gemm: cuBLASLt has no algorithm for %u x %u x %u", n_tokens,
+                   shape.n, shape.k);
+}
+
 /* Plans the library's first algorithm; with batch_invariant, the first one that supports all batch
  * sizes. */
 static cn_status plan_library(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
@@ -223,19 +229,28 @@ static cn_status plan_library(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens
         *plan = plans[i];
         return CN_OK;
     }
-    return cn_fail(CN_ERR_SHAPE, "gemm: cuBLASLt has no algorithm for %u x %u x %u", n_tokens,
-                   shape.n, shape.k);
+    return no_plan(shape, n_tokens);
 }
 
+/* Plans an own kernel. Returns false when none fits. */
+static bool plan_own(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plan)
+{
+    if (c->opts.batch_invariant || shape.fp8) return false;
+    plan->skinny = cn_gemm_skinny_default(c, shape, n_tokens);
+    if (plan->skinny.rows) plan->kind = CN_GEMM_SKINNY;
+    return plan->kind == CN_GEMM_SKINNY;
+}
+
+/* Without an algorithm of the library an own kernel multiplies, if one fits. */
 static cn_status plan_untimed(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                               cn_gemm_plan *plan)
 {
-    if (c->switches.gemm == CN_CUDA_GEMM_OWN && !c->opts.batch_invariant) {
-        plan->skinny = cn_gemm_skinny_default(c, shape, n_tokens);
-        plan->kind = plan->skinny.rows ? CN_GEMM_SKINNY : CN_GEMM_UNPLANNED;
-        if (plan->kind == CN_GEMM_SKINNY) return CN_OK;
-    }
-    return plan_library(c, shape, n_tokens, plan);
+    if (c->switches.gemm == CN_CUDA_GEMM_OWN && plan_own(c, shape, n_tokens, plan)) return CN_OK;
+    const cn_status status = plan_library(c, shape, n_tokens, plan);
+    if (status != CN_ERR_SHAPE || plan_own(c, shape, n_tokens, plan))
+        return status == CN_ERR_SHAPE ? CN_OK : status;
+    plan->kind = CN_GEMM_NONE;
+    return status;
 }
 
 /* Copies the plan of the product without the bias, which was timed at start (gemm_tune.c). Returns
@@ -247,7 +262,7 @@ static bool plan_as_unbiased(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
     without.has_bias = false;
     const cn_gemm_entry *e = shape.has_bias ? cn_gemm_find(c->gemm, without) : NULL;
     const cn_gemm_plan *timed = e ? &e->plans[cn_gemm_bucket(n_tokens)] : NULL;
-    if (!timed || timed->kind == CN_GEMM_UNPLANNED) return false;
+    if (!timed || timed->kind == CN_GEMM_UNPLANNED || timed->kind == CN_GEMM_NONE) return false;
     if (timed->kind == CN_GEMM_LIBRARY && !cn_gemm_library_accepts(c, shape, n_tokens, timed))
         return false;
     *plan = *timed;
@@ -297,6 +312,7 @@ static cn_status plan_of(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_
     cn_gemm_plan *plan = e ? &e->plans[bucket] : once;
     *once = (cn_gemm_plan){.kind = CN_GEMM_UNPLANNED};
     *out = plan;
+    if (plan->kind == CN_GEMM_NONE) return no_plan(shape, most);
     if (plan->kind != CN_GEMM_UNPLANNED || plan_as_unbiased(c, shape, most, plan)) return CN_OK;
     return plan_untimed(c, shape, most, plan);
 }
@@ -309,6 +325,13 @@ cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call)
     if (call->n_tokens == 0) return CN_OK;
     CN_TRY(plan_of(s->cuda, call->shape, call->n_tokens, &once, &plan));
     return run_or_replan(s, call, plan);
+}
+
+bool cn_gemm_has_plan(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens)
+{
+    cn_gemm_plan once;
+    const cn_gemm_plan *plan;
+    return plan_of(c, shape, n_tokens, &once, &plan) == CN_OK;
 }
 
 bool cn_gemm_links(cn_gemm_shape first, const cn_gemm_plan *first_plan, cn_gemm_shape second,

@@ -62,7 +62,12 @@ typedef struct cn_gemm_skinny {
     uint32_t stages;  /* stages in shared memory that are filled ahead */
 } cn_gemm_skinny;
 
-typedef enum cn_gemm_kind { CN_GEMM_UNPLANNED, CN_GEMM_LIBRARY, CN_GEMM_SKINNY } cn_gemm_kind;
+typedef enum cn_gemm_kind {
+    CN_GEMM_UNPLANNED,
+    CN_GEMM_LIBRARY,
+    CN_GEMM_SKINNY,
+    CN_GEMM_NONE /* neither multiplies this */
+} cn_gemm_kind;
 
 typedef struct cn_gemm_plan {
     cn_gemm_kind kind;
@@ -96,6 +101,9 @@ cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan
 
 /* Plans a product at the first call of its shape and bucket, and runs it. */
 cn_status cn_gemm_run_planned(cn_stream *s, const cn_gemm_call *call);
+
+/* Returns whether cn_gemm_run_planned has a plan for such a call, which it makes if need be. */
+bool cn_gemm_has_plan(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens);
 
 /* The scratch memory of the library. After it there is room for scales of CN_GEMM_FP8_ROWS. */
 size_t cn_gemm_scratch_bytes(cn_gemm_shape shape);

@@ -115,7 +115,7 @@ bool cn_gemm_cache_load(cn_cuda *c)
 static void write_plan(FILE *f, const cn_gemm_shape *shape, uint32_t bucket,
                        const cn_gemm_plan *plan)
 {
-    if (plan->kind == CN_GEMM_UNPLANNED) return;
+    if (plan->kind == CN_GEMM_UNPLANNED || plan->kind == CN_GEMM_NONE) return;
     fprintf(f, "%u %u %d %d %d %u ", shape->n, shape->k, shape->out_f32, shape->has_bias,
             shape->gated, bucket);
     if (plan->kind == CN_GEMM_SKINNY) {

@@ -537,6 +537,14 @@ static bool takes_library(const cn_cuda *c, const cn_gemm_call *call, const cn_m
            spread <= CN_CUDA_GEMM_SCRATCH_BYTES / 2;
 }
 
+static cn_gemm_shape library_shape(const cn_gemm_call *call, const cn_matrix *w)
+{
+    cn_gemm_shape shape = call->shape;
+    shape.fp8 = library_form(call, w);
+    shape.k = w->stride;
+    return shape;
+}
+
 /* The library takes multiples of CN_FP8_ROWS. Rows from n_tokens on are undefined. */
 static cn_status fp8_run_library(cn_stream *s, const cn_gemm_call *call, const cn_matrix *w,
                                  void *rounded)
@@ -544,8 +552,7 @@ static cn_status fp8_run_library(cn_stream *s, const cn_gemm_call *call, const c
     const uint32_t n = (uint32_t)cn_round_up(call->n_tokens, CN_FP8_ROWS);
     float *const scales = (float *)((char *)rounded + (size_t)n * w->stride);
     cn_gemm_call product = *call;
-    product.shape.fp8 = library_form(call, w);
-    product.shape.k = w->stride;
+    product.shape = library_shape(call, w);
     float *const spread = (float *)((char *)s->gemm_scratch + cn_gemm_scratch_bytes(product.shape));
     product.n_tokens = n;
     product.x = rounded;
@@ -563,6 +570,9 @@ extern "C" cn_status cn_gemm_fp8_run(cn_stream *s, const cn_gemm_call *call, con
     CN_TRY(fp8_check_call(s, call, w));
     if (call->n_tokens == 0) return CN_OK;
     CN_ASSERT(rounded);
-    return takes_library(s->cuda, call, w) ? fp8_run_library(s, call, w, rounded)
-                                           : fp8_run_own(s, call, w, rounded);
+    /* Without an algorithm of the library the own kernels multiply any number of rows. */
+    const uint32_t n = (uint32_t)cn_round_up(call->n_tokens, CN_FP8_ROWS);
+    const bool library = takes_library(s->cuda, call, w) &&
+                         cn_gemm_has_plan(s->cuda, library_shape(call, w), n);
+    return library ? fp8_run_library(s, call, w, rounded) : fp8_run_own(s, call, w, rounded);
 }

@@ -6,6 +6,7 @@
  *   FAKE_GPUS=2      devices
  *   FAKE_GPU_MIB     memory of each (4096)
  *   FAKE_PEERS=0     no device can address the memory of another
+ *   FAKE_LIBRARY=0   cuBLASLt has no algorithm
  *   FAKE_LOST=1:900  GPU 1 fails from its 900th kernel on
  *   FAKE_REPORT=1    at the end prints the kernels of GPU 0 and the 2-D copies */
 #include <cublasLt.h>
@@ -649,9 +650,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     (void)c;
     (void)d;
     (void)preference;
-    *n = most > 0;
+    *n = most > 0 && setting("FAKE_LIBRARY", 1) != 0;
     if (*n) memset(out, 0, sizeof *out);
-    return CUBLAS_STATUS_SUCCESS;
+    return *n ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t product, size_t bytes,
