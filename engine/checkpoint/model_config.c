@@ -554,6 +554,51 @@ uint64_t cn_model_config_n_read(const cn_model_config *c, uint32_t n_tokens)
            (uint64_t)llround(unread * (double)(n_layers * expert_params(c)));
 }
 
+/* What is not split over ranks. */
+static cn_status check_ranks(const cn_model_config *m, uint32_t n_ranks)
+{
+    const struct {
+        bool has;
+        const char *what;
+    } parts[] = {{m->latent.rank > 0, "latent attention"},
+                 {m->experts.router.n_experts > 0, "layers with experts"},
+                 {m->quant.fp8, "FP8 weights"}};
+    const struct {
+        const char *name;
+        uint32_t n;
+    } sizes[] = {{"num_key_value_heads", m->n_kv_heads},
+                 {"num_attention_heads", m->n_heads},
+                 {"intermediate_size", m->intermediate}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (parts[i].has)
+            return cn_fail(CN_ERR_ARG,
+                           "--tensor-parallel-size %u: %s has %s, which are not split over ranks "
+                           "yet: leave the option out",
+                           n_ranks, m->architecture, parts[i].what);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].n % n_ranks != 0)
+            return cn_fail(CN_ERR_ARG,
+                           "--tensor-parallel-size %u: %s of config.json is %u, which is not a "
+                           "multiple of it: choose a smaller size",
+                           n_ranks, sizes[i].name, sizes[i].n);
+    return CN_OK;
+}
+
+cn_status cn_model_config_rank(cn_model_config *out, const cn_model_config *whole, uint32_t rank,
+                               uint32_t n_ranks)
+{
+    CN_ASSERT(rank < n_ranks && whole->n_ranks == 0);
+    *out = *whole;
+    if (n_ranks == 1) return CN_OK;
+    CN_TRY(check_ranks(whole, n_ranks));
+    out->n_heads /= n_ranks;
+    out->n_kv_heads /= n_ranks;
+    out->intermediate /= n_ranks;
+    out->rank = rank;
+    out->n_ranks = n_ranks;
+    return CN_OK;
+}
+
 uint64_t cn_model_config_hash(const cn_model_config *c)
 {
     const cn_rope_scaling *r = &c->rope;

@@ -136,12 +136,28 @@ typedef struct cn_model_config {
     uint32_t n_eos;
     int64_t bos; /* -1: none */
     float initializer_range;
+    /* n_ranks > 0: what rank `rank` has of a model that is split over several. n_heads, n_kv_heads
+     * and intermediate are those of the rank. 0: the whole model. */
+    uint32_t rank, n_ranks;
 } cn_model_config;
 
 /* Elements of the state that each block keeps for the retrieval head. */
 static inline uint32_t cn_draft_state_width(const cn_model_config *m)
 {
     return m->draft.n_hidden_layers > 0 ? m->hidden : 0;
+}
+
+/* The rows of the head that a rank has: from the first row of its rank on, up to that of the next
+ * one. */
+static inline uint32_t cn_head_first_row(const cn_model_config *m, uint32_t rank)
+{
+    return m->n_ranks > 0 ? (uint32_t)((uint64_t)m->vocab * rank / m->n_ranks) : 0;
+}
+
+static inline uint32_t cn_head_rows(const cn_model_config *m)
+{
+    if (m->n_ranks == 0) return m->vocab;
+    return cn_head_first_row(m, m->rank + 1) - cn_head_first_row(m, m->rank);
 }
 
 /* Elements of a head that the rope tables cover. */
@@ -171,6 +187,11 @@ cn_status cn_model_config_check_architecture(const char *model_dir);
 /* The same as cn_model_config_load from the text of a config.json; `what` names it in errors. */
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n,
                                 const char *what);
+
+/* The config of one of n_ranks ranks; of one alone, the whole model. CN_ERR_ARG names what n_ranks
+ * does not divide, or what is not split over ranks yet. */
+cn_status cn_model_config_rank(cn_model_config *out, const cn_model_config *whole, uint32_t rank,
+                               uint32_t n_ranks);
 
 /* The kind of a layer. All that differs between layers follows from it. */
 cn_layer_kind cn_model_config_layer(const cn_model_config *c, uint32_t layer);

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "engine/checkpoint/fp8_weights.h"
+#include "engine/model/weight_slice.h"
 
 enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
 #define NO_MATRIX UINT64_MAX
@@ -39,7 +40,7 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, 
     } shapes[CN_W_COUNT] = {
         [CN_W_EMBED] = {true, c->vocab, h},
         [CN_W_FINAL_NORM] = {true, 1, h},
-        [CN_W_LM_HEAD] = {!c->tied, c->vocab, h},
+        [CN_W_LM_HEAD] = {!c->tied, cn_head_rows(c), h},
         [CN_W_ATTN_NORM] = {true, 1, h},
         [CN_W_QKV] = {!latent, qkv, h},
         [CN_W_QKV_BIAS] = {c->qkv_bias, 1, qkv},
@@ -52,7 +53,7 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint32_t layer, 
         [CN_W_KV_A_NORM] = {latent, 1, l->rank},
         [CN_W_KV_B] = {latent, latent_kv, l->rank},
         [CN_W_O] = {true, h, cn_attn_width(c)},
-        [CN_W_O_BIAS] = {c->o_bias, 1, h},
+        [CN_W_O_BIAS] = {c->o_bias && c->rank == 0, 1, h},
         [CN_W_MLP_NORM] = {true, 1, h},
         [CN_W_GATE_UP] = {dense, 2 * (uint64_t)kind.dense, h},
         [CN_W_DOWN] = {dense, h, kind.dense},
@@ -185,10 +186,14 @@ double cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be, uin
 
 static unsigned char *place_weights(const cn_weights *w, cn_weight_id id, uint32_t layer)
 {
-    CN_ASSERT(layer < w->config.n_layers);
-    if (id == CN_W_LM_HEAD && w->config.tied) id = CN_W_EMBED;
-    const uint64_t offset = w->offsets[layer][id];
-    return offset == NO_MATRIX ? NULL : w->memory + offset;
+    const cn_model_config *c = &w->config;
+    const bool is_tied_head = id == CN_W_LM_HEAD && c->tied;
+    CN_ASSERT(layer < c->n_layers);
+    const uint64_t offset = w->offsets[layer][is_tied_head ? CN_W_EMBED : id];
+    if (offset == NO_MATRIX) return NULL;
+    const uint64_t skipped =
+        is_tied_head ? (uint64_t)cn_head_first_row(c, c->rank) * c->hidden : 0;
+    return w->memory + offset + skipped * cn_dtype_bytes(w->backend->matrix_dtype);
 }
 
 const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
@@ -352,9 +357,44 @@ static cn_status make_fp8(cn_weights *w, const cn_checkpoint *ck, const cn_weigh
     return status;
 }
 
+/* Reads n elements of a slice, from element `first` of it. */
+static void read_slice(const cn_checkpoint *ck, const cn_weight_part *p, const cn_weight_slice *s,
+                       uint64_t first, uint64_t n, cn_dtype dtype, unsigned char *out)
+{
+    for (uint64_t done = 0; done < n;) {
+        const uint64_t row = (first + done) / s->n_cols, col = (first + done) % s->n_cols;
+        const uint64_t count = s->n_cols - col < n - done ? s->n_cols - col : n - done;
+        cn_checkpoint_read(ck, p, (s->first_row + row) * p->tensor.cols + s->first_col + col,
+                           count, dtype, out + done * cn_dtype_bytes(dtype));
+        done += count;
+    }
+}
+
+/* Loads what a rank of several has of a part. */
+static cn_status load_slice(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
+                            void *staging)
+{
+    const cn_weight_slice s = cn_weight_slice_of(&w->config, p);
+    const cn_dtype dtype = dtype_of(w->backend, p->id);
+    const size_t elem = cn_dtype_bytes(dtype);
+    const uint64_t n = s.n_rows * s.n_cols, step = STAGING_BYTES / elem;
+    if (n == 0) return CN_OK;
+    unsigned char *to = place_weights(w, p->id, p->layer) + s.first_elem * elem;
+    if (w->config.rank == 0) CN_TRY(cn_checkpoint_check_finite(p)); /* once for all ranks */
+    for (uint64_t first = 0; first < n; first += step) {
+        const uint64_t count = n - first < step ? n - first : step;
+        read_slice(ck, p, &s, first, count, dtype, staging);
+        CN_TRY(w->backend->mem_write(w->stream, to + first * elem, staging,
+                                     (size_t)count * elem));
+        CN_TRY(w->backend->stream_sync(w->stream));
+    }
+    return CN_OK;
+}
+
 static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
                            void *staging)
 {
+    if (w->config.n_ranks > 0) return load_slice(w, ck, p, staging);
     if (cn_part_is_fp8(&w->config, p))
         return p->tensor.dtype == CN_E4M3 && p->tensor.data ? load_fp8(w, p) : make_fp8(w, ck, p);
     cn_stream *stream = w->stream;
@@ -400,10 +440,15 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
                           void *memory)
 {
+    return cn_weights_load_rank(out, be, s, ck, cn_checkpoint_config(ck), memory);
+}
+
+cn_status cn_weights_load_rank(cn_weights **out, cn_backend *be, cn_stream *s,
+                               const cn_checkpoint *ck, const cn_model_config *c, void *memory)
+{
     CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
     CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
     *out = NULL;
-    const cn_model_config *c = cn_checkpoint_config(ck);
     cn_weights *w = cn_calloc(1, sizeof *w);
     if (w) w->offsets = cn_calloc(c->n_layers, sizeof *w->offsets);
     if (w) w->x_scales = cn_calloc(c->n_layers, sizeof *w->x_scales);

@@ -16,7 +16,11 @@
  *   MLP_NORM [1, h]   GATE_UP [2*I, h]: gate rows, then up rows     DOWN [h, I]
  * In a layer with E experts, I of the last two is that of the MLP that every token takes besides:
  *   ROUTER [E, h]     ROUTER_BIAS [1, E], f32
- *   EXPERT_GATE_UP [E*2*I, h]: as GATE_UP, expert by expert         EXPERT_DOWN [E*h, I] */
+ *   EXPERT_GATE_UP [E*2*I, h]: as GATE_UP, expert by expert         EXPERT_DOWN [E*h, I]
+ *
+ * A rank of several (cn_model_config.n_ranks) has the rows of its query and kv heads in QKV, its
+ * gate and up rows, the matching columns of O and DOWN, and its rows of LM_HEAD. EMBED, norms and
+ * the rest are whole, but only rank 0 has O_BIAS: the outputs of O are added up. */
 #pragma once
 
 #include "engine/checkpoint/checkpoint.h"
@@ -44,6 +48,9 @@ typedef struct cn_weights cn_weights;
  * it has the op. The checkpoint may be closed afterwards. */
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
                           void *memory);
+/* The same for the rank of config c, whose whole model is that of the checkpoint. */
+cn_status cn_weights_load_rank(cn_weights **out, cn_backend *be, cn_stream *s,
+                               const cn_checkpoint *ck, const cn_model_config *c, void *memory);
 void cn_weights_free(cn_weights *w); /* NULL is fine */
 
 /* Device pointer of a fused matrix, 256-byte-aligned within the allocation, or NULL when the model
