@@ -72,6 +72,7 @@ typedef struct cn_gemm_args {
     void *rounded; /* [T, weight.stride] act: for x in e4m3; NULL if weight.x is CN_X_PLAIN */
     uint32_t n_tokens, n, k;
     bool out_f32; /* logits: out is f32, not act */
+    uint32_t out_stride; /* elements from one row of out to the next; 0: n. Only with ranks */
     /* At most one of them. adds: this is the first product of a link, N = h; not with out_f32.
      * norms: this is the second one, K = h. */
     const cn_norm_link *adds, *norms;

@@ -28,6 +28,7 @@
 #include "engine/expert_ops.h"
 #include "engine/latent_ops.h"
 #include "engine/matrix_ops.h"
+#include "engine/rank_ops.h"
 #include "paged/planes.h"
 
 CN_BEGIN_C
@@ -657,6 +658,12 @@ struct cn_backend {
 
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);
+    /* Ranks (rank_ops.h). The barrier of n_ranks ranks, whose backends are of one kind; it is freed
+     * when their streams are idle. NULL: the backend runs no model that is split. */
+    cn_status (*barrier_create)(cn_backend *be, uint32_t n_ranks, double timeout_s,
+                                cn_barrier **out);
+    void (*barrier_free)(cn_barrier *b);
+    cn_status (*reduce_norm)(cn_stream *s, const cn_reduce_norm_args *a);
     cn_status (*gemm)(cn_stream *s, const cn_gemm_args *a);
     cn_status (*gemm_silu_mul)(cn_stream *s, const cn_gemm_silu_mul_args *a); /* may be NULL */
     /* Returns whether two products of n_tokens rows can compute the norm between them. The answer

@@ -244,7 +244,7 @@ static bool is_leaf(const char *path)
 {
     return starts(path, "engine/base/") || !strcmp(path, "engine/ops.h") ||
            !strcmp(path, "engine/expert_ops.h") || !strcmp(path, "engine/draft_ops.h") ||
-           !strcmp(path, "engine/latent_ops.h") ||
+           !strcmp(path, "engine/latent_ops.h") || !strcmp(path, "engine/rank_ops.h") ||
            !strcmp(path, "engine/matrix_ops.h") ||
            !strcmp(path, "engine/cinch.h") || !strcmp(path, "paged/kv_layout.h") ||
            !strcmp(path, "paged/kv_fp8.h") || !strcmp(path, "paged/planes.h");

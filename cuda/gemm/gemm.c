@@ -382,6 +382,8 @@ cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
         .adds = a->adds,
         .norms = a->norms,
     };
+    if (a->out_stride > 0)
+        return cn_fail(CN_ERR_SHAPE, "gemm: a stride of %u between rows of out", a->out_stride);
     return run_form(s, &call, &a->weight, a->rounded);
 }
 

@@ -4,6 +4,7 @@
 
 #include "engine/cpu/cpu_compress.h"
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_ranks.h"
 #include "engine/cpu/cpu_sample.h"
 
 enum { ATTN_PART_BYTES_PER_THREAD = 1 << 20 };
@@ -203,6 +204,8 @@ static const cn_backend CPU_TABLE = {
     .fence_sync = cn_cpu_fence_sync,
     .timed_fence_create = cn_cpu_fence_create,
     .fence_seconds = cn_cpu_fence_seconds,
+    .barrier_create = cn_cpu_barrier_create,
+    .barrier_free = cn_cpu_barrier_free,
     .gemm = enqueue_gemm,
 #define CPU_ENTRY(op, type) .op = enqueue_##op,
     CN_CPU_OPS(CPU_ENTRY)

@@ -282,17 +282,20 @@ static void read_brick(const cn_gemm_args *a, brick *b, gemm_scratch *scratch)
     b->weight_stride = a->k;
 }
 
+static size_t out_row_elems(const cn_gemm_args *a) { return a->out_stride ? a->out_stride : a->n; }
+
 /* Computes a brick that has at most as many rows as a full tile. */
 static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
                      gemm_scratch *scratch)
 {
     const float *x = (const float *)a->x + (size_t)b->row * a->k + b->k0;
-    float *out = (float *)a->out + (size_t)b->row * a->n + b->col;
+    const size_t stride = out_row_elems(a);
+    float *out = (float *)a->out + b->row * stride + b->col;
     size_t x_stride = a->k;
     uint32_t height = usable_height(g, b->rows, b->cols, b->k);
     bool accumulate = b->k0 > 0;
     if (height == b->rows && !g->rows_in_lanes) {
-        call_blas(g, x, x_stride, b->weight, b->weight_stride, out, a->n, height, b->cols, b->k,
+        call_blas(g, x, x_stride, b->weight, b->weight_stride, out, stride, height, b->cols, b->k,
                   accumulate);
         return;
     }
@@ -305,12 +308,12 @@ static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b
     }
     for (uint32_t r = 0; accumulate && r < b->rows; r++)
         for (uint32_t c = 0; c < b->cols; c++)
-            scratch->out[aside_elem(g, r, c, height, b->cols)] = out[(size_t)r * a->n + c];
+            scratch->out[aside_elem(g, r, c, height, b->cols)] = out[r * stride + c];
     call_blas(g, x, x_stride, b->weight, b->weight_stride, scratch->out,
               aside_stride(g, height, b->cols), height, b->cols, b->k, accumulate);
     for (uint32_t r = 0; r < b->rows; r++)
         for (uint32_t c = 0; c < b->cols; c++)
-            out[(size_t)r * a->n + c] = scratch->out[aside_elem(g, r, c, height, b->cols)];
+            out[r * stride + c] = scratch->out[aside_elem(g, r, c, height, b->cols)];
 }
 
 static void run_brick(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
@@ -338,7 +341,7 @@ static void add_cpu_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uin
 {
     const float *bias = (const float *)a->bias + col;
     for (uint32_t r = row; r < row + rows; r++) {
-        float *out = (float *)a->out + (size_t)r * a->n + col;
+        float *out = (float *)a->out + r * out_row_elems(a) + col;
         for (uint32_t c = 0; c < cols; c++) out[c] += bias[c];
     }
 }

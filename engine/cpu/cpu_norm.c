@@ -20,8 +20,8 @@ static void run_rows(void *ctx, uint32_t task, uint32_t worker)
     for (uint32_t r = task * job->grain; r < end; r++) job->row(job->args, r);
 }
 
-static void for_rows(cn_stream *s, const void *args, uint32_t n_rows, uint32_t row_elems,
-                     void (*row)(const void *, uint32_t))
+void cn_cpu_for_rows(cn_stream *s, const void *args, uint32_t n_rows, uint32_t row_elems,
+                     void (*row)(const void *args, uint32_t row))
 {
     row_job job = {args, n_rows, cn_cpu_grain(row_elems), row};
     cn_cpu_parallel(s, (uint32_t)cn_ceil_div(n_rows, job.grain), run_rows, &job);
@@ -63,7 +63,7 @@ cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
                        "embed: token %u has id %u: expected less than the vocabulary size %u", t,
                        id, a->vocab);
     }
-    for_rows(s, a, a->n_tokens, a->hidden, embed_row);
+    cn_cpu_for_rows(s, a, a->n_tokens, a->hidden, embed_row);
     return CN_OK;
 }
 
@@ -75,7 +75,7 @@ static void gather_cpu_row(const void *args, uint32_t r)
 
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a)
 {
-    for_rows(s, a, a->n_rows, a->hidden, gather_cpu_row);
+    cn_cpu_for_rows(s, a, a->n_rows, a->hidden, gather_cpu_row);
     return CN_OK;
 }
 
@@ -90,7 +90,7 @@ static void part_row(const void *args, uint32_t t)
 
 cn_status cn_cpu_draft_part(cn_stream *s, const cn_draft_part_args *a)
 {
-    for_rows(s, a, a->n_tokens, a->width, part_row);
+    cn_cpu_for_rows(s, a, a->n_tokens, a->width, part_row);
     return CN_OK;
 }
 
@@ -114,7 +114,7 @@ static void before_sequence(const void *args, uint32_t i)
 
 cn_status cn_cpu_draft_before(cn_stream *s, const cn_draft_before_args *a)
 {
-    for_rows(s, a, a->n_seqs - a->first_seq, a->width, before_sequence);
+    cn_cpu_for_rows(s, a, a->n_seqs - a->first_seq, a->width, before_sequence);
     return CN_OK;
 }
 
@@ -128,7 +128,7 @@ static void keep_row(const void *args, uint32_t t)
 
 cn_status cn_cpu_draft_keep(cn_stream *s, const cn_draft_keep_args *a)
 {
-    for_rows(s, a, a->n_tokens, a->width, keep_row);
+    cn_cpu_for_rows(s, a, a->n_tokens, a->width, keep_row);
     return CN_OK;
 }
 
@@ -164,7 +164,7 @@ static void rmsnorm_row(const void *args, uint32_t t)
 
 cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a)
 {
-    for_rows(s, a, a->n_tokens, a->hidden, rmsnorm_row);
+    cn_cpu_for_rows(s, a, a->n_tokens, a->hidden, rmsnorm_row);
     return CN_OK;
 }
 
@@ -189,6 +189,6 @@ static void silu_mul_row(const void *args, uint32_t t)
 
 cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a)
 {
-    for_rows(s, a, a->n_tokens, a->intermediate * 3, silu_mul_row);
+    cn_cpu_for_rows(s, a, a->n_tokens, a->intermediate * 3, silu_mul_row);
     return CN_OK;
 }

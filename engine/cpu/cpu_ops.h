@@ -66,6 +66,10 @@ typedef struct cn_cpu {
  * not depend on the worker that runs it. */
 void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
 
+/* Runs fn(args, row) for rows [0, n_rows), in parallel if they are long together. */
+void cn_cpu_for_rows(cn_stream *s, const void *args, uint32_t n_rows, uint32_t row_elems,
+                     void (*row)(const void *args, uint32_t row));
+
 /* Returns the items per task for which a task reads about 16 Ki elements. Small loops then stay on
  * one thread. */
 static inline uint32_t cn_cpu_grain(uint32_t elems_per_item)
@@ -82,6 +86,7 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g);
 #define CN_CPU_OPS(X)                                                                   \
     X(embed, cn_embed_args)                                                             \
     X(rmsnorm, cn_rmsnorm_args)                                                         \
+    X(reduce_norm, cn_reduce_norm_args)                                                 \
     X(rope_store, cn_rope_store_args)                                                   \
     X(draft_store, cn_draft_store_args)                                                 \
     X(draft_part, cn_draft_part_args)                                                   \
