@@ -119,7 +119,7 @@ HEADER_SUM_OBJ := $(BUILD)/engine/start/device_choice.o $(BUILD)/cuda/cuda_backe
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads, for the thread sanitizer. Run others with TSAN_TESTS="a b".
-TSAN_TESTS ?= turns ops_cpu ranks_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async engine_away engine_away_timing engine_auto serve_batches mailbox lanes serve serve_health serve_lanes serve_limits serve_stop serve_attacks serve_bounds serve_intake serve_status
+TSAN_TESTS ?= turns ops_cpu ranks_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async engine_ranks engine_away engine_away_timing engine_auto serve_batches mailbox lanes serve serve_health serve_lanes serve_limits serve_stop serve_attacks serve_bounds serve_intake serve_status
 
 # The parts of `make nightly`, without the sanitizers.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \

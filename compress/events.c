@@ -5,7 +5,7 @@
 enum { MAX_IN_FLIGHT = 16, N_BATCHES = MAX_IN_FLIGHT + 1 };
 
 typedef struct event_batch {
-    cn_fence *fence;
+    cn_fence *fences[CN_MAX_RANKS]; /* of each device */
     cn_compress_req *reqs; /* [max_batch_events] */
     void **users;          /* [max_batch_events] */
     uint32_t n_events;
@@ -15,20 +15,27 @@ typedef struct event_batch {
 
 struct cn_events {
     cn_events_opts o;
-    cn_fence *step_fence; /* recorded on the model's stream when a batch starts */
+    cn_fence *step_fences[CN_MAX_RANKS]; /* recorded on the model's streams when a batch starts */
     event_batch batches[N_BATCHES];
     uint64_t head, tail; /* numbers of the oldest batch in flight and of the batch being filled */
     cn_event_stats stats;
 };
 
+static cn_status create_event_fences(cn_events *v, uint32_t device)
+{
+    cn_backend *be = v->o.devices[device].backend;
+    CN_TRY(be->fence_create(be, &v->step_fences[device]));
+    for (uint32_t i = 0; i < N_BATCHES; i++)
+        CN_TRY(be->fence_create(be, &v->batches[i].fences[device]));
+    return CN_OK;
+}
+
 static cn_status create_event_parts(cn_events *v)
 {
-    cn_backend *be = v->o.backend;
     const size_t n = v->o.max_batch_events;
-    CN_TRY(be->fence_create(be, &v->step_fence));
+    for (uint32_t i = 0; i < v->o.n_devices; i++) CN_TRY(create_event_fences(v, i));
     for (uint32_t i = 0; i < N_BATCHES; i++) {
         event_batch *b = &v->batches[i];
-        CN_TRY(be->fence_create(be, &b->fence));
         b->reqs = cn_calloc(n, sizeof *b->reqs);
         b->users = cn_calloc(n, sizeof *b->users);
         if (!b->reqs || !b->users)
@@ -55,10 +62,13 @@ cn_status cn_events_create(cn_events **out, const cn_events_opts *o)
 void cn_events_free(cn_events *v)
 {
     if (!v) return;
-    cn_backend *be = v->o.backend;
-    if (v->step_fence) be->fence_free(v->step_fence);
+    for (uint32_t d = 0; d < v->o.n_devices; d++) {
+        cn_backend *be = v->o.devices[d].backend;
+        if (v->step_fences[d]) be->fence_free(v->step_fences[d]);
+        for (uint32_t i = 0; i < N_BATCHES; i++)
+            if (v->batches[i].fences[d]) be->fence_free(v->batches[i].fences[d]);
+    }
     for (uint32_t i = 0; i < N_BATCHES; i++) {
-        if (v->batches[i].fence) be->fence_free(v->batches[i].fence);
         cn_free(v->batches[i].reqs);
         cn_free(v->batches[i].users);
     }
@@ -76,12 +86,21 @@ static void report_event_batch(cn_events *v, event_batch *b, uint64_t step)
     b->n_events = 0;
 }
 
+/* Sets *done to whether all devices have run the batch. */
+static cn_status batch_done(const cn_events *v, const event_batch *b, bool *done)
+{
+    *done = true;
+    for (uint32_t i = 0; i < v->o.n_devices && *done; i++)
+        CN_TRY(v->o.devices[i].backend->fence_done(b->fences[i], done));
+    return CN_OK;
+}
+
 cn_status cn_events_poll(cn_events *v, uint64_t step)
 {
     while (v->head != v->tail) {
         event_batch *b = &v->batches[v->head % N_BATCHES];
         bool done = false;
-        CN_TRY(v->o.backend->fence_done(b->fence, &done));
+        CN_TRY(batch_done(v, b, &done));
         if (!done) break;
         v->head++;
         report_event_batch(v, b, step);
@@ -92,7 +111,8 @@ cn_status cn_events_poll(cn_events *v, uint64_t step)
 cn_status cn_events_wait(cn_events *v, uint64_t step)
 {
     const double began_s = cn_now_s();
-    CN_TRY(v->o.backend->stream_sync(v->o.stream));
+    for (uint32_t i = 0; i < v->o.n_devices; i++)
+        CN_TRY(v->o.devices[i].backend->stream_sync(v->o.devices[i].stream));
     v->stats.stalled_s += cn_now_s() - began_s;
     return cn_events_poll(v, step);
 }
@@ -105,25 +125,31 @@ void cn_events_add(cn_events *v, const cn_compress_req *req, void *user)
     b->users[b->n_events++] = user;
 }
 
+static cn_status start_on_device(cn_events *v, const event_batch *b, uint32_t device)
+{
+    const cn_event_device *d = &v->o.devices[device];
+    const bool first = device == 0;
+    const cn_compress_args args = {
+        .pools = d->pools,
+        .reqs = b->reqs,
+        .n_reqs = b->n_events,
+        .scratch = d->scratch,
+        .scratch_bytes = d->scratch_bytes,
+    };
+    CN_TRY(d->backend->fence_record(v->step_fences[device], d->model_stream));
+    CN_TRY(d->backend->fence_wait(d->stream, v->step_fences[device]));
+    if (first && v->o.before) CN_TRY(v->o.before(v->o.ctx, b->users, b->n_events));
+    CN_TRY(d->backend->compress(d->stream, &args));
+    if (first && v->o.after) CN_TRY(v->o.after(v->o.ctx, b->users, b->n_events));
+    return d->backend->fence_record(b->fences[device], d->stream);
+}
+
 cn_status cn_events_start(cn_events *v, uint64_t step)
 {
     event_batch *b = batch_to_fill(v);
     if (b->n_events == 0) return CN_OK;
     if (v->tail - v->head == MAX_IN_FLIGHT) CN_TRY(cn_events_wait(v, step));
-    cn_backend *be = v->o.backend;
-    const cn_compress_args args = {
-        .pools = v->o.pools,
-        .reqs = b->reqs,
-        .n_reqs = b->n_events,
-        .scratch = v->o.scratch,
-        .scratch_bytes = v->o.scratch_bytes,
-    };
-    CN_TRY(be->fence_record(v->step_fence, v->o.model_stream));
-    CN_TRY(be->fence_wait(v->o.stream, v->step_fence));
-    if (v->o.before) CN_TRY(v->o.before(v->o.ctx, b->users, b->n_events));
-    CN_TRY(be->compress(v->o.stream, &args));
-    if (v->o.after) CN_TRY(v->o.after(v->o.ctx, b->users, b->n_events));
-    CN_TRY(be->fence_record(b->fence, v->o.stream));
+    for (uint32_t i = 0; i < v->o.n_devices; i++) CN_TRY(start_on_device(v, b, i));
     b->started_at = step;
     b->started_s = cn_now_s();
     v->tail++;

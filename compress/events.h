@@ -1,28 +1,34 @@
-/* events.h - enqueues compression events on the event stream and reports finished ones.
+/* events.h - enqueues compression events on the event streams and reports finished ones.
  *
  * Owner: cn_engine. Thread: the engine's. Stage 3 of the path of a request.
  *
  * An event is one request of the op `compress` and a pointer of the caller. `done` receives the
  * pointer when the event is done. Events that are started together form a batch. A batch runs
  * after all work that the model's stream has so far, and one fence is done when all of its events
- * are. Two functions wait for the device: cn_events_wait(), and cn_events_start() when too many
- * batches are in flight. */
+ * are. With several devices, the ranks of a split model, each device runs the events for its kv
+ * heads, and an event is done when it is on all of them. Two functions wait for the devices:
+ * cn_events_wait(), and cn_events_start() when too many batches are in flight. */
 #pragma once
 
 #include "engine/ops.h"
 
 typedef struct cn_events cn_events;
 
-typedef struct cn_events_opts {
+typedef struct cn_event_device {
     cn_backend *backend;
     cn_stream *model_stream; /* a batch of events runs after a fence of this stream */
     cn_stream *stream;       /* the event stream: runs the events */
     cn_pools pools;
-    uint32_t max_batch_events; /* most events between two starts */
-    void *scratch;             /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */
+    void *scratch; /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */
     size_t scratch_bytes;
-    /* Enqueue on `stream` what a batch does besides, before and after its compressions. The fence
-     * of the batch covers both. May be NULL. */
+} cn_event_device;
+
+typedef struct cn_events_opts {
+    cn_event_device devices[CN_MAX_RANKS];
+    uint32_t n_devices;
+    uint32_t max_batch_events; /* most events between two starts */
+    /* Enqueue on `stream` of the first device what a batch does besides, before and after its
+     * compressions. The fence of the batch covers both. May be NULL. */
     cn_status (*before)(void *ctx, void *const *users, uint32_t n);
     cn_status (*after)(void *ctx, void *const *users, uint32_t n);
     void (*done)(void *ctx, void *user); /* called for a done event; must not call cn_events_* */

@@ -143,7 +143,9 @@ static cn_plane_view plane_of(const cn_batch *b)
                            .pool_lengths = device_at(b, SEC_POOL_LEN)};
 }
 
-cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device)
+/* Without memory on the host. */
+static cn_status create_on_device(cn_batch **out, cn_backend *be, const cn_batch_opts *o,
+                                  void *device)
 {
     CN_ASSERT(o->max_tokens > 0 && o->max_seqs > 0 && o->max_blocks_per_seq > 0);
     cn_batch *b = cn_calloc(1, sizeof *b);
@@ -151,13 +153,6 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     b->be = be;
     b->opts = *o;
     section_offsets(o, b->offset);
-    b->host = cn_calloc_aligned(b->offset[N_SECTIONS], 1);
-    b->logit_seq = cn_calloc(o->max_seqs, sizeof *b->logit_seq);
-    if (!b->host || !b->logit_seq) {
-        const size_t bytes = b->offset[N_SECTIONS];
-        cn_batch_free(b);
-        return cn_fail(CN_ERR_MEMORY, "batch: out of host memory for %zu bytes", bytes);
-    }
     b->device = device;
     b->view = view_of(b, b->device);
     b->plane = plane_of(b);
@@ -176,6 +171,27 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     }
     *out = b;
     return CN_OK;
+}
+
+cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device)
+{
+    cn_batch *b = NULL;
+    *out = NULL;
+    CN_TRY(create_on_device(&b, be, o, device));
+    b->host = cn_calloc_aligned(b->offset[N_SECTIONS], 1);
+    b->logit_seq = cn_calloc(o->max_seqs, sizeof *b->logit_seq);
+    if (!b->host || !b->logit_seq) {
+        const size_t bytes = b->offset[N_SECTIONS];
+        cn_batch_free(b);
+        return cn_fail(CN_ERR_MEMORY, "batch: out of host memory for %zu bytes", bytes);
+    }
+    *out = b;
+    return CN_OK;
+}
+
+cn_status cn_batch_create_copy(cn_batch **out, cn_backend *be, const cn_batch *of, void *device)
+{
+    return create_on_device(out, be, &of->opts, device);
 }
 
 void cn_batch_free(cn_batch *b)
@@ -419,12 +435,40 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index)
     return true;
 }
 
-cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
+/* Copies everything up to the last table in use. */
+static cn_status upload_arrays(cn_batch *b, const char *host, cn_stream *s, const uint32_t *sampled)
 {
     b->view.sampled = sampled;
+    const size_t table_bytes = sizeof(uint32_t) * b->view.n_seqs * b->view.table_stride;
+    return b->be->mem_write(s, b->device, host, b->offset[SEC_TABLES] + table_bytes);
+}
+
+cn_status cn_batch_upload_copy(cn_batch *copy, const cn_batch *of, cn_stream *s,
+                               const uint32_t *sampled)
+{
+    cn_batch_view *v = &copy->view;
+    cn_select_view *select = &copy->select.view;
+    CN_ASSERT(of->plane.table_stride + of->drafts.table_stride == 0);
+    v->n_tokens = of->view.n_tokens;
+    v->n_seqs = of->view.n_seqs;
+    v->n_decode = of->view.n_decode;
+    v->table_stride = of->view.table_stride;
+    v->max_q = of->view.max_q;
+    v->max_kv = of->view.max_kv;
+    v->max_prefill_kv = of->view.max_prefill_kv;
+    copy->selects = of->selects;
+    select->runs_predict = of->select.view.runs_predict;
+    select->ranks_ahead = of->select.view.ranks_ahead;
+    select->route = of->select.view.route;
+    select->ranges = of->select.view.ranges;
+    select->n_ranges = of->select.view.n_ranges;
+    return upload_arrays(copy, of->host, s, sampled);
+}
+
+cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
+{
     const size_t *at = b->offset;
-    size_t table_bytes = sizeof(uint32_t) * b->view.n_seqs * b->view.table_stride;
-    CN_TRY(b->be->mem_write(s, b->device, b->host, at[SEC_TABLES] + table_bytes));
+    CN_TRY(upload_arrays(b, b->host, s, sampled));
     if (b->n_bans)
         CN_TRY(b->be->mem_write(s, b->device + at[SEC_BANS], b->host + at[SEC_BANS],
                                 b->n_bans * sizeof(uint32_t)));

@@ -65,6 +65,11 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
  * the ids that the host has not read yet. */
 cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
+/* A batch whose arrays are those of another one, on another device; for the ranks of a split model.
+ * `of` is built; upload copies its arrays, but not what only sampling reads. CN_ERR_MEMORY. */
+cn_status cn_batch_create_copy(cn_batch **out, cn_backend *be, const cn_batch *of, void *device);
+cn_status cn_batch_upload_copy(cn_batch *copy, const cn_batch *of, cn_stream *s,
+                               const uint32_t *sampled);
 const cn_select_view *cn_batch_select_view(const cn_batch *b); /* NULL: all rows are dense */
 const cn_plane_view *cn_batch_plane_view(const cn_batch *b);   /* NULL: no row reads the plane */
 /* The batch by the slots of draft K. NULL: these are the slots of the KV. */

@@ -115,10 +115,12 @@ static cn_status swap(cn_engine *e, const cn_plan *plan)
 {
     const cn_copy_list *out = &plan->swap_out, *in = &plan->swap_in;
     const cn_memory_plan *kv = &e->plan.kv;
+    const uint64_t n_ranks = 1 + e->ranks.n;
     e->stats->swapped_out_bytes +=
-        out->n_blocks * kv->block_bytes + out->n_slots * kv->query_slot_bytes;
+        n_ranks * (out->n_blocks * kv->block_bytes + out->n_slots * kv->query_slot_bytes);
     e->stats->swapped_in_bytes +=
-        in->n_blocks * kv->block_bytes + in->n_slots * kv->query_slot_bytes;
+        n_ranks * (in->n_blocks * kv->block_bytes + in->n_slots * kv->query_slot_bytes);
+    CN_TRY(cn_ranks_swap(&e->ranks, out, in));
     CN_TRY(copy_items(e, &e->device, &e->swap, out));
     return copy_items(e, &e->swap, &e->device, in);
 }
@@ -202,10 +204,8 @@ static cn_status fill_flight(cn_engine *e, cn_flight *f, const cn_plan *plan)
 }
 
 /* Digests the tiles that the step's rows completed, before a fork copies them. */
-static cn_status digest_tiles(cn_engine *e, const cn_plan *plan, const cn_flight *f)
+static cn_status digest_tiles(cn_engine *e, const cn_flight *f, uint32_t n)
 {
-    if (!f->tiles) return CN_OK;
-    const uint32_t n = cn_select_completed_tiles(plan, e->plan.kv.block_tokens, f->tiles);
     if (n == 0) return CN_OK;
     const cn_digest_args a = {.pools = e->pools, .tiles = f->tiles, .n = n};
     return e->backend->digest(e->stream, &a);
@@ -231,6 +231,33 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
     return CN_OK;
 }
 
+/* Enqueues a step on the engine's own device, up to its logits and what forks copy. */
+static cn_status enqueue_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_step_shape shape,
+                              uint32_t n_tiles)
+{
+    CN_TRY(cn_batch_upload(e->batch, e->stream, cn_flight_other(e, f)->tokens));
+    CN_TRY(run_step(e, f, plan, shape));
+    CN_TRY(digest_tiles(e, f, n_tiles));
+    return copy_items(e, &e->device, &e->device, &plan->fork_copies);
+}
+
+/* Enqueues it on the devices of all ranks. */
+static cn_status enqueue_on_ranks(cn_engine *e, cn_flight *f, const cn_plan *plan,
+                                  cn_step_shape shape)
+{
+    const uint32_t n_tiles =
+        f->tiles ? cn_select_completed_tiles(plan, e->plan.kv.block_tokens, f->tiles) : 0;
+    cn_rank_step step = {.batch = e->batch,
+                         .sampled = cn_flight_other(e, f)->tokens,
+                         .n_rows = f->n_rows,
+                         .end_position = end_position(plan),
+                         .tiles = f->tiles,
+                         .n_tiles = n_tiles,
+                         .forks = &plan->fork_copies};
+    CN_TRY(cn_ranks_start(&e->ranks, cn_rank_run_step, &step));
+    return cn_ranks_join(&e->ranks, enqueue_step(e, f, plan, shape, n_tiles));
+}
+
 static cn_status collect_step(cn_engine *e);
 
 static cn_status collect_all(cn_engine *e)
@@ -246,12 +273,8 @@ static cn_status launch_step(cn_engine *e, const cn_plan *plan)
     const cn_step_shape shape = cn_step_graph_shape(e, plan);
     cn_batch_build(e->batch, plan, shape);
     CN_TRY(fill_flight(e, f, plan));
-    CN_TRY(cn_batch_upload(e->batch, e->stream,
-                           cn_flight_other(e, f)->tokens));
-    CN_TRY(run_step(e, f, plan, shape));
+    CN_TRY(enqueue_on_ranks(e, f, plan, shape));
     e->last_shape = shape;
-    CN_TRY(digest_tiles(e, plan, f));
-    CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
     if (f->n_masks > 0 || e->late.n > 0) {
         CN_TRY(collect_all(e));
         cn_structure_write_masks(e, f);
@@ -322,7 +345,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
 static cn_status collect_step(cn_engine *e)
 {
     cn_flight *f = &e->flights[e->flight_head % CN_FLIGHTS];
-    CN_TRY(e->backend->fence_sync(f->fence));
+    CN_TRY(e->ranks.n > 0 ? cn_ranks_sync(&e->ranks, f->fence) : e->backend->fence_sync(f->fence));
     CN_TRY(cn_home_flight_land(&e->homes, &f->homes));
     e->flight_head++;
     for (uint32_t i = 0; i < f->n_rows; i++) {

@@ -74,8 +74,11 @@ static cn_status load_model(cn_engine *e)
     const cn_config *c = e->config;
     cn_checkpoint *checkpoint = NULL;
     CN_TRY(cn_checkpoint_open(&checkpoint, c->model, &e->model_config, c->load_format, c->seed));
-    cn_status status = cn_weights_load(&e->weights, e->backend, e->stream, checkpoint,
-                                       e->weights_memory);
+    cn_status status = cn_ranks_start(&e->ranks, cn_rank_load_weights, checkpoint);
+    if (status == CN_OK)
+        status = cn_ranks_join(&e->ranks,
+                               cn_weights_load_rank(&e->weights, e->backend, e->stream, checkpoint,
+                                                    &e->rank_config, e->weights_memory));
     if (status == CN_OK)
         status = cn_draft_load(&e->draft, e->backend, e->stream, c, &e->model_config, checkpoint);
     cn_checkpoint_close(checkpoint);
@@ -83,7 +86,8 @@ static cn_status load_model(cn_engine *e)
     const cn_model_opts o = {
         .backend = e->backend,
         .stream = e->stream,
-        .config = &e->model_config,
+        .config = &e->rank_config,
+        .ranks = e->ranks.n > 0 ? &e->ranks.model : NULL,
         .weights = e->weights,
         .memory = e->workspace,
         .max_tokens = cn_start_max_tokens(c),
@@ -95,6 +99,7 @@ static cn_status load_model(cn_engine *e)
         .dense_layers = c->select_dense_layers,
     };
     CN_TRY(cn_model_create(&e->model, &o));
+    CN_TRY(cn_ranks_create_models(&e->ranks, &o));
     if (!c->dump) return CN_OK;
     CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
     cn_model_set_dump(e->model, e->dump);
@@ -124,20 +129,6 @@ static cn_status describe_latent(cn_engine *e)
     return CN_OK;
 }
 
-/* The sizes of the pools. */
-static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
-{
-    const cn_backend *be = e->backend;
-    const cn_model_config *m = &e->model_config;
-    cn_pools *p = &e->pools;
-    p->layout = cn_planner_layout(e->config, m, be, plan->n_blocks, plan->block_tokens);
-    p->n_heads = m->n_heads;
-    p->n_query_slots = plan->n_query_slots;
-    p->window = plan->window_tokens;
-    p->act_dtype = be->act_dtype;
-    p->scale = m->latent.rank > 0 ? cn_model_config_scale(m) : 0;
-}
-
 /* The spaces, whose memory is allocated. */
 static void describe_spaces(cn_engine *e, const cn_memory_plan *plan)
 {
@@ -165,7 +156,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .max_seqs = c->max_num_seqs,
         .max_batched_tokens = c->max_num_batched_tokens,
         .max_model_len = e->max_model_len,
-        .block_bytes = plan->block_bytes,
+        .block_bytes = plan->block_bytes * (1 + e->ranks.n),
         .model_hash = cn_model_config_hash(&e->model_config),
         .prefix_caching = c->enable_prefix_caching,
         .chunked_prefill = c->enable_chunked_prefill,
@@ -195,18 +186,8 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
     o.plane_kv = e->homes.plane.kv;
     o.draft_first = e->plan.kv.n_blocks;
     for (int h = 0; h < CN_N_HOMES; h++) o.plane_first[h] = e->homes.at[h].plane_first;
-    return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
-}
-
-/* The sizes of the scratch of selection, whose memory the start plan has allocated. */
-static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
-{
-    const cn_select_scratch sizes =
-        cn_select_scratch_of(e->config, &e->model_config, plan->block_tokens);
-    e->select.room = sizes.room;
-    e->select.list_stride = sizes.list_stride;
-    e->select.tile_stride = sizes.tile_stride;
-    e->pools.digest.n_channels = cn_select_channels_each(&e->model_config);
+    CN_TRY(cn_batch_create(&e->batch, e->backend, &o, e->batch_memory));
+    return cn_ranks_create_batches(&e->ranks, e->batch);
 }
 
 /* The channels of labels and their offsets: select.safetensors, or the first channels with dummy
@@ -228,27 +209,46 @@ static void *channels_of(const cn_digest *g)
     return (void *)(uintptr_t)at;
 }
 
-/* Writes channels, as packed bytes, and offsets to a digest, if it has labels. */
-static cn_status write_channels(const cn_engine *e, cn_backend *be, cn_stream *s,
-                                const cn_digest *to, const void *channels, size_t n_bytes,
-                                const float *offsets)
+/* Channels of all kv heads of the model, packed in `width` bytes each, and their offsets. */
+typedef struct packed_channels {
+    const char *bytes;
+    size_t width;
+    const float *offsets;
+} packed_channels;
+
+/* Writes those of the kv heads of m, the model or one of its ranks, to a digest, if it has labels.
+ */
+static cn_status write_channels(const cn_model_config *m, cn_backend *be, cn_stream *s,
+                                const cn_digest *to, const packed_channels *all)
 {
-    const size_t n = cn_select_channels_n(&e->model_config);
-    if (!channels_of(to)) return CN_OK;
-    CN_TRY(be->mem_write(s, channels_of(to), channels, n_bytes));
-    CN_TRY(be->mem_write(s, (void *)(uintptr_t)to->offsets, offsets, n * sizeof *offsets));
+    const size_t n = cn_select_channels_n(m) / m->n_layers; /* of a layer */
+    const size_t stride = n * cn_max_u32(m->n_ranks, 1), first = n * m->rank;
+    char *bytes = channels_of(to);
+    float *offsets = (float *)(uintptr_t)to->offsets;
+    if (!bytes) return CN_OK;
+    for (size_t layer = 0; layer < m->n_layers; layer++) {
+        const size_t from = layer * stride + first;
+        CN_TRY(be->mem_write(s, bytes + layer * n * all->width, all->bytes + from * all->width,
+                             n * all->width));
+        CN_TRY(be->mem_write(s, offsets + layer * n, all->offsets + from, n * sizeof *offsets));
+    }
     return be->stream_sync(s);
 }
 
-/* Writes them to the digests of the pools and of homes. */
-static cn_status write_all_channels(const cn_engine *e, uint16_t *channels, const float *offsets)
+/* Writes them to the digests of the pools of all ranks and of homes. */
+static cn_status write_all_channels(const cn_engine *e, uint16_t *numbers, const float *offsets)
 {
-    const size_t n_bytes = cn_select_channels_pack(&e->model_config, channels, channels);
-    CN_TRY(write_channels(e, e->backend, e->stream, &e->pools.digest, channels, n_bytes, offsets));
+    const cn_model_config *m = &e->model_config;
+    const size_t n_bytes = cn_select_channels_pack(m, numbers, numbers);
+    const packed_channels all = {(const char *)numbers, n_bytes / cn_select_channels_n(m), offsets};
+    CN_TRY(write_channels(&e->rank_config, e->backend, e->stream, &e->pools.digest, &all));
+    for (uint32_t i = 0; i < e->ranks.n; i++) {
+        const cn_rank *k = &e->ranks.at[i];
+        CN_TRY(write_channels(&k->config, k->backend, k->stream, &k->pools.digest, &all));
+    }
     for (int i = 0; i < CN_N_HOMES; i++) {
         const cn_home *h = &e->homes.at[i];
-        CN_TRY(write_channels(e, h->be, h->stream, &h->env.home.digest, channels, n_bytes,
-                              offsets));
+        CN_TRY(write_channels(m, h->be, h->stream, &h->env.home.digest, &all));
     }
     return CN_OK;
 }
@@ -354,19 +354,21 @@ static void event_done(void *ctx, void *event)
 static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
 {
     if (plan->n_max_blocks == 0) return CN_OK;
-    const cn_events_opts o = {
-        .backend = e->backend,
-        .model_stream = e->stream,
-        .stream = e->event_stream,
-        .pools = e->pools,
+    cn_events_opts o = {
+        .devices = {{.backend = e->backend,
+                     .model_stream = e->stream,
+                     .stream = e->event_stream,
+                     .pools = e->pools,
+                     .scratch = e->compress_scratch,
+                     .scratch_bytes = cn_start_item_bytes(&e->plan, &e->compress_scratch)}},
+        .n_devices = 1,
         .max_batch_events = e->config->max_num_seqs,
-        .scratch = e->compress_scratch,
-        .scratch_bytes = cn_start_item_bytes(&e->plan, &e->compress_scratch),
         .before = cn_homes_any(&e->homes) ? before_events : NULL,
         .after = cn_homes_any(&e->homes) ? after_events : NULL,
         .done = event_done,
         .ctx = e,
     };
+    cn_ranks_add_events(&e->ranks, &o);
     return cn_events_create(&e->events, &o);
 }
 
@@ -394,23 +396,29 @@ static void log_memory(const cn_engine *e)
 static cn_status plan_start(cn_engine *e)
 {
     cn_memory_plan *kv = &e->plan.kv;
+    const uint32_t n_ranks = cn_max_u32(e->config->n_ranks, 1);
     CN_TRY(cn_config_find_models(e->config));
+    CN_TRY(cn_config_check_ranks(e->config));
+    e->config->swap_space_gib /= (float)n_ranks; /* each rank swaps its share */
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_home_check_start(e->config));
     CN_TRY(cn_host_check(e->config));
     cn_device_choice choice;
     CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config));
-    CN_TRY(cn_engine_open_backend(&e->backend, e->config, &e->model_config, 0, &choice));
+    CN_TRY(cn_model_config_rank(&e->rank_config, &e->model_config, 0, n_ranks));
+    CN_TRY(cn_engine_open_backend(&e->backend, e->config, &e->rank_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
+    CN_TRY(cn_ranks_open(&e->ranks, e->config, &e->model_config, e->backend, e->stream));
     CN_TRY(cn_home_open_beside(&e->homes, e->config, e->backend));
-    CN_TRY(cn_engine_plan_make(&e->plan, e->config, &e->model_config, e->backend, e));
+    CN_TRY(cn_engine_plan_make(&e->plan, e->config, &e->rank_config, e->backend, e));
+    cn_ranks_plan(&e->ranks, e->config, kv);
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
     memcpy(e->gpu_uuid, choice.uuid, sizeof e->gpu_uuid);
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
-    describe_pools(e, kv);
+    cn_engine_size_pools(&e->pools, e->config, &e->rank_config, e->backend, kv);
     return make_scheduler(e, kv);
 }
 
@@ -433,6 +441,7 @@ static cn_status load_all_weights(cn_engine *e)
 {
     if (e->backend->enter) e->backend->enter(e->backend);
     CN_TRY(cn_start_plan_allocate(&e->plan, e->homes.at[CN_HOME_PEER].be));
+    CN_TRY(cn_ranks_allocate(&e->ranks, e->workspace));
     return load_model(e);
 }
 
@@ -445,7 +454,7 @@ cn_status cn_engine_load(cn_engine *e)
     cn_load_gate_arrive(e->gate);
     CN_TRY(loaded);
     CN_TRY(describe_latent(e));
-    describe_selection(e, kv);
+    cn_engine_size_select(&e->select, &e->pools, e->config, &e->rank_config, kv->block_tokens);
     describe_spaces(e, kv);
     CN_TRY(make_homes(e, kv));
     CN_TRY(load_channels(e));
@@ -493,6 +502,7 @@ void cn_engine_free(cn_engine *e)
 {
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
+    cn_ranks_stop(&e->ranks);
     if (e->stream) e->backend->stream_sync(e->stream);
     (void)cn_home_sync(&e->homes);
     if (e->event_stream) e->backend->stream_sync(e->event_stream);
@@ -506,6 +516,7 @@ void cn_engine_free(cn_engine *e)
     cn_free(e->latent_keys);
     cn_select_probe_free(e->select_probe);
     cn_home_free(&e->homes);
+    cn_ranks_free(&e->ranks);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->stream) e->backend->stream_free(e->stream);

@@ -2,6 +2,7 @@
 #include "engine/engine_memory.h"
 
 #include "compress/policy.h"
+#include "engine/checkpoint/select_file.h"
 #include "engine/engine_state.h"
 #include "engine/home/home_memory.h"
 #include "engine/select/select_memory.h"
@@ -119,6 +120,29 @@ static void declare_kv(cn_start_plan *p, cn_engine *e)
     cn_homes_declare_kv(p, &e->homes);
 }
 
+/* ---- sizes ---- */
+
+void cn_engine_size_pools(cn_pools *p, const cn_config *c, const cn_model_config *m,
+                          const cn_backend *be, const cn_memory_plan *kv)
+{
+    p->layout = cn_planner_layout(c, m, be, kv->n_blocks, kv->block_tokens);
+    p->n_heads = m->n_heads;
+    p->n_query_slots = kv->n_query_slots;
+    p->window = kv->window_tokens;
+    p->act_dtype = be->act_dtype;
+    p->scale = m->latent.rank > 0 ? cn_model_config_scale(m) : 0;
+}
+
+void cn_engine_size_select(cn_select_scratch *s, cn_pools *p, const cn_config *c,
+                           const cn_model_config *m, uint32_t block_tokens)
+{
+    const cn_select_scratch sizes = cn_select_scratch_of(c, m, block_tokens);
+    s->room = sizes.room;
+    s->list_stride = sizes.list_stride;
+    s->tile_stride = sizes.tile_stride;
+    p->digest.n_channels = cn_select_channels_each(m);
+}
+
 /* ---- the plan ---- */
 
 /* Its members have the addresses of slots in plans that are only read. Nothing is written to it. */
@@ -135,6 +159,24 @@ cn_status cn_engine_plan_make(cn_start_plan *out, const cn_config *c, const cn_m
     for (uint32_t i = 0; !e && i < p.n_items; i++) p.items[i].slot = NULL;
     *out = p;
     return CN_OK;
+}
+
+void cn_engine_plan_rank(cn_start_plan *out, const cn_config *c, const cn_memory_plan *kv,
+                         cn_rank *k)
+{
+    cn_start_plan p = cn_start_plan_begin(c, &k->config, k->backend);
+    const uint64_t weights = cn_weights_bytes(&k->config, k->backend);
+    const uint64_t rows = cn_start_max_rows(c) * sizeof *k->more_rows;
+    cn_start_add(&p, "weights", CN_PART_WEIGHTS, weights, &k->weights_memory);
+    cn_model_declare(&p, &k->workspace);
+    cn_batch_declare(&p, &k->batch_memory);
+    cn_start_add(&p, "compression scratch", CN_PART_STEPS, event_bytes(&p), &k->compress_scratch);
+    cn_select_declare(&p, &k->select, &k->pools.digest);
+    cn_start_add(&p, "prompt scores", CN_PART_STEPS, rows, &k->more_rows);
+    p.kv = *kv;
+    declare_pools(&p, &k->pools);
+    cn_start_add(&p, "swap space", CN_PART_HOST, kv->swap_bytes, &k->swap_memory);
+    *out = p;
 }
 
 cn_status cn_engine_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
@@ -159,6 +201,7 @@ static cn_status check_backend(const void *ctx, const cn_backend *be)
 {
     const start_sizes *s = ctx;
     CN_TRY(cn_backend_check_model(be, s->model));
+    CN_TRY(cn_backend_check_ranks(be, s->config));
     return cn_backend_check_kv(be, s->config, s->model);
 }
 

@@ -15,6 +15,7 @@
 #include "engine/output.h"
 #include "engine/start/planner.h"
 #include "engine/prompt_scores.h"
+#include "engine/rank.h"
 #include "engine/sampler.h"
 #include "engine/start/gpu_uuid.h"
 #include "engine/start/load_gate.h"
@@ -114,6 +115,7 @@ enum { CN_FLIGHTS = 2, CN_MASK_SHARE = 3000000 };
 struct cn_engine {
     cn_config *config; /* a copy */
     cn_model_config model_config;
+    cn_model_config rank_config; /* what rank 0 has of a split model; else model_config */
     cn_generation_config generation;
     uint32_t eos[2 * CN_MAX_EOS];
     uint32_t n_eos;
@@ -173,6 +175,7 @@ struct cn_engine {
     cn_sample **count_owner; /* [max_num_seqs] the sample that uses each row of counts, or NULL */
 
     cn_homes homes; /* peer and host, where declared */
+    cn_ranks ranks; /* the other devices of a split model */
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
     cn_select_scratch select;

@@ -97,7 +97,11 @@ static cn_status score_prompt_rows(cn_engine *e, cn_prompt_scores *s, const uint
                         .scratch_bytes = e->sample_scratch_bytes};
     CN_TRY(be->mem_write(e->stream, p->rows, p->host_rows, n * sizeof *p->rows));
     CN_TRY(be->mem_write(e->stream, p->samples, p->host_samples, n * sizeof *p->samples));
-    CN_TRY(cn_model_more_logits(e->model, e->stream, cn_batch_device_view(e->batch), p->rows, n));
+    cn_rank_rows rows = {p->host_rows, n};
+    CN_TRY(cn_ranks_start(&e->ranks, cn_rank_more_logits, &rows));
+    CN_TRY(cn_ranks_join(&e->ranks,
+                         cn_model_more_logits(e->model, e->stream, cn_batch_device_view(e->batch),
+                                              p->rows, n)));
     a.logits = cn_model_logits(e->model);
     CN_TRY(be->sample(e->stream, &a));
     CN_TRY(be->mem_read(e->stream, p->host_logprobs, p->logprobs, n * sizeof *p->logprobs));

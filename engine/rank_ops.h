@@ -4,8 +4,7 @@
  * Each rank has a backend and a stream of its own. All of them enqueue the same sequence of
  * reduce_norm. Two of them that follow each other read different branches, so a branch may be
  * written again as soon as the next reduce_norm of the rank has run. */
-#ifndef CN_RANK_OPS_H
-#define CN_RANK_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,7 +16,7 @@ typedef struct cn_barrier cn_barrier; /* where the ranks of a model wait for eac
 /* residual[T,h] += branch of rank 0, then of rank 1, and so on: in this order, in f32, rounded to
  * act once. Then out = residual / rms(residual) * weight. All ranks get the same bits. It waits
  * until the streams of all ranks have reached it, at most the seconds of the barrier: CN_ERR_DEVICE
- * then names the first missing rank and the layer, and every later call returns at once. */
+ * then names the first missing rank and the layer, and every later call returns this at once. */
 typedef struct cn_reduce_norm_args {
     void *out;      /* [T,h] act */
     void *residual; /* [T,h] act, updated in place */
@@ -30,5 +29,3 @@ typedef struct cn_reduce_norm_args {
     uint32_t layer;    /* that made the branches, and whether its MLP did, for errors */
     bool is_mlp;
 } cn_reduce_norm_args;
-
-#endif

@@ -9,9 +9,10 @@
 
 #include "compress/events.h"
 
-/* A record gives a fence a number. A fence is done when its number is at most `ran`. */
+/* A record gives a fence a number. A fence is done when its number is at most `ran` of its
+ * device. Streams 1 and 3 are the event streams of devices 0 and 1. */
 struct cn_fence {
-    uint32_t number;
+    uint32_t number, device;
 };
 struct cn_stream {
     uint32_t index;
@@ -19,7 +20,8 @@ struct cn_stream {
 
 typedef struct fake {
     cn_backend be;
-    cn_stream streams[2];
+    cn_stream streams[4];
+    uint32_t second_recorded, second_ran; /* of device 1 */
     uint32_t recorded, ran; /* batches enqueued, batches that the device has finished */
     uint32_t n_fences, n_syncs, n_waits_for_model;
     uint32_t batch_sizes[64];
@@ -45,26 +47,31 @@ static void fence_free(cn_fence *fence)
 
 static cn_status fence_record(cn_fence *fence, cn_stream *s)
 {
-    if (s->index == 1) fence->number = f.recorded;
+    fence->device = s->index / 2;
+    if (s->index % 2 == 1) fence->number = fence->device ? f.second_recorded : f.recorded;
     return CN_OK;
 }
 
 static cn_status fence_wait(cn_stream *s, cn_fence *fence)
 {
     (void)fence;
-    assert_int_equal(s->index, 1);
-    f.n_waits_for_model++;
+    assert_int_equal(s->index % 2, 1);
+    f.n_waits_for_model += s->index == 1;
     return CN_OK;
 }
 
 static cn_status fence_done(cn_fence *fence, bool *done)
 {
-    *done = fence->number <= f.ran;
+    *done = fence->number <= (fence->device ? f.second_ran : f.ran);
     return CN_OK;
 }
 
 static cn_status stream_sync(cn_stream *s)
 {
+    if (s->index == 3) {
+        f.second_ran = f.second_recorded;
+        return CN_OK;
+    }
     assert_int_equal(s->index, 1);
     f.n_syncs++;
     f.ran = f.recorded;
@@ -73,6 +80,10 @@ static cn_status stream_sync(cn_stream *s)
 
 static cn_status compress(cn_stream *s, const cn_compress_args *a)
 {
+    if (s->index == 3) {
+        assert_int_equal(a->n_reqs, f.batch_sizes[f.second_recorded++]);
+        return CN_OK;
+    }
     assert_int_equal(s->index, 1);
     assert_int_equal(f.n_waits_for_model, f.recorded + 1); /* waits for the model's stream */
     if (f.fails) return cn_fail(CN_ERR_DEVICE, "the device is gone");
@@ -88,9 +99,9 @@ static void done(void *ctx, void *user)
 
 enum { MAX_BATCH_EVENTS = 3 };
 
-static cn_events *create(void)
+static cn_events *create_on(uint32_t n_devices)
 {
-    f = (fake){.streams = {{0}, {1}},
+    f = (fake){.streams = {{0}, {1}, {2}, {3}},
                .be = {.fence_create = fence_create,
                       .fence_free = fence_free,
                       .fence_record = fence_record,
@@ -99,12 +110,18 @@ static cn_events *create(void)
                       .stream_sync = stream_sync,
                       .compress = compress}};
     const cn_events_opts o = {
-        .backend = &f.be, .model_stream = &f.streams[0], .stream = &f.streams[1],
-        .max_batch_events = MAX_BATCH_EVENTS, .done = done, .ctx = &f};
+        .devices = {{.backend = &f.be, .model_stream = &f.streams[0], .stream = &f.streams[1]},
+                    {.backend = &f.be, .model_stream = &f.streams[2], .stream = &f.streams[3]}},
+        .n_devices = n_devices,
+        .max_batch_events = MAX_BATCH_EVENTS,
+        .done = done,
+        .ctx = &f};
     cn_events *v = NULL;
     assert_int_equal(cn_events_create(&v, &o), CN_OK);
     return v;
 }
+
+static cn_events *create(void) { return create_on(1); }
 
 static void destroy(cn_events *v)
 {
@@ -172,6 +189,29 @@ static void a_full_ring_waits_for_the_oldest(void **state)
     destroy(v);
 }
 
+/* An event is done when all ranks of a split model have run it. */
+static void an_event_waits_for_all_devices(void **state)
+{
+    (void)state;
+    for (uint32_t late = 0; late < 2; late++) {
+        cn_events *v = create_on(2);
+        add(v, 1);
+        assert_int_equal(cn_events_start(v, 0), CN_OK);
+        add(v, 2);
+        assert_int_equal(cn_events_start(v, 0), CN_OK);
+        *(late ? &f.ran : &f.second_ran) = 2;
+        assert_int_equal(cn_events_poll(v, 1), CN_OK);
+        assert_int_equal(f.n_reported, 0);
+        *(late ? &f.second_ran : &f.ran) = 1;
+        assert_int_equal(cn_events_poll(v, 2), CN_OK);
+        assert_int_equal(f.n_reported, 1);
+        assert_int_equal(cn_events_wait(v, 3), CN_OK);
+        assert_int_equal(f.n_reported, 2);
+        assert_int_equal(f.second_recorded, 2);
+        destroy(v);
+    }
+}
+
 static void a_failing_device_is_an_error(void **state)
 {
     (void)state;
@@ -187,6 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_batch_is_reported_when_its_fence_is_done),
         cmocka_unit_test(a_full_ring_waits_for_the_oldest),
+        cmocka_unit_test(an_event_waits_for_all_devices),
         cmocka_unit_test(a_failing_device_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -117,6 +117,7 @@ static void ranks_have_slices_of_the_whole_model(void **state)
         {"qwen3-bf16", 2},          /* tied, q and k norms */
         {"llama-yarn-bias-f16", 2}, /* biases of QKV and O */
         {"mistral-bf16", 2},        /* untied, a vocabulary of 301 */
+        {"llama-ranks-bf16", 8},    /* a kv head for each rank */
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char dir[256];

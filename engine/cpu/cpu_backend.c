@@ -90,7 +90,28 @@ static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t byt
 
 #define CPU_OP(op, type) CPU_OP_AS(op, cn_cpu_##op, type)
 
+/* The same for an op with a batch view, the member `at`. A copy of the view is queued, because the
+ * next step changes it. */
+#define CPU_BATCH_OP(op, type, at)                                       \
+    typedef struct op##_call {                                           \
+        type args;                                                       \
+        cn_batch_view view;                                              \
+    } op##_call;                                                         \
+    static cn_status run_##op(cn_stream *s, const void *args)            \
+    {                                                                    \
+        op##_call c = *(const op##_call *)args;                          \
+        c.args.at = &c.view;                                             \
+        return cn_cpu_##op(s, &c.args);                                  \
+    }                                                                    \
+    static cn_status enqueue_##op(cn_stream *s, const type *a)           \
+    {                                                                    \
+        if (!cn_cpu_stream_is_threaded(s)) return cn_cpu_##op(s, a);     \
+        const op##_call c = {*a, *a->at};                                \
+        return cn_cpu_stream_submit(s, run_##op, &c, sizeof c);          \
+    }
+
 CN_CPU_OPS(CPU_OP)
+CN_CPU_BATCH_OPS(CPU_BATCH_OP)
 CPU_OP_AS(gemm, cn_cpu_gemm_run, cn_gemm_args)
 
 /* Rows of a step are sampled in parallel. Each worker uses its own part of the scratch. */
@@ -207,8 +228,9 @@ static const cn_backend CPU_TABLE = {
     .barrier_create = cn_cpu_barrier_create,
     .barrier_free = cn_cpu_barrier_free,
     .gemm = enqueue_gemm,
-#define CPU_ENTRY(op, type) .op = enqueue_##op,
+#define CPU_ENTRY(op, ...) .op = enqueue_##op,
     CN_CPU_OPS(CPU_ENTRY)
+    CN_CPU_BATCH_OPS(CPU_ENTRY)
 #undef CPU_ENTRY
     .ranks_latent = true,
     .sample_scratch_bytes = sample_scratch_bytes,

@@ -87,18 +87,14 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g);
     X(embed, cn_embed_args)                                                             \
     X(rmsnorm, cn_rmsnorm_args)                                                         \
     X(reduce_norm, cn_reduce_norm_args)                                                 \
-    X(rope_store, cn_rope_store_args)                                                   \
     X(draft_store, cn_draft_store_args)                                                 \
     X(draft_part, cn_draft_part_args)                                                   \
     X(draft_before, cn_draft_before_args)                                               \
     X(draft_keep, cn_draft_keep_args)                                                   \
-    X(attn_decode, cn_attn_args)                                                        \
-    X(attn_prefill, cn_attn_args)                                                       \
     X(digest, cn_digest_args)                                                           \
     X(predict, cn_predict_args)                                                         \
     X(score, cn_score_args)                                                             \
     X(select, cn_select_args)                                                           \
-    X(attend_selected, cn_attend_selected_args)                                         \
     X(exchange, cn_exchange_args)                                                       \
     X(fetch, cn_fetch_args)                                                             \
     X(silu_mul, cn_silu_mul_args)                                                       \
@@ -107,11 +103,19 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g);
     X(expert_gate_up, cn_expert_gate_up_args)                                           \
     X(expert_down, cn_expert_down_args)                                                 \
     X(expert_sum, cn_expert_sum_args)                                                   \
-    X(latent_store, cn_latent_store_args)                                               \
     X(heads_gemm, cn_heads_gemm_args)
 
-#define CN_CPU_DECLARE(op, type) cn_status cn_cpu_##op(cn_stream *s, const type *a);
+/* X(op, arguments, batch view): the same for ops with a batch view. */
+#define CN_CPU_BATCH_OPS(X)                                 \
+    X(rope_store, cn_rope_store_args, batch)                \
+    X(attn_decode, cn_attn_args, batch)                     \
+    X(attn_prefill, cn_attn_args, batch)                    \
+    X(attend_selected, cn_attend_selected_args, attn.batch) \
+    X(latent_store, cn_latent_store_args, batch)
+
+#define CN_CPU_DECLARE(op, type, ...) cn_status cn_cpu_##op(cn_stream *s, const type *a);
 CN_CPU_OPS(CN_CPU_DECLARE)
+CN_CPU_BATCH_OPS(CN_CPU_DECLARE)
 #undef CN_CPU_DECLARE
 cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
 /* Returns the input of a product with `weight`: x [n_tokens, k], or room with x rounded. */

@@ -19,6 +19,7 @@ struct cn_barrier {
     uint32_t tag; /* of the sum of the newest arrival: all ranks must have the same there */
     uint64_t tagged; /* its number, from 1 on */
     bool is_broken;
+    char why[160]; /* the error of the first timeout */
     bool holds; /* for tests: rank `held` stops at its sum `held_at` */
     uint32_t held;
     uint64_t held_at;
@@ -93,17 +94,15 @@ static void arrive(cn_barrier *b, const cn_reduce_norm_args *a)
     pthread_cond_broadcast(&b->changed);
 }
 
-static cn_status refuse_broken(void)
-{
-    return cn_fail(CN_ERR_DEVICE, "a rank did not reach an earlier sum");
-}
+/* With the mutex. */
+static cn_status refuse_broken(const cn_barrier *b) { return cn_fail(CN_ERR_DEVICE, "%s", b->why); }
 
 /* Waits for the other ranks, with the mutex. */
 static cn_status meet_ranks(cn_barrier *b, const cn_reduce_norm_args *a)
 {
     while (b->holds && b->held == a->rank && b->arrived[a->rank] >= b->held_at && !b->is_broken)
         pthread_cond_wait(&b->changed, &b->mutex);
-    if (b->is_broken) return refuse_broken();
+    if (b->is_broken) return refuse_broken(b);
     arrive(b, a);
     const uint64_t count = b->arrived[a->rank];
     const struct timespec deadline = deadline_of(b);
@@ -112,13 +111,14 @@ static cn_status meet_ranks(cn_barrier *b, const cn_reduce_norm_args *a)
         waited = pthread_cond_timedwait(&b->changed, &b->mutex, &deadline);
     const uint32_t missing = missing_rank(b, count);
     if (missing == b->n_ranks) return CN_OK;
-    if (b->is_broken) return refuse_broken();
+    if (!b->is_broken)
+        snprintf(b->why, sizeof b->why,
+                 "rank %u did not reach the sum behind the %s of layer %u within %g s "
+                 "(--collective-timeout)",
+                 missing, a->is_mlp ? "MLP" : "attention", a->layer, b->timeout_s);
     b->is_broken = true;
     pthread_cond_broadcast(&b->changed);
-    return cn_fail(CN_ERR_DEVICE,
-                   "rank %u did not reach the sum behind the %s of layer %u within %g s "
-                   "(--collective-timeout)",
-                   missing, a->is_mlp ? "MLP" : "attention", a->layer, b->timeout_s);
+    return refuse_broken(b);
 }
 
 static void reduce_norm_row(const void *args, uint32_t t)

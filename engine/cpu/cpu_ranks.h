@@ -2,8 +2,7 @@
  *
  * Owner: who created the barrier. Thread: each rank waits on the thread of its stream, so streams
  * must be threaded. */
-#ifndef CN_CPU_RANKS_H
-#define CN_CPU_RANKS_H
+#pragma once
 
 #include "engine/ops.h"
 
@@ -14,5 +13,3 @@ void cn_cpu_barrier_free(cn_barrier *b); /* NULL is fine */
 /* For tests: this rank does not reach its sums from number `sum` on (0: its next one) before the
  * others have given up. */
 void cn_cpu_barrier_hold(cn_barrier *b, uint32_t rank, uint64_t sum);
-
-#endif

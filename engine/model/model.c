@@ -10,6 +10,7 @@ struct cn_model {
     cn_backend *be;
     cn_model_config cfg;
     const cn_weights *weights;
+    const cn_model_ranks *ranks; /* NULL: the model is not split */
     void *memory;
     cn_workspace ws;
     uint32_t max_tokens, max_rows, max_position;
@@ -88,6 +89,7 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
     *m = (cn_model){.be = o->backend,
                     .cfg = *o->config,
                     .weights = o->weights,
+                    .ranks = o->ranks,
                     .memory = o->memory,
                     .ws = cn_workspace_lay_out(o->config, o->backend, o->max_tokens, o->max_rows,
                                                o->max_position),
@@ -158,13 +160,34 @@ static cn_status embed(const pass *p)
     return dump(p, CN_DUMP_EMBED, CN_DUMP_NO_LAYER, m->ws.residual, a.n_tokens, a.hidden);
 }
 
+/* The branch that the norm `id` adds to the residual. */
+static size_t added_branch(const cn_model *m, cn_weight_id id)
+{
+    return id == CN_W_MLP_NORM ? m->ws.branch : m->ws.mlp_branch;
+}
+
+/* residual += the branches of all ranks. Then normed = norm of residual. */
+static cn_status reduce_norm(const pass *p, cn_weight_id id, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    cn_reduce_norm_args a = cn_model_ranks_sum(m->ranks, &m->cfg, added_branch(m, id));
+    a.out = at(m, m->ws.normed);
+    a.residual = at(m, m->ws.residual);
+    a.weight = weight(m, id, layer);
+    a.n_tokens = p->batch->n_tokens;
+    a.is_mlp = id != CN_W_MLP_NORM;
+    a.layer = id == CN_W_FINAL_NORM ? m->cfg.n_layers - 1 : layer - a.is_mlp;
+    return m->be->reduce_norm(p->s, &a);
+}
+
 /* If `add`, residual += branch. Then normed = norm of residual. */
 static cn_status norm(const pass *p, bool add, cn_weight_id id, uint32_t layer, cn_dump_name name)
 {
     const cn_model *m = p->m;
+    if (add && m->ranks) return reduce_norm(p, id, layer);
     cn_rmsnorm_args a = {.out = at(m, m->ws.normed),
                          .residual = at(m, m->ws.residual),
-                         .x = add ? at(m, m->ws.branch) : NULL,
+                         .x = add ? at(m, added_branch(m, id)) : NULL,
                          .weight = weight(m, id, layer),
                          .n_tokens = p->batch->n_tokens,
                          .hidden = m->cfg.hidden,
@@ -286,7 +309,7 @@ static product gate_up_of(const cn_model *m, uint32_t layer)
 static product down_of(const cn_model *m, uint32_t layer)
 {
     const uint32_t width = cn_model_config_layer(&m->cfg, layer).dense;
-    return (product){.out = m->ws.branch,
+    return (product){.out = m->ws.mlp_branch,
                      .x = m->ws.act,
                      .id = CN_W_DOWN,
                      .shape = {.n = m->cfg.hidden, .k = width},
@@ -294,13 +317,13 @@ static product down_of(const cn_model *m, uint32_t layer)
 }
 
 /* Sets which norms are part of the products around them. A dump needs their outputs, and the
- * products of experts, of FP8 weights and of latent attention compute none. */
+ * products of experts, of FP8 weights, of latent attention and of ranks compute none. */
 static void plan_links(pass *p)
 {
     const cn_model *m = p->m;
     cn_backend *be = m->be;
     if (!be->links_norm || m->dump || m->cfg.experts.router.n_experts > 0 || m->cfg.quant.fp8 ||
-        m->cfg.latent.rank > 0)
+        m->cfg.latent.rank > 0 || m->ranks)
         return;
     const uint32_t n = p->batch->n_tokens;
     const product qkv = qkv_of(m, 0), o = o_of(m, 0), down = down_of(m, 0);
@@ -630,7 +653,7 @@ static cn_status run_experts(const pass *p, uint32_t layer, bool adds)
                                       .n_used = x->router.n_used,
                                       .n = hidden,
                                       .intermediate = x->intermediate};
-    const cn_expert_sum_args sum = {.out = at(m, m->ws.branch),
+    const cn_expert_sum_args sum = {.out = at(m, m->ws.mlp_branch),
                                     .x = at(m, m->ws.pair_in),
                                     .pairs = at(m, m->ws.pairs),
                                     .weights = at(m, m->ws.weights),
@@ -656,7 +679,7 @@ static cn_status experts_branch(const pass *p, uint32_t layer)
     }
     CN_TRY(route(p, layer));
     CN_TRY(run_experts(p, layer, shares));
-    return dump(p, CN_DUMP_EXPERTS, (int32_t)layer, m->ws.branch, p->batch->n_tokens,
+    return dump(p, CN_DUMP_EXPERTS, (int32_t)layer, m->ws.mlp_branch, p->batch->n_tokens,
                 m->cfg.hidden);
 }
 
@@ -668,13 +691,15 @@ static branch_fn *const mlps[CN_N_MLP_KINDS] = {
 static cn_status lm_head(const pass *p, uint32_t n_rows)
 {
     const cn_model *m = p->m;
-    cn_gemm_args a = {.out = at(m, m->ws.logits),
+    cn_gemm_args a = {.out = m->ranks ? cn_model_ranks_logits(m->ranks, &m->cfg, m->ws.logits)
+                                      : at(m, m->ws.logits),
                       .x = at(m, m->ws.picked),
                       .weight = cn_weights_matrix(m->weights, CN_W_LM_HEAD, 0),
                       .n_tokens = n_rows,
-                      .n = m->cfg.vocab,
+                      .n = cn_head_rows(&m->cfg),
                       .k = m->cfg.hidden,
-                      .out_f32 = true};
+                      .out_f32 = true,
+                      .out_stride = m->ranks ? m->cfg.vocab : 0};
     CN_TRY(m->be->gemm(p->s, &a));
     return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
 }

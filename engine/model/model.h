@@ -11,6 +11,7 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/model/draft.h"
 #include "engine/model/dump.h"
+#include "engine/model/model_ranks.h"
 #include "engine/model/pass.h"
 #include "engine/model/weights.h"
 #include "engine/ops.h"
@@ -22,7 +23,8 @@ typedef struct cn_model cn_model;
 typedef struct cn_model_opts {
     cn_backend *backend;
     cn_stream *stream; /* writes the rope tables; each forward pass is given its own stream */
-    const cn_model_config *config; /* copied */
+    const cn_model_config *config; /* copied; of the rank when the model is split */
+    const cn_model_ranks *ranks;   /* borrowed; NULL: the model is not split */
     const cn_weights *weights;     /* borrowed */
     void *memory;                  /* backend memory, cn_model_workspace_bytes; borrowed */
     uint32_t max_tokens;           /* of a batch */
@@ -62,7 +64,8 @@ void cn_model_rope(const cn_model *m, const float **cos, const float **sin);
 /* Runs all layers over the batch of p and stores its K, V and observed queries in the pools.
  * Computes the logits of its logit rows. Enqueues on s and returns. */
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_model_pass *p);
-/* The f32 logits [n_rows, V] of the last pass, on the device; valid until the next pass. */
+/* The f32 logits [n_rows, V] of the last pass, on the device; valid until the next pass. Of a split
+ * model: those of rank 0, when all ranks have run the pass. */
 float *cn_model_logits(const cn_model *m);
 
 /* Computes the logits of other tokens of the last pass, whose view is b. They replace those of

@@ -72,7 +72,8 @@ cn_workspace cn_workspace_lay_out(const cn_model_config *c, const cn_backend *be
     if (c->quant.fp8) max_tokens = cn_round_up(max_tokens, CN_FP8_ROWS);
     ws.residual = take(&at, max_tokens * c->hidden, e);
     ws.normed = take(&at, max_tokens * c->hidden, e);
-    ws.branch = take(&at, max_tokens * c->hidden, e);
+    ws.branch = ws.mlp_branch = take(&at, max_tokens * c->hidden, e);
+    if (c->n_ranks > 0) ws.mlp_branch = take(&at, max_tokens * c->hidden, e);
     ws.squares = take(&at, max_tokens * c->hidden / CN_NORM_COLUMNS, sizeof(float));
     ws.rounded = take(&at, max_tokens * rounded_columns(c), e);
     size_t attention = at, mlp = at;
@@ -84,7 +85,7 @@ cn_workspace cn_workspace_lay_out(const cn_model_config *c, const cn_backend *be
     lay_out_experts(&ws, c, be, max_tokens, &mlp);
     at = attention > mlp ? attention : mlp;
     ws.picked = take(&at, max_rows * c->hidden, e);
-    ws.logits = take(&at, max_rows * c->vocab, sizeof(float));
+    ws.logits = take(&at, c->rank == 0 ? max_rows * c->vocab : 0, sizeof(float));
     ws.cos = take(&at, max_position * (cn_rope_dim(c) / 2), sizeof(float));
     ws.sin = take(&at, max_position * (cn_rope_dim(c) / 2), sizeof(float));
     ws.bytes = at;

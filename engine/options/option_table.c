@@ -82,6 +82,13 @@ static const cn_option options[] = {
     ROW(ENGINE, "device", STRING, device, "auto", .flags = USUAL,
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "
                 "is usable, else the CPU"),
+    ROW(ENGINE, "tensor-parallel-size", U32, n_ranks, "1", .min = 1, .max = 8,
+        .flags = RESULT | USUAL,
+        .help = "ranks over which each engine splits the model: 1, 2, 4 or 8; only with --device "
+                "cpu, where each has a thread"),
+    ROW(ENGINE, "collective-timeout", U32, collective_timeout_s, "60", .min = 1, .max = 86400,
+        .help = "seconds that the ranks of a split model wait for one that does not answer before "
+                "the engine ends"),
     ROW(ENGINE, "gpu-memory-utilization", F32, gpu_memory_utilization, "0.92", .min = 0, .max = 1,
         .flags = ABOVE_MIN | USUAL,
         .help = "fraction of GPU memory to use, including memory other processes hold; ignored "

@@ -216,6 +216,8 @@ struct cn_config {
     /* lanes */
     uint32_t n_lanes; /* engines, if devices is NULL */
     char *devices;    /* as for cn_devices_parse, one for each engine; NULL = the first GPUs */
+    uint32_t n_ranks; /* of each engine: 1, 2, 4 or 8 */
+    uint32_t collective_timeout_s;
 
     /* compare */
     char *arms;
@@ -501,6 +503,8 @@ typedef struct cn_devices {
 /* Reads "cuda:0-3" or "cuda:0,2". CN_ERR_ARG says what is wrong. */
 cn_status cn_devices_parse(cn_devices *out, const char *text);
 cn_status cn_config_check_lanes(const cn_config *c);
+/* CN_ERR_ARG names an option that a split model does not support. */
+cn_status cn_config_check_ranks(const cn_config *c);
 
 /* The model's names in requests and responses, the first of which responses have: those of
  * --served-model-name, or the name of the model's directory. CN_ERR_MEMORY. */

@@ -517,6 +517,10 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     CN_TRY(check_option_forms(c));
     CN_TRY(check_needed_options(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
+    if (sections & CN_SECTION_ENGINE) CN_TRY(cn_config_check_ranks(c));
+    if (c->n_ranks > 1 && !(sections & (CN_SECTION_RUN_BATCH | CN_SECTION_SERVE)))
+        return cn_fail(CN_ERR_ARG, "--tensor-parallel-size %u is for run-batch and serve; this "
+                                   "command does not split a model", c->n_ranks);
     if (sections & CN_SECTION_SAMPLING) {
         if (!has_bodies(c, sections)) CN_TRY(check_detection(c));
         CN_TRY(check_option_samples(c, sections));

@@ -2,6 +2,7 @@
  * which devices. See options.h. */
 #include <stdlib.h>
 
+#include "compress/selector.h"
 #include "engine/options/option_value.h"
 
 /* ---- the list of devices ---- */
@@ -67,6 +68,35 @@ static cn_status check_devices(const cn_config *c, uint32_t *n)
     if (cn_config_is_given(c, &c->n_lanes) && c->n_lanes != d.n)
         return cn_fail(CN_ERR_ARG, "--data-parallel-size %u needs as many devices, but --devices "
                                    "%s names %u", c->n_lanes, c->devices, d.n);
+    return CN_OK;
+}
+
+cn_status cn_config_check_ranks(const cn_config *c)
+{
+    const uint32_t n = c->n_ranks;
+    const struct {
+        bool has;
+        const char *option, *why;
+    } uses[] = {
+        {cn_config_away(c) != 0, "--kv-home, --kv-homes", "homes peer and host are"},
+        {cn_selectors_need(cn_config_selectors(c)).head, "--kv-select, --kv-selectors",
+         "selector spec is"},
+        {c->devices != NULL, "--devices", "GPUs are"},
+        {c->dump != NULL, "--dump", "dumps are"},
+    };
+    if (n <= 1 && cn_config_is_given(c, &c->collective_timeout_s))
+        return cn_fail(CN_ERR_ARG, "--collective-timeout %u needs --tensor-parallel-size",
+                       c->collective_timeout_s);
+    if (n <= 1) return CN_OK;
+    if (n != 2 && n != 4 && n != 8)
+        return cn_fail(CN_ERR_ARG, "--tensor-parallel-size %u: expected 1, 2, 4 or 8", n);
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
+        if (uses[i].has)
+            return cn_fail(CN_ERR_ARG, "--tensor-parallel-size %u: %s not supported yet: leave out "
+                                       "%s", n, uses[i].why, uses[i].option);
+    if (cn_config_is_given(c, &c->n_threads))
+        return cn_fail(CN_ERR_ARG, "--threads %u has no effect with --tensor-parallel-size %u: "
+                                   "each rank has one thread", c->n_threads, n);
     return CN_OK;
 }
 

@@ -344,10 +344,26 @@ cn_status cn_backend_check_model(const cn_backend *be, const cn_model_config *m)
     return check_model_ops(be, m, "layers with experts", ops, sizeof ops / sizeof *ops);
 }
 
+cn_status cn_backend_check_ranks(const cn_backend *be, const cn_config *c)
+{
+    if (c->n_ranks <= 1 || be->reduce_norm) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE,
+                   "--tensor-parallel-size %u: the %s backend does not split a model yet: use "
+                   "--device cpu, or --data-parallel-size",
+                   c->n_ranks, be->name);
+}
+
+/* The ranks wait for each other, so each has a thread of its own. */
+cn_status cn_backend_open_rank(cn_backend **out)
+{
+    const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
+    return cn_backend_cpu_open(out, &o);
+}
+
 static cn_status open_cpu(cn_backend **out, const cn_config *c)
 {
     const cn_cpu_backend_opts o = {.n_threads = c->n_threads};
-    return cn_backend_cpu_open(out, &o);
+    return c->n_ranks > 1 ? cn_backend_open_rank(out) : cn_backend_cpu_open(out, &o);
 }
 
 typedef struct cuda_needs {

@@ -81,6 +81,12 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
  * together with the selectors or homes of c. */
 cn_status cn_backend_check_kv(const cn_backend *be, const cn_config *c, const cn_model_config *m);
 
+/* Opens the backend of a rank of a split model, on the CPU. */
+cn_status cn_backend_open_rank(cn_backend **out);
+
+/* CN_ERR_DEVICE when c splits the model and the backend has no ops for that. */
+cn_status cn_backend_check_ranks(const cn_backend *be, const cn_config *c);
+
 /* CN_ERR_DEVICE when the backend has no products with the FP8 weights of the model. */
 cn_status cn_backend_check_fp8(const cn_backend *be, const cn_model_config *m);
 

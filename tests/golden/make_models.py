@@ -148,6 +148,11 @@ MODELS = {
         num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
         mlp_layer_types=["dense", "sparse", "dense"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 30, None, False),
+    # A rank of 2, 4 or 8 has whole kv heads; the vocabulary is split unevenly.
+    "llama-ranks-bf16": (LlamaConfig, sizes(
+        301, 64, 128, 3, 16, 8, 16, tie_word_embeddings=False, max_position_embeddings=2048,
+        attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+        "bfloat16", 60, None, False),
 }
 
 # Folders with only a config, for the cos/sin table: head sizes and scalings that no tiny model has.

@@ -13,7 +13,7 @@ const char *const golden_models[] = {
     "llama-f32",  "llama-llama3-bf16", "llama-yarn-bias-f16",  "mistral-bf16",
     "qwen3-moe-bf16", "qwen3-moe-fused-f32", "glm4-moe-bf16", "glm4-moe-plain-f32",
     "deepseek-v2-moe-bf16", "deepseek-v2-moe-groups-f32", "deepseek-v3-moe-bf16",
-    "deepseek-v3-moe-halves-f32", "glm4-lite-moe-bf16",
+    "deepseek-v3-moe-halves-f32", "glm4-lite-moe-bf16", "llama-ranks-bf16",
     NULL,
 };
 
