@@ -1,9 +1,10 @@
 /* workspace.h - the memory of a forward pass, which its ops share.
  *
  * With T = max_tokens and R = max_rows: three [T, h] arrays, on a rank of several four; one region
- * that attention and the MLP share; picked [R, h]; logits; rope tables. Attention has qkv, q, attn and what latent
- * attention needs in the region. After it the MLP has gate_up, act and what the experts of a layer
- * need there. With experts, P = T * the experts of a token is the number of pairs (cn_route_args).
+ * that attention and the MLP share; picked [R, h]; logits; rope tables. Attention has qkv, q, attn
+ * and what latent attention needs in the region. After it the MLP has gate_up, act and what the
+ * experts of a layer need there. With experts, P = T * the experts of a token is the number of
+ * pairs (cn_route_args).
  *
  * Owner: cn_model. Thread: engine. Stage: 6 of the path of a request. */
 #pragma once

@@ -83,7 +83,7 @@ static const cn_option options[] = {
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "
                 "is usable, else the CPU"),
     ROW(ENGINE, "tensor-parallel-size", U32, n_ranks, "1", .min = 1, .max = 8,
-        .flags = RESULT | USUAL,
+        .flags = RESULT,
         .help = "ranks over which each engine splits the model: 1, 2, 4 or 8; only with --device "
                 "cpu, where each has a thread"),
     ROW(ENGINE, "collective-timeout", U32, collective_timeout_s, "60", .min = 1, .max = 86400,
