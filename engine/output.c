@@ -7,7 +7,6 @@
 #include "engine/output.h"
 
 #include "engine/text/detok.h"
-#include "engine/text/stop.h"
 
 enum { TEXT_RESERVE_BYTES = 512, TOKENS_RESERVE = 64 };
 

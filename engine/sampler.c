@@ -32,12 +32,6 @@ static cn_status check_count(const char *name, size_t n, size_t most)
     return cn_fail_param(name, "%s has %zu entries: expected at most %zu", name, n, most);
 }
 
-static cn_status check_above_zero(const char *name, float value)
-{
-    if (isfinite(value) && value > 0.0f) return CN_OK;
-    return cn_fail_param(name, "%s is %g: expected a finite number above 0", name, (double)value);
-}
-
 static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
 {
     CN_TRY(check_float("temperature", p->temperature, 0.0f, INFINITY));
@@ -47,7 +41,10 @@ static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
     CN_TRY(check_float("min_p", p->min_p, 0.0f, 1.0f));
     CN_TRY(check_float("presence_penalty", p->presence_penalty, -2.0f, 2.0f));
     CN_TRY(check_float("frequency_penalty", p->frequency_penalty, -2.0f, 2.0f));
-    CN_TRY(check_above_zero("repetition_penalty", p->repetition_penalty));
+    if (!isfinite(p->repetition_penalty) || p->repetition_penalty <= 0.0f)
+        return cn_fail_param("repetition_penalty",
+                             "repetition_penalty is %g: expected a finite number above 0",
+                             (double)p->repetition_penalty);
     return check_int("logprobs", p->logprobs, -1, cn_min_u32(CN_MAX_LOGPROBS, vocab));
 }
 

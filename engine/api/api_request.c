@@ -8,7 +8,6 @@
 #include "engine/api/responses_request.h"
 #include "engine/base/json.h"
 #include "engine/ops.h"
-#include "engine/options/options.h"
 
 enum { SHOWN_BYTES = 96, MOST_TOKENS = 1 << 30 };
 

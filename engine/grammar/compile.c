@@ -150,12 +150,6 @@ static cn_status compile(const cn_vocabulary *vocabulary, cn_compile_job *job)
 
 /* ---- the thread ---- */
 
-static void do_job(const cn_compiler *c, cn_compile_job *job)
-{
-    job->status = compile(c->vocabulary, job);
-    job->error = job->status == CN_OK ? NULL : cn_strdup(cn_last_error());
-}
-
 static void *form_thread_main(void *arg)
 {
     cn_compiler *c = arg;
@@ -167,7 +161,8 @@ static void *form_thread_main(void *arg)
             continue;
         }
         pthread_mutex_unlock(&c->lock);
-        do_job(c, job);
+        job->status = compile(c->vocabulary, job);
+        job->error = job->status == CN_OK ? NULL : cn_strdup(cn_last_error());
         pthread_mutex_lock(&c->lock);
         cn_list_append(&c->done, &job->node);
         pthread_cond_signal(&c->done_one);

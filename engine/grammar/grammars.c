@@ -161,12 +161,6 @@ static cn_grammar *find_unused(const cn_grammars *g)
     return at;
 }
 
-static void drop_unused(cn_grammars *g)
-{
-    while (g->n_unused > CN_GRAMMARS_UNUSED || g->unused_bytes > CN_GRAMMARS_UNUSED_BYTES)
-        drop_made(find_unused(g));
-}
-
 /* The one with the most states. */
 static cn_grammar *find_largest(const cn_grammars *g)
 {
@@ -288,7 +282,8 @@ void cn_grammars_close(cn_grammar *grammar)
     g->n_unused++;
     g->unused_bytes += cn_grammar_bytes(grammar);
     g->used_bytes -= cn_grammar_bytes(grammar);
-    drop_unused(g);
+    while (g->n_unused > CN_GRAMMARS_UNUSED || g->unused_bytes > CN_GRAMMARS_UNUSED_BYTES)
+        drop_made(find_unused(g));
 }
 
 const char *cn_grammar_warnings(const cn_grammar *grammar)

@@ -119,13 +119,6 @@ static outcome recall(walk *w, uint64_t key)
     return UNKNOWN;
 }
 
-/* An end was found after the texts of all levels. */
-static void remember_found(walk *w, uint32_t depth)
-{
-    for (uint32_t i = 0; i <= depth; i++)
-        w->seen[w->levels[i].key / 2 % N_SEEN] = (seen_text){w->levels[i].key, SUCCEEDED};
-}
-
 /* All ways after a text have been taken. In white space they may lead back to a text before it. */
 static void end_level(walk *w, const level *l)
 {
@@ -213,7 +206,9 @@ static cn_status find_end(walk *w, uint32_t *state, bool exact, outcome *out)
         if (depth + 1 == w->n_levels) CN_TRY(add_levels(w));
         w->levels[++depth] = (level){.mark = u->at, .state = to, .key = key, .byte = byte};
     }
-    if (*out == FOUND && !exact) remember_found(w, depth);
+    /* An end was found after the texts of all levels. */
+    for (uint32_t i = 0; *out == FOUND && !exact && i <= depth; i++)
+        w->seen[w->levels[i].key / 2 % N_SEEN] = (seen_text){w->levels[i].key, SUCCEEDED};
     end_search(w, *out == NOT_FOUND);
     if (*out != FOUND) cn_unique_items_back(u, &w->levels[0].mark);
     return CN_OK;

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <time.h>
 
-#include "compress/away.h"
 
 enum {
     INBOX_MAILS = 1 << 20, /* the owner bounds what it posts */

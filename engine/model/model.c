@@ -3,7 +3,6 @@
 
 #include "engine/model/rope.h"
 #include "engine/model/workspace.h"
-#include "engine/select/select_step.h"
 #include "engine/start/device_choice.h"
 
 struct cn_model {

@@ -9,13 +9,6 @@
 enum { MAX_HALF = 128 };
 static const double PI = 3.14159265358979323846;
 
-/* theta^(2i/d): the reciprocal of the frequency of pair i, before scaling. */
-static float base_period(const cn_model_config *c, uint32_t i)
-{
-    float exponent = (float)(2 * i) / (float)c->rotary;
-    return (float)pow(c->rope_theta, (double)exponent);
-}
-
 /* Llama 3.1: wavelengths beyond the original context are stretched by `factor`. Wavelengths well
  * inside it are unchanged, with a ramp between the two. */
 static float scale_llama3(const cn_rope_scaling *s, float freq)
@@ -61,7 +54,8 @@ void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq)
             inv_freq[i] = 0; /* dimensions without a position */
             continue;
         }
-        float period = base_period(c, i);
+        const float exponent = (float)(2 * i) / (float)c->rotary;
+        const float period = (float)pow(c->rope_theta, (double)exponent);
         switch (c->rope.type) {
         case CN_ROPE_DEFAULT:
             inv_freq[i] = 1 / period;

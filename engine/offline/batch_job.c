@@ -110,13 +110,6 @@ void cn_batch_job_end_lost(cn_batch_job *job, const char *text)
 
 /* ---- a lost engine ---- */
 
-/* Parses the line of the job again: the tree of the first time has lost what was read from it. */
-static cn_status parse_again(cn_batch_job *job)
-{
-    CN_TRY(cn_batch_item_parse(&job->item, job->text.data, job->text.len));
-    return cn_batch_job_prepare(job);
-}
-
 /* A job for the same line. Takes over its text, and the output that looped; nothing else, as the
  * engine may use it. */
 static cn_batch_job *copy(cn_batch_job *job)
@@ -141,7 +134,10 @@ static cn_batch_job *copy(cn_batch_job *job)
     if (from->custom_id) to->custom_id = cn_strdup(from->custom_id);
     if (from->reference) to->reference = cn_strdup(from->reference);
     const bool whole = !to->custom_id == !from->custom_id && !to->reference == !from->reference;
-    if (whole && parse_again(next) == CN_OK) return next;
+    /* Parses the line again: the tree of the first time has lost what was read from it. */
+    if (whole && cn_batch_item_parse(to, next->text.data, next->text.len) == CN_OK &&
+        cn_batch_job_prepare(next) == CN_OK)
+        return next;
     cn_batch_job_free(next);
     return NULL;
 }

@@ -29,7 +29,7 @@ typedef struct lane_state {
     atomic_uint n_ended;    /* of n_samples; their calls have others that run */
     atomic_uint n_unopened; /* samples of calls that are on their way to the engine */
     uint32_t n_suspects;
-    bool is_loaded, is_lost, is_full; /* full: it was busy, until it returns a job */
+    bool is_lost, is_full; /* full: it was busy, until it returns a job */
     char why[CN_LANE_WHY_BYTES];      /* it was lost */
 } lane_state;
 
@@ -417,7 +417,6 @@ static void count_loaded(cn_lane *lane)
 {
     cn_lanes *l = lane->owner;
     l->n_loaded++;
-    l->at[lane->index].is_loaded = true;
 }
 
 static cn_status wait_for_engines(cn_lanes *l)

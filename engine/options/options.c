@@ -337,12 +337,6 @@ bool cn_option_follows_rule(const cn_option *o)
     return key && cn_option_is_word(CN_RULE_DEFAULTS, key);
 }
 
-static bool is_member(const json_t *object, const char *key)
-{
-    const json_t *v = json_object_get(object, key);
-    return v && !json_is_null(v);
-}
-
 void cn_config_follow_rule(const cn_config *c, const json_t *object, cn_kv_params *io)
 {
     cn_kv_params fresh = cn_rule_with_defaults(*io);
@@ -352,7 +346,8 @@ void cn_config_follow_rule(const cn_config *c, const json_t *object, cn_kv_param
         fresh.window_tokens = cn_min_u32(fresh.window_tokens, cn_policy_most_queries(&c->kv));
     for (size_t i = 0; i < n; i++) {
         if (!cn_option_follows_rule(&o[i]) || (c && c->given[i])) continue;
-        if (is_member(object, cn_option_kv_key(&o[i]))) continue;
+        const json_t *sent = json_object_get(object, cn_option_kv_key(&o[i]));
+        if (sent && !json_is_null(sent)) continue;
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
         memcpy((char *)io + at, (const char *)&fresh + at, number_bytes(&o[i]));
     }

@@ -3,7 +3,6 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
-#include "engine/start/planner.h"
 #include "engine/start/start_plan.h"
 
 enum { LINE_BYTES = 2048, PART_BYTES = 256 };

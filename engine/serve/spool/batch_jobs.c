@@ -424,13 +424,6 @@ static bool forget_one(cn_batches *b, const char *creator)
     return true;
 }
 
-/* Makes room for a new record of the creator. Unfinished ones stay, so there may be up to
- * max_batches more than max_kept. */
-static void forget_old(cn_batches *b, const char *creator)
-{
-    while (b->n >= b->opts.max_kept && forget_one(b, creator)) continue;
-}
-
 static json_t *public(const cn_batch *b)
 {
     const cn_batch_counts counts = cn_batch_counts_now(b);
@@ -464,7 +457,8 @@ static cn_status create_job(cn_batches *b, const cn_viewer *v, const json_t *bod
         cn_batch_record_free(&r);
         return status;
     }
-    forget_old(b, r.owner);
+    /* Unfinished records stay, so there may be up to max_batches more than max_kept. */
+    while (b->n >= b->opts.max_kept && forget_one(b, r.owner)) continue;
     CN_TRY(add_batch_record(b, &r));
     cn_batch *made = b->all[b->n - 1];
     if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show_job(made, batch);

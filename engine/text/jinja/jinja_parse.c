@@ -267,18 +267,6 @@ static cn_status parse_generation(cn_jparser *p, cn_jnode **out)
     return cn_jparse_advance(p);
 }
 
-static cn_status parse_break(cn_jparser *p, cn_jnode **out)
-{
-    CN_TRY(cn_jparse_node(p, CN_JN_BREAK, out));
-    return cn_jparse_advance(p);
-}
-
-static cn_status parse_continue(cn_jparser *p, cn_jnode **out)
-{
-    CN_TRY(cn_jparse_node(p, CN_JN_CONTINUE, out));
-    return cn_jparse_advance(p);
-}
-
 static cn_status parse_statement(cn_jparser *p, cn_jnode **out)
 {
     static const struct {
@@ -289,10 +277,14 @@ static cn_status parse_statement(cn_jparser *p, cn_jnode **out)
         {"set", parse_set},         {"macro", parse_macro},
         {"call", parse_call_block}, {"filter", parse_filter_block},
         {"with", parse_with},       {"generation", parse_generation},
-        {"break", parse_break},     {"continue", parse_continue},
     };
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++)
         if (cn_jparse_at_name(p, statements[i].word)) return statements[i].parse(p, out);
+    const bool breaks = cn_jparse_at_name(p, "break");
+    if (breaks || cn_jparse_at_name(p, "continue")) {
+        CN_TRY(cn_jparse_node(p, breaks ? CN_JN_BREAK : CN_JN_CONTINUE, out));
+        return cn_jparse_advance(p);
+    }
     return cn_jparse_fail(p, "a statement: if, for, set, macro, call, filter, with, generation, "
                              "break or continue");
 }
