@@ -32,7 +32,7 @@ typedef struct cn_memory_item {
     void *slot;     /* address of the pointer that gets the memory; NULL: nothing is allocated */
 } cn_memory_item;
 
-enum { CN_MAX_MEMORY_ITEMS = 128 };
+enum { CN_MAX_MEMORY_ITEMS = 160 };
 
 typedef struct cn_start_plan {
     /* What the sizes depend on; borrowed. */
