@@ -285,6 +285,33 @@ static void a_swapped_request_continues_unchanged(void **state)
     }
 }
 
+/* ---- channels of labels ---- */
+
+/* The channels of select.safetensors differ between kv heads: each rank has those of its own. */
+static void labels_have_the_channels_of_their_heads(void **state)
+{
+    (void)state;
+    const char *const more[] = {"kv-selectors", "ds", NULL};
+    run *one = run_new(more, NULL);
+    run *two = run_new(more, (const char *[]){"tensor-parallel-size", "2", NULL});
+    const cn_digest *whole = &one->engine->pools.digest;
+    const uint32_t n_layers = one->engine->model_config.n_layers, n = whole->n_channels;
+    bool differ = false;
+    for (uint32_t layer = 0; layer < n_layers; layer++)
+        for (uint32_t head = 0; head < 2; head++) {
+            const cn_digest *d = head ? &two->engine->ranks.at[0].pools.digest
+                                      : &two->engine->pools.digest;
+            const uint8_t *want = whole->channels + (2 * layer + head) * n;
+            assert_memory_equal(d->channels + layer * n, want, n);
+            assert_memory_equal(d->offsets + layer * n, whole->offsets + (2 * layer + head) * n,
+                                n * sizeof(float));
+            differ |= head && memcmp(want - n, want, n) != 0;
+        }
+    assert_true(differ);
+    run_free(one);
+    run_free(two);
+}
+
 /* ---- scores of prompts ---- */
 
 typedef struct scores {
@@ -380,6 +407,7 @@ int main(void)
         cmocka_unit_test(preemption_changes_no_bit),
         cmocka_unit_test(a_prefix_hit_changes_no_bit),
         cmocka_unit_test(a_swapped_request_continues_unchanged),
+        cmocka_unit_test(labels_have_the_channels_of_their_heads),
         cmocka_unit_test(prompts_are_scored_on_ranks),
         cmocka_unit_test(a_stopped_rank_ends_the_engine),
         cmocka_unit_test(what_ranks_do_not_support_is_refused),
