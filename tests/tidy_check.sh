@@ -10,7 +10,7 @@ trap 'rm -rf "$dir"' EXIT
 clean() {
     rm -rf "$dir/t"
     for folder in engine/base engine/cpu scheduler paged compress cuda; do mkdir -p "$dir/t/$folder"; done
-    printf '/* x.h - a header. */\n' >"$dir/t/engine/x.h"
+    printf '/* x.h - a header. */\n#pragma once\n' >"$dir/t/engine/x.h"
     printf '/* x.c - a file. */\n#include "engine/x.h"\n' >"$dir/t/engine/x.c"
 }
 
@@ -69,6 +69,8 @@ printf '/* y.h - not included. */\n' >"$dir/t/engine/y.h"
 expect engine/y.h:1 "no file includes"
 printf '#pragma once\n' >"$dir/t/engine/x.h"
 expect engine/x.h:1 "first line"
+printf '/* x.h - a header. */\n' >"$dir/t/engine/x.h"
+expect engine/x.h:1 "pragma once"
 printf '/* x.c - twice. */\n' >"$dir/t/paged/x.c"
 expect paged/x.c:1 "same file name"
 mkdir -p "$dir/t/engine/old/older/oldest"
