@@ -8,7 +8,7 @@
  *             a header with its source as one, leads from a folder through another and back.
  *   names     no static function of the product has the name of one in another file of it.
  *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
- *             Makefile builds every C file; some file includes every header, which has #pragma once.
+ *             Makefile builds every C file; a file includes every header, which has #pragma once.
  *   citations every file that a comment or document cites exists, and every section of the rules
  *             (docs/DESIGN.md, docs/SELECTION.md, docs/HOMES.md).
  *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c
