@@ -247,7 +247,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"full,dance:384", "dance: expected a policy", "full|window|zip"},
         {"full,dance:384", "or a selector", "one of oracle|quest|ds"},
         {"ds:x=1", "unknown key 'x'", "select_tokens"},
-        {"zip:384:windov=48", "windov", "window, rule, observe, sinks, recent, global"},
+        {"zip:384:windov=48", "windov", "window, rule, head_rule, observe, sinks, recent, global"},
         {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
         {"zip:384:window", "'window'", "window=value"},

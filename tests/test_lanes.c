@@ -420,6 +420,7 @@ static void lines_of_a_failed_engine_go_to_others(void **state)
 {
     (void)state;
     add_lines(300);
+    for (int i = 0; i < 3; i++) fakes[i].step_us = 1000; /* engine 1 has its share of the steps */
     fakes[1].fail_step = 7;
     const outcome o = run_on(3, 0, 0);
     assert_int_equal(o.n_answered, 300);
