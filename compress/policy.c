@@ -107,6 +107,7 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv)
 cn_status cn_policy_check_heads(const cn_kv_params *kv, uint32_t group, uint32_t head_rules)
 {
     if (!cn_policy_ranks(kv->policy) || kv->head_rule == CN_HEADS_MAX) return CN_OK;
+    if ((unsigned)kv->head_rule >= CN_N_HEAD_RULES) return CN_OK; /* the scheduler refuses it */
     if (group == 1)
         return cn_fail(CN_ERR_ARG, "kv head_rule mean: each kv head of this model has one query "
                                    "head, so it has no effect: leave it out");

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <time.h>
 
-
 enum {
     INBOX_MAILS = 1 << 20, /* the owner bounds what it posts */
     MAILS_PER_STEP = 64,   /* limits how long a burst of arrivals delays decoding */

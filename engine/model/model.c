@@ -473,19 +473,19 @@ static cn_status latent_store(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
     cn_latent_store_args a = {.q = at(m, m->ws.raw_q),
-                                    .row = at(m, m->ws.row),
-                                    .norm = weight(m, CN_W_KV_A_NORM, layer),
-                                    .eps = LATENT_EPS,
-                                    .cos = at(m, m->ws.cos),
-                                    .sin = at(m, m->ws.sin),
-                                    .batch = p->batch,
-                                    .n_heads = m->cfg.n_heads,
-                                    .layer = layer,
-                                    .layout = p->pools->layout,
-                                    .kv = p->pools->kv,
-                                    .q_window = p->pools->q_window,
-                                    .n_query_slots = p->pools->n_query_slots,
-                                    .window = p->pools->window};
+                              .row = at(m, m->ws.row),
+                              .norm = weight(m, CN_W_KV_A_NORM, layer),
+                              .eps = LATENT_EPS,
+                              .cos = at(m, m->ws.cos),
+                              .sin = at(m, m->ws.sin),
+                              .batch = p->batch,
+                              .n_heads = m->cfg.n_heads,
+                              .layer = layer,
+                              .layout = p->pools->layout,
+                              .kv = p->pools->kv,
+                              .q_window = p->pools->q_window,
+                              .n_query_slots = p->pools->n_query_slots,
+                              .window = p->pools->window};
     CN_TRY(m->be->latent_store(p->s, &a));
     if (reads_plane(p, layer)) {
         cn_batch_view batch = *p->batch;

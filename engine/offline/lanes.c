@@ -30,7 +30,7 @@ typedef struct lane_state {
     atomic_uint n_unopened; /* samples of calls that are on their way to the engine */
     uint32_t n_suspects;
     bool is_lost, is_full; /* full: it was busy, until it returns a job */
-    char why[CN_LANE_WHY_BYTES];      /* it was lost */
+    char why[CN_LANE_WHY_BYTES]; /* it was lost */
 } lane_state;
 
 struct cn_lanes {

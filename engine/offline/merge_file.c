@@ -100,9 +100,11 @@ static void *write_buffers(void *file)
 
 static cn_status start_writer(cn_merge_file *f)
 {
-    f->has_thread = pthread_create(&f->thread, NULL, write_buffers, f) == 0;
+    const int error = pthread_create(&f->thread, NULL, write_buffers, f);
+    f->has_thread = error == 0;
     if (f->has_thread) return CN_OK;
-    return cn_fail(CN_ERR_IO, "%s: no thread to write it", f->path);
+    return cn_fail(CN_ERR_IO, "%s: cannot start the thread that writes it: %s", f->path,
+                   strerror(error));
 }
 
 /* Gives the thread what waits, once it has written what it has. */

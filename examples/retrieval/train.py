@@ -309,7 +309,7 @@ def options():
     p.add_argument("--rows", type=int, default=256, help="query positions of a piece in a step")
     p.add_argument("--repeat", type=int, default=1, help="steps for each piece that the model runs; "
                    "each takes this part of the rows of one of the --keep newest pieces")
-    p.add_argument("--keep", type=int, default=64)
+    p.add_argument("--keep", type=int, default=64, help="pieces in memory, with --repeat above 1")
     p.add_argument("--bf16", action="store_true", help="run the model in bf16 on a CPU, too")
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--hidden-layers", type=int, nargs=3, default=[], metavar="LAYER",
@@ -380,10 +380,15 @@ def show(report, lost):
 
 
 def watch(a, model, ids, generator):
-    """What the head is trained on for a piece: states that it reads, rows, and their target."""
+    """What the head is trained on for a piece: states that it reads, rows, and their target.
+
+    Pieces that are kept are rounded, which halves their memory."""
     rows = draw_rows(a, len(ids), generator)
     states, _ = model.run(ids, rows)
-    return {i: states[i].bfloat16() for i in [0, *a.hidden_layers]}, rows, model.sum.half()
+    states = {i: states[i] for i in [0, *a.hidden_layers]}
+    if a.repeat == 1:
+        return states, rows, model.sum
+    return {i: s.bfloat16() for i, s in states.items()}, rows, model.sum.half()
 
 
 def train_step(a, head, opt, piece, generator, rate):
@@ -438,7 +443,7 @@ def main():
         began = time.time()
         if step % a.repeat == 0 or not watched:
             ids = torch.tensor(draw(train), device=a.device)
-            watched = (watched + [watch(a, model, ids, generator)])[-a.keep:]
+            watched = (watched + [watch(a, model, ids, generator)])[-(a.keep if a.repeat > 1 else 1):]
         rate = min(1.0, (step + 1) / 20) * (0.02 + 0.98 * max(0.0, 1 - spent / a.seconds))
         piece = watched[-1] if step % a.repeat == 0 else draw(watched)
         loss = train_step(a, head, opt, piece, generator, rate)
