@@ -399,10 +399,10 @@ static cn_status plan_start(cn_engine *e)
     const uint32_t n_ranks = cn_max_u32(e->config->n_ranks, 1);
     CN_TRY(cn_config_find_models(e->config));
     CN_TRY(cn_config_check_ranks(e->config));
-    e->config->swap_space_gib /= (float)n_ranks; /* each rank swaps its share */
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_home_check_start(e->config));
     CN_TRY(cn_host_check(e->config));
+    e->config->swap_space_gib /= (float)n_ranks; /* each rank swaps its share */
     cn_device_choice choice;
     CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config));
     CN_TRY(cn_model_config_rank(&e->rank_config, &e->model_config, 0, n_ranks));

@@ -89,9 +89,11 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
                                    .draft_state = l->draft_state,
                                    .kv_form = cn_kv_form_of(l),
                                    .act_dtype = e->pools.act_dtype};
-    if (kv->select == CN_SELECT_NONE) return (double)cn_select_kv_bytes(&shape) * resident;
+    const double n_ranks = 1 + e->ranks.n;
+    if (kv->select == CN_SELECT_NONE)
+        return n_ranks * (double)cn_select_kv_bytes(&shape) * resident;
     const cn_kv_params completed = complete(e, kv);
-    return cn_select_row_bytes(&shape, &completed, (uint32_t)resident);
+    return n_ranks * cn_select_row_bytes(&shape, &completed, (uint32_t)resident);
 }
 
 uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv)

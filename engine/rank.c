@@ -9,7 +9,7 @@
 
 /* ---- threads ---- */
 
-/* The ops of a command run behind what rank 0 had when it was posted. */
+/* The ops of a command run after what rank 0 had when it was posted. */
 static cn_status run_command(cn_rank *k, cn_rank_fn fn, void *ctx)
 {
     CN_TRY(k->backend->fence_wait(k->stream, k->ranks->began));

@@ -9,7 +9,7 @@
  * order of events are the same everywhere, and what a kv head keeps or selects is decided on its
  * rank. The ranks meet in the op reduce_norm (engine/rank_ops.h).
  *
- *   cn_ranks_start    the threads enqueue a function's ops, behind what rank 0 has so far
+ *   cn_ranks_start    the threads enqueue a function's ops, after what rank 0 has so far
  *   ...               the engine enqueues the ops of rank 0
  *   cn_ranks_join     rank 0's stream waits for all of them
  *
@@ -79,7 +79,7 @@ cn_status cn_rank_load_weights(cn_rank *k, void *checkpoint);
 /* Makes their models and batches, as those of rank 0. config and select are the rank's own. */
 cn_status cn_ranks_create_models(cn_ranks *r, const cn_model_opts *lead);
 cn_status cn_ranks_create_batches(cn_ranks *r, const cn_batch *lead);
-/* Adds them to the devices of events, behind rank 0. */
+/* Adds them to the devices of events, after rank 0. */
 void cn_ranks_add_events(cn_ranks *r, cn_events_opts *o);
 /* Ends the threads and waits for the streams. Before what they use is freed. */
 void cn_ranks_stop(cn_ranks *r);

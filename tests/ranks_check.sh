@@ -92,7 +92,7 @@ for thread in $(seq 1 12); do
     [ $got = 0 ] || break
 done
 [ $got = 3 ] || fail "a stopped rank: exit code $got"
-grep -qE 'rank [01] did not reach the sum behind the (attention|MLP) of layer [0-5] within 1 s' \
+grep -qE 'rank [01] did not reach the sum after the (attention|MLP) of layer [0-5] within 1 s' \
     "$dir/log" || fail "a stopped rank: another text"
 n=$(wc -l <"$dir/stopped")
 [ "$n" -ge 2 ] && [ "$n" -lt 16 ] || fail "a stopped rank: $n answers"
@@ -112,7 +112,9 @@ refused 'homes peer and host are not supported yet' --tensor-parallel-size 2 --k
     --kv-select spade
 refused 'each rank has one thread' --tensor-parallel-size 2 --threads 2
 refused 'GPUs are not supported yet' --tensor-parallel-size 2 --devices cuda:0-1
-refused '--collective-timeout 9 needs --tensor-parallel-size' --collective-timeout 9
+refused '--collective-timeout 9 has no effect on a model that is not split: set' --collective-timeout 9
+refused 'not split: set --tensor-parallel-size 2, 4 or 8' --tensor-parallel-size 1 \
+    --collective-timeout 9
 for command in plan "compare -i $dir/in.jsonl --arms full,zip" "bench throughput"; do
     # shellcheck disable=SC2086 # options
     ! "$cinch" $command --model examples/tiny-reasoner --tensor-parallel-size 2 >"$dir/log" 2>&1 ||
@@ -120,8 +122,13 @@ for command in plan "compare -i $dir/in.jsonl --arms full,zip" "bench throughput
     grep -q 'tensor-parallel-size 2 is for run-batch and serve' "$dir/log" || fail "$command: text"
 done
 
-"$cinch" serve --model examples/tiny-reasoner --device cpu --tensor-parallel-size 2 --uds "$dir/s" \
-    --kv-cache-memory-bytes 8M --max-model-len 1024 >"$dir/log" 2>&1 &
+# What the machine has is compared with the memory of all ranks, and with the whole swap space.
+serve=("$cinch" serve --model examples/tiny-reasoner --device cpu --tensor-parallel-size 2
+    --uds "$dir/s" --max-model-len 1024)
+! "${serve[@]}" --host-memory 10 --swap-space 8 --kv-policies zip >"$dir/log" 2>&1 ||
+    fail "the share of a rank is compared"
+grep -q -e '--swap-space 8 exceeds 70 % of' "$dir/log" || fail "swap space: another text"
+"${serve[@]}" --host-memory 0.7 --kv-cache-memory-bytes 512M >"$dir/log" 2>&1 &
 for _ in $(seq 1 200); do
     curl -sf --unix-socket "$dir/s" http://x/health >"$dir/health" && break
     sleep 0.1
@@ -137,5 +144,6 @@ want = [json.loads(l) for l in open(d + "/one")]
 want = [w["response"]["body"]["choices"] for w in want if w["custom_id"] == "r1"][0]
 assert json.load(open(d + "/answer"))["choices"] == want
 P
+grep -q 'planned memory of 1.* GiB (1.0 for KV) exceeds' "$dir/log" || fail "no warning of memory"
 kill -TERM $! && wait $! || fail "serve: exit code $?"
 echo "ranks: ok"

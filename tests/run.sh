@@ -18,6 +18,7 @@ bench_check.sh           times steps and requests
 chaos_check.sh           waits for moments of a run
 deploy_check.sh          measures when the parts of a stream arrive
 progress_check.sh        interrupts runs after some seconds
+ranks_check.sh           stops a thread at a moment of a run
 run_check.sh             checks the order of short programs
 serve_bench_check.sh     compares a rate of requests with the clock
 serve_load_check.sh      measures latencies under load

@@ -369,7 +369,7 @@ static void a_stopped_rank_ends_the_engine(void **state)
         while (status == CN_OK && !idle) status = cn_engine_step(r->engine, &idle);
         const double took_s = cn_now_s() - began_s;
         assert_int_equal(status, CN_ERR_DEVICE);
-        snprintf(text, sizeof text, "rank %u did not reach the sum behind the MLP of layer 1 "
+        snprintf(text, sizeof text, "rank %u did not reach the sum after the MLP of layer 1 "
                                     "within 1 s", rank);
         if (!strstr(cn_last_error(), text)) fail_msg("%s", cn_last_error());
         assert_true(took_s >= 0.9 && took_s < 3);

@@ -265,6 +265,27 @@ static void options_decide_the_plan(void **state)
     cn_config_free(c);
 }
 
+/* A quarter of host memory is for all ranks of all engines. */
+static void ranks_share_the_default(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n_lanes, n_ranks;
+        uint64_t mib;
+    } cases[] = {{1, 1, 2048}, {1, 2, 1024}, {2, 2, 512}, {1, 8, 256}};
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->host_memory_gib = 8;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_memory_plan p;
+        c->n_lanes = cases[i].n_lanes;
+        c->n_ranks = cases[i].n_ranks;
+        assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+        assert_int_equal(p.n_blocks, (cases[i].mib << 20) / block_bytes);
+    }
+    cn_config_free(c);
+}
+
 /* Declared selectors add digests, and query slots if one predicts. The windows of policies and the
  * rings of selectors share the slots, which have the rows of the larger. */
 static void selectors_decide_the_plan(void **state)
@@ -406,6 +427,7 @@ int main(void)
         cmocka_unit_test(rings_without_a_cap_take_five_percent),
         cmocka_unit_test(few_sequences_leave_memory_to_blocks),
         cmocka_unit_test(options_decide_the_plan),
+        cmocka_unit_test(ranks_share_the_default),
         cmocka_unit_test(selectors_decide_the_plan),
         cmocka_unit_test(swap_space_holds_whole_requests),
         cmocka_unit_test(only_declared_policies_read_the_budget),

@@ -204,7 +204,7 @@ static void a_missing_rank_is_named(void **state)
     uint32_t n_named = 0;
     for (uint32_t r = 0; r < g.n; r++) {
         assert_int_equal(g.be[r]->stream_sync(g.stream[r]), CN_ERR_DEVICE);
-        n_named += strstr(cn_last_error(), "rank 2 did not reach the sum behind the MLP of layer 3 "
+        n_named += strstr(cn_last_error(), "rank 2 did not reach the sum after the MLP of layer 3 "
                                            "within 0.2 s") != NULL;
     }
     assert_int_equal(n_named, g.n);

@@ -572,7 +572,7 @@ static cn_status check_ranks(const cn_model_config *m, uint32_t n_ranks)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (parts[i].has)
             return cn_fail(CN_ERR_ARG,
-                           "--tensor-parallel-size %u: %s has %s, which are not split over ranks "
+                           "--tensor-parallel-size %u: %s has %s; this is not split over ranks "
                            "yet: leave the option out",
                            n_ranks, m->architecture, parts[i].what);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)

@@ -113,7 +113,7 @@ static cn_status meet_ranks(cn_barrier *b, const cn_reduce_norm_args *a)
     if (missing == b->n_ranks) return CN_OK;
     if (!b->is_broken)
         snprintf(b->why, sizeof b->why,
-                 "rank %u did not reach the sum behind the %s of layer %u within %g s "
+                 "rank %u did not reach the sum after the %s of layer %u within %g s "
                  "(--collective-timeout)",
                  missing, a->is_mlp ? "MLP" : "attention", a->layer, b->timeout_s);
     b->is_broken = true;

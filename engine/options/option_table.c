@@ -107,8 +107,9 @@ static const cn_option options[] = {
                 "on a GPU not with selectors that can rank rows of K"),
     ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
         .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK | USUAL,
-        .help = "memory of the KV cache, such as 512M or 4G; 0 is 4G (at most a quarter of RAM "
-                "for all engines) on a CPU, and what --gpu-memory-utilization leaves on a GPU"),
+        .help = "memory of the KV cache of each rank, such as 512M or 4G; 0 is 4G (at most a "
+                "quarter of RAM for all) on a CPU, and what --gpu-memory-utilization leaves on a "
+                "GPU"),
     ROW(ENGINE, "num-gpu-blocks-override", U32, n_blocks_override, "0", .min = 2, .max = TOKENS_MAX,
         .flags = ZERO_OK, .help = "number of KV blocks, regardless of memory; 0 computes it"),
     ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536, .flags = USUAL,

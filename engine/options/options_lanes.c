@@ -85,7 +85,8 @@ cn_status cn_config_check_ranks(const cn_config *c)
         {c->dump != NULL, "--dump", "dumps are"},
     };
     if (n <= 1 && cn_config_is_given(c, &c->collective_timeout_s))
-        return cn_fail(CN_ERR_ARG, "--collective-timeout %u needs --tensor-parallel-size",
+        return cn_fail(CN_ERR_ARG, "--collective-timeout %u has no effect on a model that is not "
+                                   "split: set --tensor-parallel-size 2, 4 or 8, or leave it out",
                        c->collective_timeout_s);
     if (n <= 1) return CN_OK;
     if (n != 2 && n != 4 && n != 8)

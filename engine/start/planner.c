@@ -220,11 +220,12 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
 }
 
 /* The default of --kv-cache-memory-bytes on a CPU: 4 GiB, at most a quarter of host memory for all
- * engines. */
+ * ranks of all engines. */
 static uint64_t host_kv_bytes(const cn_config *c)
 {
     const uint64_t default_bytes = UINT64_C(4) << 30;
-    const uint64_t share = cn_host_bytes(c) / 4 / cn_max_u32(c->n_lanes, 1);
+    const uint32_t n_lanes = cn_max_u32(c->n_lanes, 1), n_ranks = cn_max_u32(c->n_ranks, 1);
+    const uint64_t share = cn_host_bytes(c) / 4 / n_lanes / n_ranks;
     return share > 0 && share < default_bytes ? share : default_bytes;
 }
 

@@ -226,13 +226,14 @@ static cn_status device_kv_bytes(const cn_start_plan *p, uint64_t *kv_bytes)
  * another machine). */
 static void warn_of_host(const cn_start_plan *p)
 {
-    const uint64_t all = cn_host_bytes(p->config), rest = cn_start_plan_bytes(p);
-    const uint64_t wanted = rest + p->kv.kv_bytes;
+    const uint32_t n_ranks = cn_max_u32(p->config->n_ranks, 1);
+    const uint64_t all = cn_host_bytes(p->config), kv_bytes = n_ranks * p->kv.kv_bytes;
+    const uint64_t wanted = n_ranks * cn_start_plan_bytes(p) + kv_bytes;
     if (!p->backend->mem_avail && all && wanted > all)
         cn_log(CN_LOG_WARN,
                "planned memory of %.1f GiB (%.1f for KV) exceeds the machine's %.1f GiB: lower "
                "%s or use a smaller model",
-               cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all), p->kv_option);
+               cn_gib(wanted), cn_gib(kv_bytes), cn_gib(all), p->kv_option);
 }
 
 cn_status cn_start_divide(cn_start_plan *p)
