@@ -131,6 +131,7 @@ void cn_engine_size_pools(cn_pools *p, const cn_config *c, const cn_model_config
     p->window = kv->window_tokens;
     p->act_dtype = be->act_dtype;
     p->scale = m->latent.rank > 0 ? cn_model_config_scale(m) : 0;
+    p->first_head = m->rank * m->n_kv_heads;
 }
 
 void cn_engine_size_select(cn_select_scratch *s, cn_pools *p, const cn_config *c,

@@ -230,6 +230,7 @@ typedef struct cn_pools {
     uint32_t n_heads;
     cn_dtype act_dtype; /* of q_window */
     float scale; /* of products of queries and keys; 0: 1 / sqrt(head_dim) */
+    uint32_t first_head; /* kv heads of the ranks before this one; only the CPU has ranks so far */
     cn_latent_keys latent; /* queries of q_window times these are queries of rows of K; or NULL */
     cn_digest digest;
     void *draft; /* K of the retrieval head, cn_kv_layout_draft(&layout); NULL: there is none */

@@ -17,7 +17,7 @@
 #include "tests/lib/run_engine.h"
 #include "tests/lib/tensor_file.h"
 
-enum { N_REQUESTS = 7, MAX_TOKENS = 80, GOLDEN_TOKENS = 200 };
+enum { N_REQUESTS = 8, MAX_TOKENS = 80, GOLDEN_TOKENS = 200 };
 static const char *const sizes[] = {"1", "2", "4", "8"};
 static const char *prompts[N_REQUESTS];
 static char folder[64];
@@ -66,7 +66,7 @@ static const char config_text[] =
 
 static const char *options[] = {"model", folder, "tokenizer", "examples/tiny-reasoner",
                                 "load-format", "dummy", "block-size", "64", "kv-policies",
-                                "full,window,zip", "kv-selectors", "ds,quest,tls,spade",
+                                "full,window,zip", "kv-selectors", "ds,quest,tls,spade,random",
                                 "kv-budget", "128", "kv-window", "16", "select-tokens", "128",
                                 "max-num-seqs", "16", "kv-cache-memory-bytes", "64M", NULL};
 
@@ -74,7 +74,7 @@ static const char *options[] = {"model", folder, "tokenizer", "examples/tiny-rea
 static cn_request_params params_of(const run *r, uint32_t i, cn_message *m)
 {
     static const cn_kv_select selects[N_REQUESTS] = {[3] = CN_SELECT_DS, [4] = CN_SELECT_QUEST,
-                                                     [5] = CN_SELECT_SPADE};
+                                                     [5] = CN_SELECT_SPADE, [6] = CN_SELECT_RANDOM};
     cn_request_params p = run_params(r, prompts[i], m, MAX_TOKENS);
     if (i == 1 || i == 2) p.kv.policy = i == 1 ? CN_KV_ZIP : CN_KV_WINDOW;
     p.kv.select = selects[i];
@@ -184,7 +184,7 @@ static void policies_and_selectors_take_effect(void **state)
             const cn_usage *u = &references[i]->samples[k][0].usage;
             const cn_usage *one = &references[0]->samples[k][0].usage;
             assert_true((u->kv.compressions > 0) == (k == 1 || k == 2));
-            assert_true((u->kv.selected_steps > 0) == (k >= 3 && k <= 5));
+            assert_true((u->kv.selected_steps > 0) == (k >= 3 && k <= 6));
             assert_int_equal(u->kv.evicted, one->kv.evicted);
             assert_int_equal(u->kv.freed_bytes, one->kv.freed_bytes); /* of all ranks */
         }
@@ -213,7 +213,7 @@ static void chunks_and_scheduling_change_no_bit(void **state)
 static void preemption_changes_no_bit(void **state)
 {
     (void)state;
-    const char *const extra[] = {"num-gpu-blocks-override", "6", "max-model-len", "384",
+    const char *const extra[] = {"num-gpu-blocks-override", "7", "max-model-len", "448",
                                  "enable-prefix-caching", "false", NULL};
     for (size_t i = 1; i < 4; i++) {
         run *r = run_all(sizes[i], extra);

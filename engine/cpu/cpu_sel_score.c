@@ -312,11 +312,11 @@ static void store_cpu_scores(uint16_t *out, const float *logits, uint32_t n)
 
 static void hash_chunk(const score_job *job, const score_unit *u, uint32_t c, uint32_t end)
 {
+    const cn_pools *p = &job->args->pools;
+    const uint32_t head = p->first_head + u->head, seed = job->args->seed[u->seq];
     for (; c < end; c++) {
-        const score_run run = run_at(&job->args->pools.layout, u, c, c + 1);
-        u->out[c] = run.position < u->base
-                        ? 0
-                        : cn_hash_score(job->args->seed[u->seq], u->layer, u->head, run.position);
+        const score_run run = run_at(&p->layout, u, c, c + 1);
+        u->out[c] = run.position < u->base ? 0 : cn_hash_score(seed, u->layer, head, run.position);
     }
 }
 
