@@ -50,7 +50,7 @@ static cn_status read_select_channels(const char *path, const cn_safetensors *fi
     CN_TRY(check_tensor(path, t, "channels", wide ? CN_ST_U16 : CN_ST_U8, m));
     const uint8_t *bytes = t->data;
     for (size_t i = 0; i < cn_select_channels_n(m); i++)
-        channels[i] = wide ? (uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8) : bytes[i];
+        channels[i] = (uint16_t)(wide ? bytes[2 * i] | bytes[2 * i + 1] << 8 : bytes[i]);
     for (uint32_t l = 0; l < m->n_layers; l++)
         for (uint32_t h = 0; h < m->n_kv_heads; h++)
             CN_TRY(check_head(path, channels + ((size_t)l * m->n_kv_heads + h) * n, m, l, h));
