@@ -502,7 +502,7 @@ void cn_engine_free(cn_engine *e)
 {
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
-    cn_ranks_stop(&e->ranks);
+    if (!cn_ranks_stop(&e->ranks)) return; /* the process ends with it */
     if (e->stream) e->backend->stream_sync(e->stream);
     (void)cn_home_sync(&e->homes);
     if (e->event_stream) e->backend->stream_sync(e->event_stream);

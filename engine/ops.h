@@ -639,7 +639,7 @@ struct cn_backend {
     void (*fence_free)(cn_fence *f);
     cn_status (*fence_record)(cn_fence *f, cn_stream *s);
     cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
-    cn_status (*fence_done)(cn_fence *f, bool *done);   /* polls; returns an error of the work */
+    cn_status (*fence_done)(cn_fence *f, bool *done);   /* polls; returns an error of the stream */
     cn_status (*fence_sync)(cn_fence *f);               /* the host waits */
     /* fence_create for a fence whose time can be read. fence_seconds: from the record of one to
      * that of another, both of this backend and done. NULL: the backend has no clock. */
@@ -663,6 +663,10 @@ struct cn_backend {
      * when their streams are idle. NULL: the backend runs no model that is split. */
     cn_status (*barrier_create)(cn_backend *be, uint32_t n_ranks, double timeout_s,
                                 cn_barrier **out);
+    /* The stream of a rank. When the barrier breaks, all of them fail with its error. */
+    void (*barrier_add)(cn_barrier *b, uint32_t rank, cn_stream *s);
+    /* As if a rank had not come. Any thread; later calls change nothing. */
+    void (*barrier_break)(cn_barrier *b, const char *why);
     void (*barrier_free)(cn_barrier *b);
     cn_status (*reduce_norm)(cn_stream *s, const cn_reduce_norm_args *a);
     cn_status (*gemm)(cn_stream *s, const cn_gemm_args *a);

@@ -108,7 +108,7 @@ static cn_status score_prompt_rows(cn_engine *e, cn_prompt_scores *s, const uint
     CN_TRY(be->mem_read(e->stream, p->host_ranks, p->ranks, n * sizeof *p->ranks));
     CN_TRY(be->mem_read(e->stream, p->host_top, p->top, n * CN_MAX_LOGPROBS * sizeof *p->top));
     CN_TRY(be->fence_record(p->fence, e->stream));
-    CN_TRY(be->fence_sync(p->fence));
+    CN_TRY(e->ranks.n > 0 ? cn_ranks_sync(&e->ranks, p->fence) : be->fence_sync(p->fence));
     take_piece_scores(s, p, n, a.vocab);
     return CN_OK;
 }

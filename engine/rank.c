@@ -1,19 +1,40 @@
 /* rank.c - see rank.h. */
 #include "engine/rank.h"
 
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
 #include "engine/engine_memory.h"
 #include "engine/start/device_choice.h"
 
+static const double STOP_WAIT_S = 0.9; /* for what stands still after an error */
+enum { LOOK_NS = 20000000 };
+static const struct timespec nap = {0, 50000};
+
 /* ---- threads ---- */
 
-/* The ops of a command run after what rank 0 had when it was posted. */
+/* The ranks meet at the begin and the end of a command, so that one that stops there is named too.
+ * Not when weights are read: a slow disk may take longer than the timeout. */
+static cn_status meet_others(cn_ranks *r, cn_backend *be, cn_stream *s, uint32_t rank,
+                             cn_rank_fn fn)
+{
+    const cn_reduce_norm_args a = {
+        .barrier = r->model.barrier, .rank = rank, .n_ranks = r->n + 1, .layer = UINT32_MAX / 2};
+    return fn == cn_rank_load_weights ? CN_OK : be->reduce_norm(s, &a);
+}
+
+static cn_status run_ops(cn_rank *k, cn_rank_fn fn, void *ctx)
+{
+    const uint32_t rank = k->config.rank;
+    CN_TRY(meet_others(k->ranks, k->backend, k->stream, rank, fn));
+    CN_TRY(fn(k, ctx));
+    return meet_others(k->ranks, k->backend, k->stream, rank, fn);
+}
+
 static cn_status run_command(cn_rank *k, cn_rank_fn fn, void *ctx)
 {
-    CN_TRY(k->backend->fence_wait(k->stream, k->ranks->began));
-    const cn_status status = fn(k, ctx);
+    const cn_status status = run_ops(k, fn, ctx);
     const cn_status recorded = k->backend->fence_record(k->done, k->stream);
     return status != CN_OK ? status : recorded;
 }
@@ -31,6 +52,7 @@ static void *rank_main(void *arg)
         void *const ctx = r->ctx;
         pthread_mutex_unlock(&r->mutex);
         const cn_status status = run_command(k, fn, ctx);
+        if (status != CN_OK) k->backend->barrier_break(r->model.barrier, cn_last_error());
         pthread_mutex_lock(&r->mutex);
         k->status = status;
         if (status != CN_OK) snprintf(k->error, sizeof k->error, "%s", cn_last_error());
@@ -45,6 +67,7 @@ cn_status cn_ranks_start(cn_ranks *r, cn_rank_fn fn, void *ctx)
 {
     if (r->n == 0) return CN_OK;
     CN_TRY(r->lead->fence_record(r->began, r->lead_stream));
+    CN_TRY(meet_others(r, r->lead, r->lead_stream, 0, fn));
     pthread_mutex_lock(&r->mutex);
     r->fn = fn;
     r->ctx = ctx;
@@ -54,20 +77,47 @@ cn_status cn_ranks_start(cn_ranks *r, cn_rank_fn fn, void *ctx)
     return CN_OK;
 }
 
+/* The error of the barrier, or of rank 0's stream. */
+static cn_status lead_error(const cn_ranks *r)
+{
+    bool done;
+    return r->lead->fence_done(r->began, &done);
+}
+
+/* Waits for the thread of a rank. After an error it has STOP_WAIT_S more: false then. */
+static bool wait_for_command(cn_ranks *r, const cn_rank *k)
+{
+    double until_s = INFINITY;
+    while (k->n_run < r->n_posted && cn_now_s() < until_s) {
+        struct timespec at;
+        clock_gettime(CLOCK_REALTIME, &at);
+        at.tv_nsec += LOOK_NS;
+        if (at.tv_nsec >= 1000000000) at.tv_sec++, at.tv_nsec -= 1000000000;
+        pthread_cond_timedwait(&r->changed, &r->mutex, &at);
+        if (isinf(until_s) && lead_error(r) != CN_OK) until_s = cn_now_s() + STOP_WAIT_S;
+    }
+    return k->n_run == r->n_posted;
+}
+
 cn_status cn_ranks_join(cn_ranks *r, cn_status lead)
 {
     const cn_rank *failed = NULL;
+    bool all = true;
     if (r->n == 0) return lead;
+    if (lead == CN_OK) lead = meet_others(r, r->lead, r->lead_stream, 0, r->fn);
+    if (lead != CN_OK) r->lead->barrier_break(r->model.barrier, cn_last_error());
     pthread_mutex_lock(&r->mutex);
-    for (uint32_t i = r->n; i-- > 0;) {
+    for (uint32_t i = r->n; i-- > 0 && all;) {
         const cn_rank *k = &r->at[i];
-        while (k->n_run < r->n_posted) pthread_cond_wait(&r->changed, &r->mutex);
+        all = wait_for_command(r, k);
         if (k->status != CN_OK) failed = k;
     }
     pthread_mutex_unlock(&r->mutex);
     if (lead != CN_OK) return lead;
+    if (!all) return lead_error(r);
     if (failed) return cn_fail(failed->status, "%s", failed->error);
-    for (uint32_t i = 0; i < r->n; i++) CN_TRY(r->lead->fence_wait(r->lead_stream, r->at[i].done));
+    for (uint32_t i = 0; r->fn == cn_rank_load_weights && i < r->n; i++)
+        CN_TRY(r->lead->fence_wait(r->lead_stream, r->at[i].done));
     return CN_OK;
 }
 
@@ -90,6 +140,7 @@ static cn_status open_rank(cn_ranks *r, uint32_t rank, const cn_config *c,
     CN_TRY(cn_model_config_rank(&k->config, whole, rank, c->n_ranks));
     CN_TRY(cn_backend_open_rank(&k->backend));
     CN_TRY(k->backend->stream_create(k->backend, CN_PRIORITY_HIGH, &k->stream));
+    k->backend->barrier_add(r->model.barrier, rank, k->stream);
     CN_TRY(k->backend->stream_create(k->backend, CN_PRIORITY_LOW, &k->event_stream));
     CN_TRY(k->backend->fence_create(k->backend, &k->done));
     return start_thread(k);
@@ -105,6 +156,7 @@ cn_status cn_ranks_open(cn_ranks *r, const cn_config *c, const cn_model_config *
     pthread_cond_init(&r->changed, NULL);
     CN_TRY(lead->fence_create(lead, &r->began));
     CN_TRY(lead->barrier_create(lead, c->n_ranks, c->collective_timeout_s, &r->model.barrier));
+    lead->barrier_add(r->model.barrier, 0, lead_stream);
     for (uint32_t rank = 1; rank < c->n_ranks; rank++) CN_TRY(open_rank(r, rank, c, whole));
     return CN_OK;
 }
@@ -181,21 +233,45 @@ void cn_ranks_add_events(cn_ranks *r, cn_events_opts *o)
     }
 }
 
-void cn_ranks_stop(cn_ranks *r)
+/* Waits for the ops of a stream, which may have failed. False: they have not ended until then. */
+static bool ends(cn_backend *be, cn_stream *s, cn_fence *fence, double until_s)
 {
-    if (!r->lead) return;
+    bool done = false;
+    if (!s || !fence) return true;
+    if (be->fence_record(fence, s) != CN_OK) return false;
+    for (;;) {
+        (void)be->fence_done(fence, &done);
+        if (done || cn_now_s() >= until_s) return done;
+        nanosleep(&nap, NULL);
+    }
+}
+
+static bool end_thread(cn_rank *k, double until_s)
+{
+    while (k->has_thread && cn_now_s() < until_s) {
+        k->has_thread = pthread_tryjoin_np(k->thread, NULL) != 0;
+        if (k->has_thread) nanosleep(&nap, NULL);
+    }
+    return !k->has_thread;
+}
+
+bool cn_ranks_stop(cn_ranks *r)
+{
+    if (!r->lead || !r->model.barrier) return true;
+    const double wait_s = lead_error(r) == CN_OK ? INFINITY : STOP_WAIT_S;
+    const double until_s = cn_now_s() + wait_s;
+    bool all = true;
+    r->lead->barrier_break(r->model.barrier, "the engine ends");
     pthread_mutex_lock(&r->mutex);
     r->stop = true;
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->mutex);
-    for (uint32_t i = 0; i < r->n; i++) {
+    for (uint32_t i = 0; i < r->n && all; i++) {
         cn_rank *k = &r->at[i];
-        if (k->has_thread) pthread_join(k->thread, NULL);
-        k->has_thread = false;
-        if (k->stream) k->backend->stream_sync(k->stream);
-        if (k->event_stream) k->backend->stream_sync(k->event_stream);
+        all = end_thread(k, until_s) && ends(k->backend, k->stream, k->done, until_s) &&
+              ends(k->backend, k->event_stream, k->done, until_s);
     }
-    r->lead->stream_sync(r->lead_stream); /* it may have waited for them */
+    return all && ends(r->lead, r->lead_stream, r->began, until_s);
 }
 
 static void free_rank(cn_rank *k)
@@ -272,7 +348,6 @@ cn_status cn_ranks_swap(cn_ranks *r, const cn_copy_list *out, const cn_copy_list
 
 cn_status cn_ranks_sync(cn_ranks *r, cn_fence *fence)
 {
-    const struct timespec nap = {0, 50000};
     for (;;) {
         bool done, other;
         CN_TRY(r->lead->fence_done(fence, &done));

@@ -81,8 +81,9 @@ cn_status cn_ranks_create_models(cn_ranks *r, const cn_model_opts *lead);
 cn_status cn_ranks_create_batches(cn_ranks *r, const cn_batch *lead);
 /* Adds them to the devices of events, after rank 0. */
 void cn_ranks_add_events(cn_ranks *r, cn_events_opts *o);
-/* Ends the threads and waits for the streams. Before what they use is freed. */
-void cn_ranks_stop(cn_ranks *r);
+/* Ends the threads and waits for the streams. Before what they use is freed. False: after an error
+ * one of them stands still, and nothing that it may use can be freed. */
+bool cn_ranks_stop(cn_ranks *r);
 void cn_ranks_free(cn_ranks *r);
 
 /* ---- steps ---- */

@@ -16,7 +16,8 @@ typedef struct cn_barrier cn_barrier; /* where the ranks of a model wait for eac
 /* residual[T,h] += branch of rank 0, then of rank 1, and so on: in this order, in f32, rounded to
  * act once. Then out = residual / rms(residual) * weight. All ranks get the same bits. It waits
  * until the streams of all ranks have reached it, at most the seconds of the barrier: CN_ERR_DEVICE
- * then names the first missing rank and the layer, and every later call returns this at once. */
+ * then names the first missing rank and the layer, and every later call returns this at once. With
+ * n_tokens 0 the ranks only meet. */
 typedef struct cn_reduce_norm_args {
     void *out;      /* [T,h] act */
     void *residual; /* [T,h] act, updated in place */

@@ -214,7 +214,8 @@ static void preemption_changes_no_bit(void **state)
 {
     (void)state;
     const char *const extra[] = {"num-gpu-blocks-override", "7", "max-model-len", "448",
-                                 "enable-prefix-caching", "false", NULL};
+                                 "enable-prefix-caching", "false", "sync-compression", "true",
+                                 "async-scheduling", "off", NULL};
     for (size_t i = 1; i < 4; i++) {
         run *r = run_all(sizes[i], extra);
         for (uint32_t k = 0; k < N_REQUESTS; k++) run_assert_same_bits(references[i], k, r, k, 0);
@@ -365,7 +366,7 @@ static void a_stopped_rank_ends_the_engine(void **state)
         run_steps(r, 5);
         assert_int_equal(r->engine->backend->stream_sync(r->engine->stream), CN_OK);
         const double began_s = cn_now_s();
-        cn_cpu_barrier_hold(r->engine->ranks.model.barrier, rank, 3); /* of 6 sums of a step */
+        cn_cpu_barrier_hold(r->engine->ranks.model.barrier, rank, 4); /* of 6 sums and 2 meetings */
         while (status == CN_OK && !idle) status = cn_engine_step(r->engine, &idle);
         const double took_s = cn_now_s() - began_s;
         assert_int_equal(status, CN_ERR_DEVICE);

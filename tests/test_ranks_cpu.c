@@ -213,6 +213,30 @@ static void a_missing_rank_is_named(void **state)
     close_group(&g);
 }
 
+/* Rank 0 waits for rank 1, which never comes. */
+static void a_broken_barrier_ends_all_waits(void **state)
+{
+    (void)state;
+    static float weight[WIDTH];
+    group g;
+    rank_memory m[CN_MAX_RANKS];
+    open_group(&g, 2, 60);
+    alloc_ranks(m, g.n, WIDTH);
+    for (uint32_t r = 0; r < g.n; r++) g.be[r]->barrier_add(g.barrier, r, g.stream[r]);
+    const double began_s = cn_now_s();
+    const cn_reduce_norm_args a = args_of(&g, m, 0, 0, weight, 1, WIDTH);
+    assert_int_equal(g.be[0]->reduce_norm(g.stream[0], &a), CN_OK);
+    g.be[0]->barrier_break(g.barrier, "an error elsewhere");
+    g.be[0]->barrier_break(g.barrier, "a later one");
+    for (uint32_t r = 0; r < g.n; r++) {
+        assert_int_equal(g.be[r]->stream_sync(g.stream[r]), CN_ERR_DEVICE);
+        assert_string_equal(cn_last_error(), "an error elsewhere");
+    }
+    assert_true(cn_now_s() - began_s < 5);
+    free_ranks(m, g.n);
+    close_group(&g);
+}
+
 /* ---- products ---- */
 
 /* Slices of a head write their columns of one array, and nothing beside them. */
@@ -248,6 +272,7 @@ int main(void)
         cmocka_unit_test(sums_are_in_rank_order),
         cmocka_unit_test(two_branches_are_enough),
         cmocka_unit_test(a_missing_rank_is_named),
+        cmocka_unit_test(a_broken_barrier_ends_all_waits),
         cmocka_unit_test(a_product_writes_rows_with_a_stride),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

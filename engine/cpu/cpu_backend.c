@@ -74,7 +74,7 @@ static cn_status mem_read(cn_stream *s, void *host, const void *src, size_t byte
 static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
 {
     CN_TRY(mem_read(s, dst, host, bytes));
-    return cn_cpu_stream_owner(s)->threaded ? cn_cpu_stream_sync(s) : CN_OK;
+    return cn_cpu_stream_owner(s)->threaded ? cn_cpu_stream_wait(s) : CN_OK;
 }
 
 /* ---- ops ---- */
@@ -226,6 +226,8 @@ static const cn_backend CPU_TABLE = {
     .timed_fence_create = cn_cpu_fence_create,
     .fence_seconds = cn_cpu_fence_seconds,
     .barrier_create = cn_cpu_barrier_create,
+    .barrier_add = cn_cpu_barrier_add,
+    .barrier_break = cn_cpu_barrier_break,
     .barrier_free = cn_cpu_barrier_free,
     .gemm = enqueue_gemm,
 #define CPU_ENTRY(op, ...) .op = enqueue_##op,

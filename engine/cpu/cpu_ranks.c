@@ -1,6 +1,7 @@
 /* cpu_ranks.c - see cpu_ranks.h. A barrier counts the arrivals of each rank. A rank passes when all
  * others have arrived as often as itself. It is broken for good after one timeout: ranks that went
- * on alone would read branches that are being written. */
+ * on alone would read branches that are being written. All streams fail then, so nobody waits for
+ * room in the queue of a stream that stands still. */
 #include "engine/cpu/cpu_ranks.h"
 
 #include <errno.h>
@@ -18,8 +19,9 @@ struct cn_barrier {
     uint64_t arrived[CN_MAX_RANKS];
     uint32_t tag; /* of the sum of the newest arrival: all ranks must have the same there */
     uint64_t tagged; /* its number, from 1 on */
+    cn_stream *stream[CN_MAX_RANKS]; /* they fail when it breaks; or NULL */
     bool is_broken;
-    char why[160]; /* the error of the first timeout */
+    char why[512]; /* the error of the first timeout, or of what ended before a sum */
     bool holds; /* for tests: rank `held` stops at its sum `held_at` */
     uint32_t held;
     uint64_t held_at;
@@ -94,6 +96,43 @@ static void arrive(cn_barrier *b, const cn_reduce_norm_args *a)
     pthread_cond_broadcast(&b->changed);
 }
 
+void cn_cpu_barrier_add(cn_barrier *b, uint32_t rank, cn_stream *s)
+{
+    pthread_mutex_lock(&b->mutex);
+    b->stream[rank] = s;
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* With the mutex. */
+static void mark_broken(cn_barrier *b, const char *why)
+{
+    if (b->is_broken) return;
+    b->is_broken = true;
+    snprintf(b->why, sizeof b->why, "%s", why);
+    for (uint32_t i = 0; i < b->n_ranks; i++)
+        if (b->stream[i]) cn_cpu_stream_fail(b->stream[i], CN_ERR_DEVICE, b->why);
+    pthread_cond_broadcast(&b->changed);
+}
+
+void cn_cpu_barrier_break(cn_barrier *b, const char *why)
+{
+    pthread_mutex_lock(&b->mutex);
+    mark_broken(b, why);
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static void write_why(char *why, size_t size, const cn_barrier *b, uint32_t missing,
+                      const cn_reduce_norm_args *a)
+{
+    if (a->n_tokens == 0)
+        snprintf(why, size, "rank %u did not reach the begin or end of a step within %g s "
+                            "(--collective-timeout)", missing, b->timeout_s);
+    else
+        snprintf(why, size, "rank %u did not reach the sum after the %s of layer %u within %g s "
+                            "(--collective-timeout)",
+                 missing, a->is_mlp ? "MLP" : "attention", a->layer, b->timeout_s);
+}
+
 /* With the mutex. */
 static cn_status refuse_broken(const cn_barrier *b) { return cn_fail(CN_ERR_DEVICE, "%s", b->why); }
 
@@ -111,13 +150,9 @@ static cn_status meet_ranks(cn_barrier *b, const cn_reduce_norm_args *a)
         waited = pthread_cond_timedwait(&b->changed, &b->mutex, &deadline);
     const uint32_t missing = missing_rank(b, count);
     if (missing == b->n_ranks) return CN_OK;
-    if (!b->is_broken)
-        snprintf(b->why, sizeof b->why,
-                 "rank %u did not reach the sum after the %s of layer %u within %g s "
-                 "(--collective-timeout)",
-                 missing, a->is_mlp ? "MLP" : "attention", a->layer, b->timeout_s);
-    b->is_broken = true;
-    pthread_cond_broadcast(&b->changed);
+    char why[sizeof b->why];
+    write_why(why, sizeof why, b, missing, a);
+    mark_broken(b, why);
     return refuse_broken(b);
 }
 

@@ -167,13 +167,40 @@ cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, 
     CN_ASSERT(bytes <= CN_CPU_MAX_ARGS_BYTES);
     if (!s->threaded) return fn(s, args);
     pthread_mutex_lock(&s->mutex);
-    while (s->n_submitted - s->n_taken == QUEUE_ENTRIES) pthread_cond_wait(&s->changed, &s->mutex);
+    bool is_full;
+    while ((is_full = s->n_submitted - s->n_taken == QUEUE_ENTRIES) && s->error == CN_OK)
+        pthread_cond_wait(&s->changed, &s->mutex);
+    if (is_full) {
+        pthread_mutex_unlock(&s->mutex);
+        return stream_error(s);
+    }
     closure *c = &s->ring[s->n_submitted++ % QUEUE_ENTRIES];
     c->fn = fn;
     memcpy(c->args, args, bytes);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
     return CN_OK;
+}
+
+void cn_cpu_stream_fail(cn_stream *s, cn_status status, const char *why)
+{
+    pthread_mutex_lock(&s->mutex);
+    if (s->error == CN_OK) {
+        s->error = status;
+        snprintf(s->error_text, sizeof s->error_text, "%s", why);
+    }
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+cn_status cn_cpu_stream_wait(cn_stream *s)
+{
+    if (!s->threaded) return CN_OK;
+    pthread_mutex_lock(&s->mutex);
+    while (s->n_finished != s->n_submitted && s->error == CN_OK)
+        pthread_cond_wait(&s->changed, &s->mutex);
+    pthread_mutex_unlock(&s->mutex);
+    return stream_error(s);
 }
 
 cn_status cn_cpu_stream_sync(cn_stream *s)
@@ -215,7 +242,12 @@ static cn_status submit_point(cn_stream *s, cn_fence *f, cn_cpu_op_fn fn)
     pthread_mutex_lock(&f->mutex);
     f->n_pending++;
     pthread_mutex_unlock(&f->mutex);
-    return cn_cpu_stream_submit(s, fn, &p, sizeof p);
+    const cn_status status = cn_cpu_stream_submit(s, fn, &p, sizeof p);
+    if (status == CN_OK || !s->threaded) return status;
+    pthread_mutex_lock(&f->mutex);
+    f->n_pending--;
+    pthread_mutex_unlock(&f->mutex);
+    return status;
 }
 
 cn_status cn_cpu_fence_record(cn_fence *f, cn_stream *s)
@@ -232,7 +264,7 @@ cn_status cn_cpu_fence_done(cn_fence *f, bool *done)
     pthread_mutex_lock(&f->mutex);
     *done = f->completed >= f->recorded;
     pthread_mutex_unlock(&f->mutex);
-    return *done && f->stream ? stream_error(f->stream) : CN_OK;
+    return f->stream ? stream_error(f->stream) : CN_OK;
 }
 
 cn_status cn_cpu_fence_sync(cn_fence *f)

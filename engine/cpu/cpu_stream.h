@@ -4,9 +4,9 @@
  *
  * An immediate stream runs an op on the caller and the pool before the submission returns.
  * A threaded stream is a thread with a bounded queue: a submission copies the argument struct and
- * returns; it blocks only while the queue is full. Memory that the struct points to must stay valid
- * until the stream has run the op (engine/ops.h). A threaded stream never uses the pool, so that
- * compression does not delay the model.
+ * returns; it blocks only while the queue is full, and fails then after an error. Memory that the
+ * struct points to must stay valid until the stream has run the op (engine/ops.h). A threaded
+ * stream never uses the pool, so that compression does not delay the model.
  *
  * An error of a threaded stream is permanent: the stream skips later ops, and cn_cpu_stream_sync
  * and the fences recorded on it report the text of the first error. */
@@ -33,6 +33,10 @@ bool cn_cpu_stream_is_threaded(const cn_stream *s);
 /* Runs fn(s, args) now (immediate), or queues it with a copy of args[bytes] (threaded). */
 cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, size_t bytes);
 cn_status cn_cpu_stream_sync(cn_stream *s);
+/* The same, but returns as soon as there is an error: the op that runs then may not have ended. */
+cn_status cn_cpu_stream_wait(cn_stream *s);
+/* Any thread. Ops that have not begun are skipped, as after an error of the stream's own. */
+void cn_cpu_stream_fail(cn_stream *s, cn_status status, const char *why);
 
 /* The fence entries of the op table. A fence that was never recorded counts as done. */
 cn_status cn_cpu_fence_create(cn_backend *be, cn_fence **out);
