@@ -124,7 +124,7 @@ static void set_switch(scenario *x, const char *name, bool on)
     set_text(x, name, on ? "true" : "false");
 }
 
-/* Latent attention, with a layer of experts behind a dense one. */
+/* Latent attention, with a layer of experts after a dense one. */
 static int write_latent(scenario *x, char *text, size_t size)
 {
     static const char *const ranks[] = {"null", "24", "48"};

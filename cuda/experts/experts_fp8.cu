@@ -11,7 +11,7 @@
  *
  * The scales of x are [K / 128, P], with a stride of a multiple of four. A tile may begin at any
  * pair, and bulk copies at multiples of 16 bytes: a stage has the scales of up to three pairs
- * before the tile too. Pairs behind the tile have scales of others, and sums that nobody stores.
+ * before the tile too. Pairs after the tile have scales of others, and sums that nobody stores.
  *
  * Grid: a fixed number of blocks on each multiprocessor. Bytes moved: the weights of the experts
  * that have pairs, once for each tile of pairs. CPU version: cpu_experts.c. */
@@ -421,7 +421,7 @@ static cn_status expert_fp8_check(const cn_stream *s, const cn_expert_call *call
     return CN_OK;
 }
 
-/* Rounds the rows of the pairs into rounded[P, stride] and their scales behind it. */
+/* Rounds the rows of the pairs into rounded[P, stride] and their scales after it. */
 static cn_status expert_fp8_round(cn_stream *s, const cn_expert_call *call, const cn_matrix *w,
                                   void *rounded, float *scales, uint32_t x_stride)
 {
