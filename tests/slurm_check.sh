@@ -133,13 +133,14 @@ until_true 60 lines 3
 kill -KILL "$(run_of 3)"
 until_true 60 lines 5
 kill -TERM "$(run_of 5)"
-# Slurm lets a job that was queued again wait for two minutes.
+# Slurm lets a job that was queued again wait for two minutes. Some seconds are needed: slurmd takes
+# no credential of the second in which it ended the job ("Job credential revoked").
 for task in 3 5; do
     is_back() { scontrol show job "${job}_$task" | grep -q 'Restarts=1'; }
     until_true 60 is_back
     is_pending() { scontrol show job "${job}_$task" | grep -q 'JobState=PENDING'; }
     until_true 60 is_pending
-    until_true 20 scontrol update jobid="${job}_$task" StartTime=now
+    until_true 20 scontrol update jobid="${job}_$task" StartTime=now+3
 done
 # is_over JOB: every task has ended. A question that slurmctld does not answer says nothing.
 is_over() {
