@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/base/base.h"
 #include "engine/matrix_ops.h"
 
 /* What a router makes of a logit. */
@@ -30,6 +31,18 @@ typedef struct cn_router {
 } cn_router;
 
 enum { CN_MAX_EXPERTS = 1024, CN_MAX_USED = 32, CN_MAX_GROUPS = 64 };
+
+static inline cn_status cn_router_check_groups(const cn_router *r)
+{
+    if (r->n_groups > 1 && (r->n_groups > CN_MAX_GROUPS || r->n_experts % r->n_groups != 0 ||
+                            r->n_used_groups > r->n_groups ||
+                            r->n_used > r->n_experts / r->n_groups * r->n_used_groups))
+        return cn_fail(CN_ERR_SHAPE,
+                       "route: %u of %u experts in %u of %u groups: expected groups of one size, "
+                       "at most %d, with room for the experts of a token",
+                       r->n_used, r->n_experts, r->n_used_groups, r->n_groups, CN_MAX_GROUPS);
+    return CN_OK;
+}
 
 /* Each token takes the k experts with the highest score (softmax over all E, or sigmoid), plus its
  * bias if there is one; of equal ones that with the lower number. The weight of a pair is the score

@@ -330,13 +330,7 @@ extern "C" cn_status cn_cuda_route(cn_stream *s, const cn_route_args *a)
         r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
         return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected 1 to %d of 1 to %d",
                        r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
-    if (r->n_groups > 1 && (r->n_groups > CN_MAX_GROUPS || r->n_experts % r->n_groups != 0 ||
-                            r->n_used_groups > r->n_groups ||
-                            r->n_used > r->n_experts / r->n_groups * r->n_used_groups))
-        return cn_fail(CN_ERR_SHAPE,
-                       "route: %u of %u experts in %u of %u groups: expected groups of one size, "
-                       "at most %d, with room for the experts of a token",
-                       r->n_used, r->n_experts, r->n_used_groups, r->n_groups, CN_MAX_GROUPS);
+    CN_TRY(cn_router_check_groups(r));
     if (a->n_tokens == 0) return CN_OK;
     uint32_t i = 0;
     while (kernels[i].per * CN_WARP < r->n_experts) i++;

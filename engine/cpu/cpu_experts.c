@@ -107,13 +107,7 @@ cn_status cn_cpu_route(cn_stream *s, const cn_route_args *a)
     if (r->n_experts > CN_MAX_EXPERTS || r->n_used > CN_MAX_USED || r->n_used > r->n_experts)
         return cn_fail(CN_ERR_SHAPE, "route: %u of %u experts: expected at most %d of %d",
                        r->n_used, r->n_experts, CN_MAX_USED, CN_MAX_EXPERTS);
-    if (r->n_groups > 1 && (r->n_groups > CN_MAX_GROUPS || r->n_experts % r->n_groups != 0 ||
-                            r->n_used_groups > r->n_groups ||
-                            r->n_used > r->n_experts / r->n_groups * r->n_used_groups))
-        return cn_fail(CN_ERR_SHAPE,
-                       "route: %u of %u experts in %u of %u groups: expected groups of one size, "
-                       "at most %d, with room for the experts of a token",
-                       r->n_used, r->n_experts, r->n_used_groups, r->n_groups, CN_MAX_GROUPS);
+    CN_TRY(cn_router_check_groups(r));
     for (size_t t = 0; t < a->n_tokens; t++)
         route_token(a, t, a->pairs + t * r->n_used, a->weights + t * r->n_used);
     number_pairs(a);
