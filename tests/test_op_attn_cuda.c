@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/attend_lists.h"
+#include "tests/lib/attn_case.h"
 #include "tests/lib/fp8_pool.h"
 #include "tests/lib/op_cases.h"
 
@@ -19,14 +20,6 @@
  * too. In double, with these four roundings, the worst row of the cases is off by 9.8e-3. */
 enum { COPY_DIM = 128 };
 #define COPY_TOLERANCE 12e-3
-
-/* A batch with its pool, queries and results, on both sides. */
-typedef struct attn_case {
-    paged_batch *b;
-    op_batch batch;
-    op_tensor kv, q, out;
-    cn_attn_args cpu, cuda;
-} attn_case;
 
 static size_t row_elems(const paged_batch *b) { return (size_t)b->n_heads * b->layout.head_dim; }
 
@@ -55,39 +48,16 @@ static void store_fp8(op_env *e, attn_case *c)
 /* Opens a case on the last layer. The arguments point into *c. */
 static void open_case(op_env *e, attn_case *c, const paged_shape *s)
 {
-    c->b = paged_batch_create(s, &e->rng);
+    attn_case_draw(e, c, s);
     const paged_batch *b = c->b;
-    c->batch = op_batch_upload(e, b);
     if (!e->fp8) c->kv = op_floats(e, b->kv, cn_kv_pool_elems(&b->layout), CN_BF16);
     c->q = draw_queries(e, b);
     c->out = op_poison(e, b->view.n_tokens * row_elems(b), CN_BF16);
-    c->cpu = (cn_attn_args){.out = c->out.cpu,
-                            .q = c->q.cpu,
-                            .kv = c->kv.cpu,
-                            .batch = &b->view,
-                            .layout = b->layout,
-                            .n_heads = b->n_heads,
-                            .layer = s->n_layers - 1,
-                            .scale = 1.0f / sqrtf((float)s->head_dim)};
-    c->cuda = c->cpu;
-    c->cuda.out = c->out.cuda;
-    c->cuda.q = c->q.cuda;
-    c->cuda.kv = c->kv.cuda;
-    c->cuda.layout = op_layout_as(&b->layout, CN_BF16);
-    c->cuda.batch = &c->batch.view;
+    attn_case_set_args(c, s, 1.0f / sqrtf((float)s->head_dim));
     if (e->fp8) store_fp8(e, c);
     snprintf(e->shape, sizeof e->shape, "d=%u block=%u heads=%u/%u %u seqs, %u decode, up to %u",
              s->head_dim, s->block_tokens, s->n_heads, s->n_kv_heads, s->n_seqs, s->n_decode,
              b->view.max_kv);
-}
-
-static void close_case(op_env *e, attn_case *c)
-{
-    op_tensor_free(e, &c->out);
-    op_tensor_free(e, &c->q);
-    op_tensor_free(e, &c->kv);
-    op_batch_free(e, &c->batch);
-    paged_batch_free(c->b);
 }
 
 /* Runs both ops on the GPU into poisoned results. Free the copy with cn_free. */
@@ -132,7 +102,7 @@ static double compare(op_env *e, const paged_shape *s)
     cn_free(again);
     cn_free(got);
     op_tensor_free(e, &more);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return error;
 }
 
@@ -315,7 +285,7 @@ static double compare_lists(op_env *e, const paged_shape *s, uint32_t n_alike)
     OP_OK(attend_to_lists(e->cuda, e->cuda_stream, &c.cuda, &cuda));
     const double error = op_rows_error(e, &c.out, s->head_dim);
     free_lists(e, &l);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return error;
 }
 
@@ -422,7 +392,7 @@ static double run_graph(op_env *e, uint32_t seed)
     e->cuda->graph_free(graph);
     cn_free(got);
     op_tensor_free(e, &kv_len);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return worst;
 }
 
@@ -457,7 +427,7 @@ static double run_alone(op_env *e, uint32_t seed)
         cn_free(alone);
     }
     cn_free(together);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return 0;
 }
 
@@ -495,7 +465,7 @@ static double run_chunks(op_env *e, uint32_t seed)
         op_tensor_free(e, &chunk);
     }
     cn_free(whole);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return 0;
 }
 

@@ -76,30 +76,12 @@ static void number_pairs(const layer *l, uint32_t n, uint32_t *starts, uint32_t 
 
 /* ---- a layer ---- */
 
-/* Random e4m3 values [n, k] without NaN, in rows of `stride`. */
 static op_tensor random_codes(op_env *e, size_t n, size_t k)
 {
-    const size_t stride = cn_round_up(k, CN_FP8_COLUMNS);
-    uint8_t *codes = room(n, stride);
-    for (size_t i = 0; i < n * k; i++) {
-        uint8_t *code = &codes[i / k * stride + i % k];
-        *code = (uint8_t)test_rng_below(&e->rng, 256);
-        if ((*code & 0x7f) == 0x7f) *code ^= 0x40;
-    }
-    const op_tensor t = op_words(e, codes, n * stride / 4);
-    free(codes);
-    return t;
+    return op_fp8_codes(e, n, k, cn_round_up(k, CN_FP8_COLUMNS));
 }
 
-/* Scales between 0.5 and 1.5 of 2^-11. */
-static op_tensor random_scales(op_env *e, size_t n)
-{
-    float *scales = room(n, sizeof *scales);
-    for (size_t i = 0; i < n; i++) scales[i] = (1 + test_rng_uniform(&e->rng) / 2) / 2048;
-    const op_tensor t = op_words(e, scales, n);
-    free(scales);
-    return t;
-}
+static op_tensor random_scales(op_env *e, size_t n) { return op_fp8_scales(e, n, 1.0f / 2048); }
 
 static uint32_t power_of_two_in(uint32_t n) { return cn_min_u32(n & (0 - n), 128); }
 

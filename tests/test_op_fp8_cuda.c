@@ -26,32 +26,6 @@ typedef struct fp8_case {
     op_tensor cuda_rounded;
 } fp8_case;
 
-/* Random e4m3 values [n, k] without NaN. */
-static op_tensor random_codes(op_env *e, size_t n, size_t k, size_t stride)
-{
-    uint8_t *codes = calloc(n, stride);
-    assert_non_null(codes);
-    for (size_t i = 0; i < n * k; i++) {
-        uint8_t *code = &codes[i / k * stride + i % k];
-        *code = (uint8_t)test_rng_below(&e->rng, 256);
-        if ((*code & 0x7f) == 0x7f) *code ^= 0x40;
-    }
-    const op_tensor t = op_words(e, codes, n * stride / 4);
-    free(codes);
-    return t;
-}
-
-/* Scales between 0.5 and 1.5 of 2^-9. */
-static op_tensor random_scales(op_env *e, size_t n)
-{
-    float *scales = malloc(n * sizeof *scales);
-    assert_non_null(scales);
-    for (size_t i = 0; i < n; i++) scales[i] = (1 + test_rng_uniform(&e->rng) / 2) / 512;
-    const op_tensor t = op_words(e, scales, n);
-    free(scales);
-    return t;
-}
-
 /* An array of whole CN_FP8_ROWS rows, of which t are compared. */
 static op_tensor some_rows(op_env *e, uint32_t t, size_t columns)
 {
@@ -82,8 +56,9 @@ static fp8_case draw_case(op_env *e, fp8_shape s)
     OP_SHAPE(e, "T=%u N=%u K=%u x=%d scale_n=%u%s%s%s", s.t, s.n, s.k, (int)s.x, c.scale_n,
              s.by_row ? " rows" : "", s.bias ? " bias" : "", s.gated ? " gated" : "");
     c.x = random_inputs(e, s.t, s.k);
-    c.codes = random_codes(e, s.n, s.k, c.stride);
-    c.scales = random_scales(e, cn_ceil_div(s.n, c.scale_n) * cn_ceil_div(s.k, c.scale_k));
+    c.codes = op_fp8_codes(e, s.n, s.k, c.stride);
+    const size_t n_scales = cn_ceil_div(s.n, c.scale_n) * cn_ceil_div(s.k, c.scale_k);
+    c.scales = op_fp8_scales(e, n_scales, 1.0f / 512);
     c.bias = op_random(e, s.n);
     c.out = some_rows(e, s.t, s.gated ? s.n / 2 : s.n);
     c.y = some_rows(e, s.t, s.n);

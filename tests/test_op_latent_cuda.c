@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/attn_case.h"
 #include "tests/lib/compress_event.h"
 #include "tests/lib/compress_request.h"
 
@@ -226,54 +227,22 @@ static double run_heads_alone(op_env *e, uint32_t seed)
 
 /* ---- attention ---- */
 
-typedef struct attn_case {
-    paged_batch *b;
-    op_batch batch;
-    op_tensor kv, q, out;
-    cn_attn_args cpu, cuda;
-    uint32_t rank;
-} attn_case;
-
 /* Opens a case on the last layer. The arguments point into *c. */
 static void open_case(op_env *e, attn_case *c, const paged_shape *s)
 {
-    c->b = paged_batch_create(s, &e->rng);
-    c->rank = s->value_dim;
+    attn_case_draw(e, c, s);
     const paged_batch *b = c->b;
     const size_t rows = (size_t)b->view.n_tokens * b->n_heads;
     float *queries = cn_calloc(rows * s->head_dim, sizeof *queries);
     for (size_t i = 0; i < rows * s->head_dim; i++) queries[i] = 2 * test_rng_uniform(&e->rng);
-    c->batch = op_batch_upload(e, b);
     c->kv = op_floats(e, b->kv, cn_kv_pool_elems(&b->layout), CN_BF16);
     c->q = op_floats(e, queries, rows * s->head_dim, CN_BF16);
-    c->out = op_poison(e, rows * c->rank, CN_BF16);
+    c->out = op_poison(e, rows * s->value_dim, CN_BF16);
     cn_free(queries);
-    c->cpu = (cn_attn_args){.out = c->out.cpu,
-                            .q = c->q.cpu,
-                            .kv = c->kv.cpu,
-                            .batch = &b->view,
-                            .layout = b->layout,
-                            .n_heads = b->n_heads,
-                            .layer = s->n_layers - 1,
-                            .scale = 2.0f / sqrtf((float)s->head_dim)};
-    c->cuda = c->cpu;
-    c->cuda.out = c->out.cuda;
-    c->cuda.q = c->q.cuda;
-    c->cuda.kv = c->kv.cuda;
-    c->cuda.layout = op_layout_as(&b->layout, CN_BF16);
-    c->cuda.batch = &c->batch.view;
-    OP_SHAPE(e, "r=%u dr=%u block=%u heads=%u %u seqs, %u decode, up to %u", c->rank,
-             s->head_dim - c->rank, s->block_tokens, s->n_heads, s->n_seqs, s->n_decode,
+    attn_case_set_args(c, s, 2.0f / sqrtf((float)s->head_dim));
+    OP_SHAPE(e, "r=%u dr=%u block=%u heads=%u %u seqs, %u decode, up to %u", s->value_dim,
+             s->head_dim - s->value_dim, s->block_tokens, s->n_heads, s->n_seqs, s->n_decode,
              b->view.max_kv);
-}
-
-static void close_case(op_env *e, attn_case *c)
-{
-    op_tensor_free(e, &c->out);
-    op_tensor_free(e, &c->q);
-    op_tensor_free(e, &c->kv);
-    op_batch_free(e, &c->batch);
-    paged_batch_free(c->b);
 }
 
 /* Runs both ops on the GPU into poisoned results. Free the copy with cn_free. */
@@ -295,10 +264,10 @@ static double compare(op_env *e, const paged_shape *s)
     assert_memory_equal(got, again, c.out.n * sizeof *got);
     OP_OK(e->cpu->attn_decode(e->cpu_stream, &c.cpu));
     OP_OK(e->cpu->attn_prefill(e->cpu_stream, &c.cpu));
-    const double error = op_rows_error(e, &c.out, c.rank);
+    const double error = op_rows_error(e, &c.out, s->value_dim);
     cn_free(again);
     cn_free(got);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return error;
 }
 
@@ -401,7 +370,7 @@ static double run_graph(op_env *e, uint32_t seed)
     e->cuda->graph_free(graph);
     cn_free(poison);
     op_tensor_free(e, &kv_len);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return worst;
 }
 
@@ -415,7 +384,7 @@ static double run_alone(op_env *e, uint32_t seed)
     memcpy(s.kv_len, lengths, sizeof lengths);
     attn_case c;
     open_case(e, &c, &s);
-    const size_t q_row = (size_t)s.n_heads * s.head_dim, row = (size_t)s.n_heads * c.rank;
+    const size_t q_row = (size_t)s.n_heads * s.head_dim, row = (size_t)s.n_heads * s.value_dim;
     uint16_t *together = run_on_gpu(e, &c);
     const cn_batch_view all = c.batch.view;
     for (uint32_t i = 0; i < s.n_seqs; i++) {
@@ -428,7 +397,7 @@ static double run_alone(op_env *e, uint32_t seed)
         cn_free(alone);
     }
     cn_free(together);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return 0;
 }
 
@@ -442,7 +411,7 @@ static double run_chunks(op_env *e, uint32_t seed)
     s.n_q[0] = s.kv_len[0] = LEN;
     attn_case c;
     open_case(e, &c, &s);
-    const size_t q_row = (size_t)s.n_heads * s.head_dim, row = (size_t)s.n_heads * c.rank;
+    const size_t q_row = (size_t)s.n_heads * s.head_dim, row = (size_t)s.n_heads * s.value_dim;
     uint16_t *whole = run_on_gpu(e, &c);
     for (size_t i = 0; i + 1 < sizeof cuts / sizeof *cuts; i++) {
         const uint32_t n_q = cuts[i + 1] - cuts[i], words[] = {0, n_q, cuts[i + 1]};
@@ -457,7 +426,7 @@ static double run_chunks(op_env *e, uint32_t seed)
         op_tensor_free(e, &chunk);
     }
     cn_free(whole);
-    close_case(e, &c);
+    attn_case_close(e, &c);
     return 0;
 }
 

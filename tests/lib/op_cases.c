@@ -125,6 +125,30 @@ op_tensor op_words(op_env *e, const void *words, size_t n)
     return new_tensor(e, cpu, n, CN_U32);
 }
 
+op_tensor op_fp8_codes(op_env *e, size_t n, size_t k, size_t stride)
+{
+    uint8_t *codes = cn_calloc(n, stride);
+    assert_non_null(codes);
+    for (size_t i = 0; i < n * k; i++) {
+        uint8_t *code = &codes[i / k * stride + i % k];
+        *code = (uint8_t)test_rng_below(&e->rng, 256);
+        if ((*code & 0x7f) == 0x7f) *code ^= 0x40;
+    }
+    const op_tensor t = op_words(e, codes, n * stride / 4);
+    cn_free(codes);
+    return t;
+}
+
+op_tensor op_fp8_scales(op_env *e, size_t n, float unit)
+{
+    float *scales = cn_calloc(n, sizeof *scales);
+    assert_non_null(scales);
+    for (size_t i = 0; i < n; i++) scales[i] = (1 + test_rng_uniform(&e->rng) / 2) * unit;
+    const op_tensor t = op_words(e, scales, n);
+    cn_free(scales);
+    return t;
+}
+
 void op_tensor_free(op_env *e, op_tensor *t)
 {
     cn_free(t->cpu);

@@ -77,6 +77,10 @@ op_tensor op_random_f32(op_env *e, size_t n);          /* f32 on both sides, in 
 op_tensor op_poison(op_env *e, size_t n, cn_dtype d);  /* all NaN, for outputs */
 op_tensor op_floats(op_env *e, const float *values, size_t n, cn_dtype d); /* rounded to d */
 op_tensor op_words(op_env *e, const void *words, size_t n); /* 32-bit */
+/* Random e4m3 values [n, k] without NaN, in rows of `stride` bytes, a multiple of 4. */
+op_tensor op_fp8_codes(op_env *e, size_t n, size_t k, size_t stride);
+/* f32 scales between 0.5 and 1.5 of `unit`, a power of two. */
+op_tensor op_fp8_scales(op_env *e, size_t n, float unit);
 void op_tensor_free(op_env *e, op_tensor *t);
 
 /* Copies the CPU's side to the GPU's side. */
