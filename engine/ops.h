@@ -393,7 +393,7 @@ static inline uint32_t cn_sel_form(const cn_sel_stage *st)
  * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select/select_math.h),
  * scaled as pools.scale says; under group rule max log2 of the largest share (cn_share_score).
  * Candidates in tiles that lie below position `base` get 0, the lowest value, and count in no
- * softmax. Labels are ranked alike, bit by bit, on every backend.
+ * softmax. Every backend ranks labels with the same bits.
  *
  * What the op reads, except q and tiles, must be complete before the op before it starts: a device
  * may read it early. */

@@ -1,8 +1,8 @@
 /* attn_latent.cu - attention over rows of K that contain their V (latent attention, absorbed): one
  * query of each head per sequence (decode), or a chunk of queries (prefill).
  *
- * All heads of a token share the rows, so a query of a head is a column of the products, and a
- * block computes up to N = 16, 24 or 32 of them over tiles of 64 slots:
+ * All heads of a token share the rows. So a query of a head is a column of the products. A block
+ * computes up to N = 16, 24 or 32 columns over tiles of 64 slots:
  *
  *     scores^T[64, N] = rows[64, d] * q^T[d, N]                  mma m16n8k16, f32 sums
  *     out^T[r, N] += rows[64, 0:r]^T * weights^T[64, N]

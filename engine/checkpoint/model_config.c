@@ -200,7 +200,7 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
                    a->where, window, first);
 }
 
-/* Refuses features that change the result and that are not implemented. */
+/* Refuses features that change the result and that cinch does not have. */
 static cn_status refuse_unsupported(const cn_json_at *a, const architecture *arch,
                                     const cn_model_config *c)
 {

@@ -9,7 +9,7 @@
 
 typedef struct cn_model_ranks {
     cn_barrier *barrier;
-    void *memory[CN_MAX_RANKS]; /* cn_model_opts.memory of each, laid out alike */
+    void *memory[CN_MAX_RANKS]; /* cn_model_opts.memory of each, in the same layout */
 } cn_model_ranks;
 
 /* The sum of the branches at an offset of these memories, on the rank of c. The rest is to be set.

@@ -18,9 +18,9 @@
  *   ROUTER [E, h]     ROUTER_BIAS [1, E], f32
  *   EXPERT_GATE_UP [E*2*I, h]: as GATE_UP, expert by expert         EXPERT_DOWN [E*h, I]
  *
- * A rank of several (cn_model_config.n_ranks) has the rows of its query and kv heads in QKV, its
- * gate and up rows, the matching columns of O and DOWN, and its rows of LM_HEAD. EMBED, norms and
- * the rest are whole, but only rank 0 has O_BIAS: the outputs of O are added up. */
+ * A rank of several (cn_model_config.n_ranks) has slices. Of QKV it has the rows of its query and
+ * kv heads, of GATE_UP and LM_HEAD its rows, of O and DOWN the matching columns. EMBED, norms and
+ * the rest are whole. Only rank 0 has O_BIAS, because the outputs of O are added up. */
 #pragma once
 
 #include "engine/checkpoint/checkpoint.h"
